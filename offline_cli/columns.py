@@ -1,0 +1,66 @@
+"""Every column name, once; refuses to hold anything but names. Source: `ray.rllib.core.columns.Columns` as documented."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["EPISODE_COLUMNS", "STEP_COLUMNS", "Columns"]
+
+
+class Columns:
+    """Column names of batches and of tables, RLlib's spelling throughout."""
+
+    OBS: Final = "obs"
+    NEXT_OBS: Final = "new_obs"
+    ACTIONS: Final = "actions"
+    ACTIONS_FOR_ENV: Final = "actions_for_env"
+    REWARDS: Final = "rewards"
+    TERMINATEDS: Final = "terminateds"
+    TRUNCATEDS: Final = "truncateds"
+    INFOS: Final = "infos"
+    EPS_ID: Final = "eps_id"
+    AGENT_ID: Final = "agent_id"
+    MODULE_ID: Final = "module_id"
+    T: Final = "t"
+    STATE_IN: Final = "state_in"
+    STATE_OUT: Final = "state_out"
+    SEQ_LENS: Final = "seq_lens"
+    LOSS_MASK: Final = "loss_mask"
+    ACTION_DIST: Final = "action_dist"
+    ACTION_DIST_INPUTS: Final = "action_dist_inputs"
+    ACTION_PROB: Final = "action_prob"
+    ACTION_LOGP: Final = "action_logp"
+    VF_PREDS: Final = "vf_preds"
+    VALUES_BOOTSTRAPPED: Final = "values_bootstrapped"
+    ADVANTAGES: Final = "advantages"
+    VALUE_TARGETS: Final = "value_targets"
+    RETURNS_TO_GO: Final = "returns_to_go"
+    EMBEDDINGS: Final = "embeddings"
+
+    # Only in tables: one packed episode, and what only a table needs.
+    ITEM: Final = "item"
+    RESET_INFOS: Final = "reset_infos"
+    SOURCE_ID: Final = "source_id"
+    LENGTH: Final = "length"
+    RETURN: Final = "return"
+    TERMINATED: Final = "terminated"
+    TRUNCATED: Final = "truncated"
+    DONES: Final = "dones"  # legacy gym: read, never written
+
+
+EPISODE_COLUMNS: Final = (Columns.ITEM, Columns.EPS_ID, Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED)
+"""Columns of the `episodes` format, in order."""
+
+STEP_COLUMNS: Final = (
+    Columns.EPS_ID,
+    Columns.AGENT_ID,
+    Columns.MODULE_ID,
+    Columns.T,
+    Columns.OBS,
+    Columns.ACTIONS,
+    Columns.REWARDS,
+    Columns.NEXT_OBS,
+    Columns.TERMINATEDS,
+    Columns.TRUNCATEDS,
+)
+"""Columns that every `columns` dataset has, in order; extra model outputs and infos follow."""

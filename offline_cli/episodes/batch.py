@@ -1,0 +1,312 @@
+"""EpisodeBatch, the unit of bulk work: many episodes as one contiguous array per leaf; refuses lengths that disagree.
+
+Layout decisions, kept by every reader, writer, connector and trainer:
+
+* Observations hold T+1 rows per episode (the last is seen, never acted on), so leaves have N+E rows and the observations of
+  episode e are rows `starts[e] + e : starts[e + 1] + e + 1`. Actions, rewards and extra model outputs have N rows.
+* A batch has one structure: all its episodes share keys, dtypes and shapes. Readers start a new batch where these change.
+* No lookback buffers: the steps in one belong to an earlier chunk of the same episode (`SingleAgentEpisode` keeps them).
+* A batch is also a sequence: `batch[e]` makes a numpy'ized `SingleAgentEpisode` on demand, over views of these arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadEpisode
+from offline_cli.spaces import Space, same_space
+from offline_cli.trees import Tree, flatten, map_leaves
+
+if TYPE_CHECKING:
+    from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+
+__all__ = ["EpisodeBatch", "Infos"]
+
+Infos = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # eq=False: arrays have no single truth value; tests compare field by field
+class EpisodeBatch:
+    """E episodes of T_1 ... T_E steps, N in all, as one array per leaf. Raises BadEpisode where lengths disagree."""
+
+    ids: tuple[str, ...]  # (E,)
+    starts: NDArray[np.int64]  # (E+1,): the steps of episode e are starts[e]:starts[e+1]
+    obs: Tree  # leaves (N+E, *obs_shape)
+    actions: Tree  # leaves (N, *action_shape), in the scale that the source recorded
+    rewards: NDArray[np.float64]  # (N,) in the environment's own units, never scaled here
+    terminated: NDArray[np.bool_]  # (E,) the task ended: nothing has value beyond the last observation
+    truncated: NDArray[np.bool_]  # (E,) the clock ended: the last observation still has value
+    extra: Mapping[str, Tree] = field(default_factory=dict)  # extra model outputs by name: leaves (N, ...)
+    infos: Infos | None = None  # (N+E,) dicts aligned with observations; None when every one is empty
+    t_started: NDArray[np.int64] | None = None  # (E,) timestep of the first action; None: all 0
+    agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    module_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    multi_agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    custom_data: tuple[Mapping[str, Any], ...] | None = None  # (E,); None: all empty
+    clock: NDArray[np.float64] | None = None  # (E, 2) seconds at start and at last step by the recorder's clock; NaN: unknown
+    observation_space: Space | None = None  # of one observation; None: unknown
+    action_space: Space | None = None
+
+    def __post_init__(self) -> None:
+        n, e = self.num_steps, len(self.ids)
+        self._check("starts", len(self.starts), e + 1)
+        if e and int(np.diff(self.starts).min()) < 0:
+            raise self._bad("starts go back")
+        for path, leaf in flatten(self.obs, "obs"):
+            self._check(path, len(leaf), n + e)
+        for name, tree in (("actions", self.actions), *self.extra.items()):
+            for path, leaf in flatten(tree, name):
+                self._check(path, len(leaf), n)
+        self._check("rewards", len(self.rewards), n)
+        if self.infos is not None:
+            self._check("infos", len(self.infos), n + e)
+        for name in (
+            "terminated",
+            "truncated",
+            "t_started",
+            "agent_ids",
+            "module_ids",
+            "multi_agent_ids",
+            "custom_data",
+            "clock",
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                self._check(name, len(value), e)
+
+    def _check(self, name: str, have: int, want: int) -> None:
+        if have != want:
+            raise self._bad(f"{name} has {have} rows, {want} wanted for {len(self.ids)} episodes of {self.num_steps} steps")
+
+    def _bad(self, what: str) -> BadEpisode:
+        return BadEpisode(
+            what, where=f"batch from episode {self.ids[0] if self.ids else '(none)'}", fix="check the reader's offsets"
+        )
+
+    # ---- sizes ----
+
+    @property
+    def num_steps(self) -> int:
+        """N: actions taken in all episodes."""
+        return int(self.starts[-1]) if len(self.starts) else 0
+
+    def __len__(self) -> int:
+        """E: the number of episodes."""
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(E,) steps of each episode."""
+        return np.diff(self.starts)
+
+    @property
+    def returns(self) -> NDArray[np.float64]:
+        """(E,) undiscounted sum of rewards, in the environment's units."""
+        return np.array([self.rewards[a:b].sum() for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)], np.float64)
+
+    @property
+    def obs_starts(self) -> NDArray[np.int64]:
+        """(E+1,): the observations of episode e are rows obs_starts[e]:obs_starts[e+1]."""
+        return self.starts + np.arange(len(self.starts), dtype=np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in arrays, infos not counted."""
+        trees = (self.obs, self.actions, *self.extra.values())
+        return int(self.rewards.nbytes) + sum(int(leaf.nbytes) for tree in trees for _, leaf in flatten(tree))
+
+    # ---- rows ----
+
+    def step_rows(self) -> NDArray[np.int64]:
+        """(N,) row of the observation that each step acted on; `step_rows() + 1` is the one it led to."""
+        return np.arange(self.num_steps, dtype=np.int64) + np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
+
+    def acted_obs(self) -> Tree:
+        """Leaves (N, *obs_shape): the observation each step acted on."""
+        rows = self.step_rows()
+        return map_leaves(lambda leaf: leaf[rows], self.obs)
+
+    def next_obs(self) -> Tree:
+        """Leaves (N, *obs_shape): the observation each step led to."""
+        rows = self.step_rows() + 1
+        return map_leaves(lambda leaf: leaf[rows], self.obs)
+
+    def timesteps(self) -> NDArray[np.int64]:
+        """(N,) the timestep of each step within its episode, counted from `t_started`."""
+        first = self.starts[:-1] if self.t_started is None else self.starts[:-1] - self.t_started
+        return np.arange(self.num_steps, dtype=np.int64) - np.repeat(first, self.lengths)
+
+    def step_flags(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(N,) terminateds and truncateds per step: true at most on the last step of an episode."""
+        flags = np.zeros((2, self.num_steps), np.bool_)
+        whole = self.lengths > 0
+        last = self.starts[1:][whole] - 1
+        flags[0, last], flags[1, last] = self.terminated[whole], self.truncated[whole]
+        return flags[0], flags[1]
+
+    # ---- parts ----
+
+    def select(self, episodes: slice | Sequence[int] | NDArray[np.integer[Any]]) -> EpisodeBatch:
+        """The batch of these episodes, in this order; arrays are views where `episodes` is a slice of step 1."""
+        if isinstance(episodes, slice) and episodes.step in (None, 1):
+            return self._select_run(*episodes.indices(len(self))[:2])
+        index = np.arange(len(self))[episodes] if isinstance(episodes, slice) else np.asarray(episodes, np.int64)
+        lengths = self.lengths[index]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        rows = np.arange(starts[-1]) + np.repeat(self.starts[index] - starts[:-1], lengths)
+        obs_starts = starts + np.arange(len(starts))
+        obs_rows = np.arange(obs_starts[-1]) + np.repeat(self.obs_starts[index] - obs_starts[:-1], lengths + 1)
+        return self._part(index, starts, rows, obs_rows)
+
+    def _select_run(self, first: int, stop: int) -> EpisodeBatch:
+        stop = max(first, stop)
+        starts = self.starts[first : stop + 1] - self.starts[first]
+        rows = slice(int(self.starts[first]), int(self.starts[stop]))
+        obs_starts = self.obs_starts
+        return self._part(range(first, stop), starts, rows, slice(int(obs_starts[first]), int(obs_starts[stop])))
+
+    def _part(self, index: Any, starts: NDArray[np.int64], rows: Any, obs_rows: Any) -> EpisodeBatch:
+        chosen = slice(index.start, index.stop) if isinstance(index, range) else index
+        listed = range(obs_rows.start, obs_rows.stop) if isinstance(obs_rows, slice) else obs_rows
+        return EpisodeBatch(
+            ids=tuple(self.ids[i] for i in index),
+            starts=starts,
+            obs=map_leaves(lambda leaf: leaf[obs_rows], self.obs),
+            actions=map_leaves(lambda leaf: leaf[rows], self.actions),
+            rewards=self.rewards[rows],
+            terminated=self.terminated[chosen],
+            truncated=self.truncated[chosen],
+            extra={name: map_leaves(lambda leaf: leaf[rows], tree) for name, tree in self.extra.items()},
+            infos=None if self.infos is None else [self.infos[i] for i in listed],
+            t_started=None if self.t_started is None else self.t_started[chosen],
+            agent_ids=None if self.agent_ids is None else tuple(self.agent_ids[i] for i in index),
+            module_ids=None if self.module_ids is None else tuple(self.module_ids[i] for i in index),
+            multi_agent_ids=None if self.multi_agent_ids is None else tuple(self.multi_agent_ids[i] for i in index),
+            custom_data=None if self.custom_data is None else tuple(self.custom_data[i] for i in index),
+            clock=None if self.clock is None else self.clock[chosen],
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+        )
+
+    @staticmethod
+    def concat(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
+        """All episodes of `batches`, in order. Raises BadEpisode, naming the leaf, where structures, shapes or dtypes differ."""
+        if not batches:
+            raise ValueError("no batches to concatenate")
+        if len(batches) == 1:
+            return batches[0]
+        first = batches[0]
+        for other in batches[1:]:
+            difference = first.structure_difference(other)
+            if difference:
+                raise BadEpisode(
+                    f"episodes of two structures cannot share a batch: {difference}",
+                    where=f"episodes {first.ids[0]} and {other.ids[0]}",
+                    fix="convert the two sources into two datasets",
+                )
+        offsets = np.cumsum([0, *(batch.num_steps for batch in batches)])
+        starts = np.concatenate([b.starts[(0 if i == 0 else 1) :] + offsets[i] for i, b in enumerate(batches)])
+
+        def join(*parts: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate(parts)
+
+        return EpisodeBatch(
+            ids=tuple(i for batch in batches for i in batch.ids),
+            starts=starts,
+            obs=map_leaves(join, *(batch.obs for batch in batches)),
+            actions=map_leaves(join, *(batch.actions for batch in batches)),
+            rewards=join(*(batch.rewards for batch in batches)),
+            terminated=join(*(batch.terminated for batch in batches)),
+            truncated=join(*(batch.truncated for batch in batches)),
+            extra={name: map_leaves(join, *(batch.extra[name] for batch in batches)) for name in first.extra},
+            infos=_join_infos(batches),
+            t_started=_join_optional(batches, "t_started", lambda b: np.zeros(len(b), np.int64)),
+            agent_ids=_join_names(batches, "agent_ids"),
+            module_ids=_join_names(batches, "module_ids"),
+            multi_agent_ids=_join_names(batches, "multi_agent_ids"),
+            custom_data=_join_custom(batches),
+            clock=_join_optional(batches, "clock", lambda b: np.full((len(b), 2), np.nan)),
+            observation_space=first.observation_space,
+            action_space=first.action_space,
+        )
+
+    def structure_difference(self, other: EpisodeBatch) -> str:
+        """What keeps the two from sharing a batch, in words; empty when nothing does."""
+        mine, theirs = self._structure(), other._structure()
+        for name in mine.keys() | theirs.keys():
+            if mine.get(name) != theirs.get(name):
+                return f"{name} is {mine.get(name, 'absent')} in one and {theirs.get(name, 'absent')} in the other"
+        for name in ("observation_space", "action_space"):
+            if not same_space(getattr(self, name), getattr(other, name)):
+                return f"{name} is {getattr(self, name)} in one and {getattr(other, name)} in the other"
+        return ""
+
+    def _structure(self) -> dict[str, str]:
+        trees = (("obs", self.obs), ("actions", self.actions), *((f"extra {name}", tree) for name, tree in self.extra.items()))
+        return {path: f"{leaf.dtype}{leaf.shape[1:]}" for name, tree in trees for path, leaf in flatten(tree, name)}
+
+    # ---- episodes ----
+
+    def __getitem__(self, episode: int) -> SingleAgentEpisode:
+        """Episode `episode` as a numpy'ized SingleAgentEpisode over views of the batch; its setters copy before they write."""
+        from offline_cli.episodes.views import episode_of_batch
+
+        return episode_of_batch(self, range(len(self))[episode])
+
+    def __iter__(self) -> Iterator[SingleAgentEpisode]:
+        return (self[e] for e in range(len(self)))
+
+    @staticmethod
+    def from_episodes(episodes: Iterable[SingleAgentEpisode]) -> EpisodeBatch:
+        """The batch of `episodes`, lookback buffers left out. Raises BadEpisode where structures differ or are ragged."""
+        from offline_cli.episodes.views import batch_of_episodes
+
+        return batch_of_episodes(episodes)
+
+    def digest(self, episode: int) -> bytes:
+        """16 bytes that are equal for two episodes with the same steps, flags and start, whatever their ids and infos."""
+        a, b = int(self.starts[episode]), int(self.starts[episode + 1])
+        digest = hashlib.blake2b(digest_size=16)
+        start = 0 if self.t_started is None else int(self.t_started[episode])
+        digest.update(repr((b - a, bool(self.terminated[episode]), bool(self.truncated[episode]), start)).encode())
+        for _, leaf in flatten(self.obs):
+            digest.update(np.ascontiguousarray(leaf[a + episode : b + episode + 1]).data)
+        for tree in (self.actions, self.rewards):
+            for _, leaf in flatten(tree):
+                digest.update(np.ascontiguousarray(leaf[a:b]).data)
+        return digest.digest()
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}: {kind}" for name, kind in self._structure().items())
+        return f"EpisodeBatch({len(self)} episodes, {self.num_steps} steps, {shapes})"
+
+
+def _join_names(batches: Sequence[EpisodeBatch], name: str) -> tuple[str | None, ...] | None:
+    if all(getattr(batch, name) is None for batch in batches):
+        return None
+    return tuple(value for batch in batches for value in (getattr(batch, name) or (None,) * len(batch)))
+
+
+def _join_optional(batches: Sequence[EpisodeBatch], name: str, missing: Any) -> Any:
+    if all(getattr(batch, name) is None for batch in batches):
+        return None
+    return np.concatenate([missing(b) if getattr(b, name) is None else getattr(b, name) for b in batches])
+
+
+def _join_custom(batches: Sequence[EpisodeBatch]) -> tuple[Mapping[str, Any], ...] | None:
+    if all(batch.custom_data is None for batch in batches):
+        return None
+    return tuple(value for batch in batches for value in (batch.custom_data or ({},) * len(batch)))
+
+
+def _join_infos(batches: Sequence[EpisodeBatch]) -> Infos | None:
+    if all(batch.infos is None for batch in batches):
+        return None
+    empty: Mapping[str, Any] = {}
+    return [info for b in batches for info in (b.infos if b.infos is not None else [empty] * (b.num_steps + len(b)))]

@@ -1,0 +1,154 @@
+"""Every error a user can cause or meet, as one tree; refuses to describe our own bugs (those stay ordinary exceptions).
+
+An error says what happened, where, and what to try. Its class decides the exit code (README, "Exit codes") and, in
+kebab case, the `code` that programs read under `--json`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+__all__ = [
+    "BadConfig",
+    "BadData",
+    "BadEpisode",
+    "Interrupted",
+    "MissingDevice",
+    "MissingPackage",
+    "NoData",
+    "OfflineCliError",
+    "OutputExists",
+    "SpaceMismatch",
+    "StorageError",
+    "StorageNotFound",
+    "TargetNotMet",
+    "Uncommitted",
+    "UnknownEnvironment",
+    "UnsafeData",
+    "UnsupportedSpace",
+    "UsageError",
+]
+
+
+class OfflineCliError(Exception):
+    """Base of all errors a user can cause or meet: what happened, where, and what to try."""
+
+    exit_code: ClassVar[int] = 1
+    code: ClassVar[str] = "offline-cli-error"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.code = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+
+    def __init__(self, what: str, *, where: str, fix: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+        self.details = dict(details or {})
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  at:  {self.where}\n  try: {self.fix}"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # keyword-only arguments would not survive a trip between processes
+        return _rebuild, (type(self), self.what, self.where, self.fix, self.details)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `error` object of `--json`: code, what, where, fix, then details by name."""
+        return {"code": self.code, "what": self.what, "where": self.where, "fix": self.fix, **self.details}
+
+
+def _rebuild(cls: type[OfflineCliError], what: str, where: str, fix: str, details: dict[str, Any]) -> OfflineCliError:
+    return cls(what, where=where, fix=fix, details=details)
+
+
+class UsageError(OfflineCliError):
+    """The command line asks for something that makes no sense."""
+
+    exit_code = 2
+
+
+class OutputExists(UsageError):
+    """The output is already there, and nothing existing is touched unasked."""
+
+
+class BadData(OfflineCliError):
+    """Data that cannot be read as what it claims to be."""
+
+    exit_code = 3
+
+
+class BadEpisode(BadData):
+    """Arrays of one episode disagree in length, shape or dtype."""
+
+
+class UnsafeData(BadData):
+    """Bytes that would build objects, or need far more memory than they have a right to."""
+
+
+class NoData(BadData):
+    """A place that exists but holds nothing that any reader knows."""
+
+
+class Uncommitted(BadData):
+    """A dataset folder whose writer has not finished."""
+
+
+class BadConfig(OfflineCliError):
+    """A config, mapping or pipeline with mistakes, all of them listed in `problems`."""
+
+    exit_code = 4
+
+    @classmethod
+    def of(cls, problems: Sequence[str], *, where: str, fix: str) -> BadConfig:
+        """One error for all `problems`, so that one run shows every mistake."""
+        what = problems[0] if len(problems) == 1 else f"{len(problems)} mistakes:\n  - " + "\n  - ".join(problems)
+        return cls(what, where=where, fix=fix, details={"problems": list(problems)})
+
+
+class SpaceMismatch(BadConfig):
+    """Spaces of data, policy and environment that do not fit each other."""
+
+
+class UnsupportedSpace(BadConfig):
+    """A gymnasium space that episodes cannot be stored in."""
+
+
+class UnknownEnvironment(BadConfig):
+    """An environment id that gymnasium does not know."""
+
+
+class StorageError(OfflineCliError):
+    """Storage that is denied, unreachable or full."""
+
+    exit_code = 5
+
+
+class StorageNotFound(StorageError):
+    """A path or bucket that does not exist."""
+
+
+class MissingPackage(OfflineCliError):
+    """A package that an extra would install."""
+
+    exit_code = 6
+
+
+class MissingDevice(OfflineCliError):
+    """A device that this machine does not have."""
+
+    exit_code = 6
+
+
+class TargetNotMet(OfflineCliError):
+    """A target or gate that was not reached."""
+
+    exit_code = 7
+
+
+class Interrupted(OfflineCliError):
+    """Stopped by a signal; `details["exit_code"]` is 130 (SIGINT) or 143 (SIGTERM)."""
+
+    exit_code = 130

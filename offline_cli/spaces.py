@@ -1,0 +1,324 @@
+"""Gymnasium spaces to JSON, to RLlib's dict form and back; refuses spaces that episodes cannot be stored in.
+
+Supported for observations and actions: Box of any dtype and rank, Discrete, MultiDiscrete, MultiBinary, and nested Dict
+and Tuple of these. Text, Graph, Sequence and OneOf raise UnsupportedSpace. Two written forms exist:
+
+* JSON (manifests, schemas/): readable, bounds as one number where they are all equal, infinities as "inf" and "-inf".
+* RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file; read here without pickle.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadEpisode, UnsafeData, UnsupportedSpace
+from offline_cli.trees import Tree
+
+__all__ = [
+    "Space",
+    "check_supported",
+    "describe",
+    "infer_space",
+    "leaf_spaces",
+    "same_space",
+    "space_from_json",
+    "space_from_rllib",
+    "space_to_json",
+    "space_to_rllib",
+    "tree_from_lists",
+]
+
+Space = gym.Space[Any]
+MAX_BOUND_BYTES = 64 << 20  # a Box bound larger than this is a bomb, not a space
+MAX_DEPTH = 16
+
+
+def check_supported(space: Space, *, where: str) -> None:
+    """Raise UnsupportedSpace, naming the part, unless every leaf of `space` can be stored."""
+    for path, leaf in leaf_spaces(space).items():
+        if not isinstance(leaf, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            name = f"{where}, part {path!r}" if path else where
+            raise UnsupportedSpace(
+                f"{type(leaf).__name__} spaces cannot be stored in episodes",
+                where=name,
+                fix="wrap the environment so that this part is a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
+            )
+
+
+def leaf_spaces(space: Space, prefix: str = "") -> dict[str, Space]:
+    """The leaf spaces by dotted path, depth first; a bare leaf has the path `prefix`."""
+    if isinstance(space, spaces.Dict):
+        parts = [(str(key), part) for key, part in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
+        parts = [(str(index), part) for index, part in enumerate(space.spaces)]
+    else:
+        return {prefix: space}
+    found: dict[str, Space] = {}
+    for name, part in parts:
+        found.update(leaf_spaces(part, f"{prefix}.{name}" if prefix else name))
+    return found
+
+
+def same_space(left: Space | None, right: Space | None) -> bool:
+    """Whether both are the same space: structure, bounds, dtypes. (gymnasium's == forgives small differences in bounds.)"""
+    if left is None or right is None:
+        return left is right
+    return left is right or space_to_json(left) == space_to_json(right)
+
+
+def describe(space: Space | None) -> str:
+    """One line for people: `Box(4, float32)`, `Dict(camera: Box(84x84x3, uint8), arm: Discrete(3))`."""
+    match space:
+        case None:
+            return "unknown"
+        case spaces.Box():
+            return f"Box({'x'.join(map(str, space.shape)) or 'scalar'}, {space.dtype})"
+        case spaces.Discrete():
+            return f"Discrete({space.n}{f', start={space.start}' if space.start else ''})"
+        case spaces.MultiDiscrete():
+            return f"MultiDiscrete({space.nvec.tolist()})"
+        case spaces.MultiBinary():
+            return f"MultiBinary({space.n})"
+        case spaces.Dict():
+            return "Dict(" + ", ".join(f"{key}: {describe(part)}" for key, part in space.spaces.items()) + ")"
+        case spaces.Tuple():
+            return "Tuple(" + ", ".join(describe(part) for part in space.spaces) + ")"
+    return str(space)
+
+
+# ---- JSON ----
+
+
+def space_to_json(space: Space) -> dict[str, Any]:
+    """`space` as plain JSON values (schemas/spaces.v1.json). Raises UnsupportedSpace."""
+    match space:
+        case spaces.Box():
+            return {
+                "type": "Box",
+                "shape": list(space.shape),
+                "dtype": str(space.dtype),
+                "low": _bound_to_json(space.low),
+                "high": _bound_to_json(space.high),
+            }
+        case spaces.Discrete():
+            return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+        case spaces.MultiDiscrete():
+            return {
+                "type": "MultiDiscrete",
+                "nvec": space.nvec.tolist(),
+                "start": space.start.tolist(),
+                "dtype": str(space.dtype),
+            }
+        case spaces.MultiBinary():
+            return {"type": "MultiBinary", "n": _plain_n(space.n)}
+        case spaces.Dict():  # pairs, not an object: the order of keys is part of the space
+            return {"type": "Dict", "spaces": [[key, space_to_json(part)] for key, part in space.spaces.items()]}
+        case spaces.Tuple():
+            return {"type": "Tuple", "spaces": [space_to_json(part) for part in space.spaces]}
+    check_supported(space, where=str(space))
+    raise AssertionError(space)  # check_supported refuses every other type
+
+
+def space_from_json(node: Mapping[str, Any], *, where: str) -> Space:
+    """The space that `node` describes. Raises UnsupportedSpace for types and values that make none."""
+    try:
+        return _space_from_json(node)
+    except UnsupportedSpace:
+        raise
+    except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as err:
+        raise UnsupportedSpace(f"not a space: {err!r}", where=where, fix="see schemas/spaces.v1.json for the form") from err
+
+
+def _space_from_json(node: Mapping[str, Any]) -> Space:
+    match node["type"]:
+        case "Box":
+            shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
+            return spaces.Box(
+                _bound_from_json(node["low"], shape, dtype), _bound_from_json(node["high"], shape, dtype), shape, dtype
+            )
+        case "Discrete":
+            return spaces.Discrete(
+                int(node["n"]), start=int(node.get("start", 0)), dtype=_plain_dtype(node.get("dtype", "int64"))
+            )
+        case "MultiDiscrete":
+            nvec = np.asarray(node["nvec"])
+            start = np.asarray(node["start"]) if "start" in node else None
+            return spaces.MultiDiscrete(nvec, dtype=_plain_dtype(node.get("dtype", "int64")), start=start)
+        case "MultiBinary":
+            return spaces.MultiBinary(node["n"])
+        case "Dict":
+            return spaces.Dict([(str(key), _space_from_json(part)) for key, part in node["spaces"]])
+        case "Tuple":
+            return spaces.Tuple([_space_from_json(part) for part in node["spaces"]])
+    raise ValueError(f"type {node['type']!r}")
+
+
+def _bound_to_json(bound: NDArray[Any]) -> Any:
+    if bound.size and (bound == bound.flat[0]).all():
+        return _number_to_json(bound.flat[0].item())
+    return [_bound_to_json(row) for row in bound] if bound.ndim else []
+
+
+def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    if not isinstance(value, list):
+        return np.full(shape, _number_from_json(value), dtype)
+    rows = [_bound_from_json(row, shape[1:], dtype) for row in value]
+    return np.stack(rows).reshape(shape) if rows else np.zeros(shape, dtype)
+
+
+def _number_to_json(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _number_from_json(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value
+
+
+def _plain_n(n: Any) -> Any:
+    return n.tolist() if isinstance(n, np.ndarray) else list(map(int, n)) if isinstance(n, (tuple, list)) else int(n)
+
+
+def _plain_dtype(name: Any) -> Any:
+    """The numeric dtype of that name; `Any` because gymnasium's signatures ask for type objects and take dtypes."""
+    dtype = np.dtype(str(name))
+    if dtype.hasobject or dtype.kind not in "biuf":
+        raise ValueError(f"dtype {name!r}")
+    return dtype
+
+
+# ---- RLlib's dict form (ray.rllib.utils.serialization.gym_space_to_dict) ----
+
+
+def space_to_rllib(space: Space) -> dict[str, Any]:
+    """`space` as RLlib's `gym_space_from_dict` reads it. Raises UnsupportedSpace."""
+    match space:
+        case spaces.Box():
+            return {
+                "space": "box",
+                "low": _array_to_text(space.low),
+                "high": _array_to_text(space.high),
+                "shape": list(space.shape),
+                "dtype": np.dtype(space.dtype).str,
+            }
+        case spaces.Discrete():
+            plain = {"space": "discrete", "n": int(space.n), "start": int(space.start)}
+            return plain if space.dtype == np.int64 else {**plain, "dtype": np.dtype(space.dtype).str}
+        case spaces.MultiDiscrete():
+            plain = {"space": "multi-discrete", "nvec": _array_to_text(space.nvec), "dtype": np.dtype(space.dtype).str}
+            # RLlib itself drops `start`; its reader passes every further key on to gymnasium, so that ours survives.
+            return {**plain, "start": space.start.tolist()} if space.start.any() else plain
+        case spaces.MultiBinary():
+            return {"space": "multi-binary", "n": _plain_n(space.n)}
+        case spaces.Dict():
+            return {"space": "dict", "spaces": {key: space_to_rllib(part) for key, part in space.spaces.items()}}
+        case spaces.Tuple():
+            return {"space": "tuple", "spaces": [space_to_rllib(part) for part in space.spaces]}
+    check_supported(space, where=str(space))
+    raise AssertionError(space)  # check_supported refuses every other type
+
+
+def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
+    """The space of RLlib's dict form, built without pickle.
+
+    Raises UnsupportedSpace for other space types, UnsafeData for bounds that are not plain arrays or are absurdly large.
+    """
+    try:
+        return _space_from_rllib(node, where=where, depth=0)
+    except (BadEpisode, UnsafeData, UnsupportedSpace):
+        raise
+    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError) as err:
+        raise BadEpisode(f"not a space: {err!r}", where=where, fix="write the file again from its source") from err
+
+
+def _space_from_rllib(node: Mapping[str, Any], *, where: str, depth: int) -> Space:
+    if depth > MAX_DEPTH:
+        raise UnsafeData(f"a space nested deeper than {MAX_DEPTH}", where=where, fix="write the file again from its source")
+    match node["space"]:
+        case "box":
+            shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
+            low, high = (_array_from_text(node[side], where=where).astype(dtype) for side in ("low", "high"))
+            return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype)
+        case "discrete":
+            dtype = _plain_dtype(node.get("dtype", "int64"))
+            return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), dtype=dtype)
+        case "multi-discrete":
+            start = np.asarray(node["start"]) if "start" in node else None
+            nvec = _array_from_text(node["nvec"], where=where)
+            return spaces.MultiDiscrete(nvec, dtype=_plain_dtype(node["dtype"]), start=start)
+        case "multi-binary":
+            return spaces.MultiBinary(node["n"])
+        case "dict":
+            parts = node["spaces"].items()
+            return spaces.Dict([(key, _space_from_rllib(part, where=where, depth=depth + 1)) for key, part in parts])
+        case "tuple":
+            return spaces.Tuple([_space_from_rllib(part, where=where, depth=depth + 1) for part in node["spaces"]])
+    raise UnsupportedSpace(
+        f"{node['space']!r} spaces cannot be read",
+        where=where,
+        fix="record with a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
+    )
+
+
+def _array_to_text(array: NDArray[Any]) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return base64.b64encode(zlib.compress(buffer.getvalue())).decode("ascii")
+
+
+def _array_from_text(text: str, *, where: str) -> NDArray[Any]:
+    try:
+        inflater = zlib.decompressobj()
+        raw = inflater.decompress(base64.b64decode(text, validate=True), MAX_BOUND_BYTES)
+        if inflater.unconsumed_tail:
+            raise UnsafeData(
+                f"a space bound over {MAX_BOUND_BYTES >> 20} MiB", where=where, fix="write the file again from its source"
+            )
+        array: NDArray[Any] = np.load(io.BytesIO(raw), allow_pickle=False)
+    except (ValueError, EOFError, zlib.error, binascii.Error) as err:
+        raise UnsafeData(
+            f"a space bound that is not a plain array: {err}", where=where, fix="write the file again from its source"
+        ) from err
+    return array
+
+
+# ---- from data ----
+
+
+def infer_space(tree: Tree, *, discrete: bool) -> Space:
+    """The widest space that batched leaves (N, *shape) fit: Box without bounds; with `discrete`, integers counted from 0.
+
+    Integer leaves of rank 0 become Discrete(max + 1) and of rank 1 MultiDiscrete when `discrete`; a negative value makes a
+    Box. Callers say in their result that the space was inferred.
+    """
+    if isinstance(tree, dict):
+        return spaces.Dict([(key, infer_space(part, discrete=discrete)) for key, part in tree.items()])
+    if isinstance(tree, tuple):
+        return spaces.Tuple([infer_space(part, discrete=discrete) for part in tree])
+    shape, dtype = tree.shape[1:], tree.dtype
+    if discrete and dtype.kind in "iu" and len(shape) <= 1 and len(tree) and int(tree.min()) >= 0:
+        if not shape:
+            return spaces.Discrete(int(tree.max()) + 1)
+        return spaces.MultiDiscrete(tree.max(axis=0).astype(np.int64) + 1)
+    if dtype == np.bool_:
+        return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(np.full(shape, low, dtype), np.full(shape, high, dtype), shape, dtype)
+
+
+def tree_from_lists(tree: Any, space: Space | None) -> Tree:
+    """`tree` with lists turned into tuples where `space` says Tuple: msgpack and JSON know no tuples."""
+    if isinstance(space, spaces.Dict) and isinstance(tree, dict):
+        return {key: tree_from_lists(tree[key], part) for key, part in space.spaces.items() if key in tree}
+    if isinstance(space, spaces.Tuple) and isinstance(tree, (list, tuple)):
+        return tuple(tree_from_lists(item, part) for item, part in zip(tree, space.spaces, strict=True))
+    return tree

@@ -1,0 +1,67 @@
+"""What a reading or conversion had to assume, drop, repair or set aside, counted by kind; refuses to stay silent.
+
+Every reader gets one `Tally` and one `Rejects`. The tally ends up in the command's result and in the manifest; the
+rejects decide what a bad row does: stop everything, be counted, or be written to `quarantine/` with reason and place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from offline_cli.errors import BadData
+
+__all__ = ["OnError", "Reject", "Rejects", "Tally"]
+
+
+class OnError(StrEnum):
+    """What a row that cannot be read does (`--on-error`)."""
+
+    FAIL = "fail"  # end with its error
+    SKIP = "skip"  # be counted
+    QUARANTINE = "quarantine"  # be counted and kept, with reason and place
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one reading; the fields are the keys that `convert` reports."""
+
+    rows_in: int = 0  # rows of tables, lines of JSON, packed episodes
+    duplicates_dropped: int = 0  # whole episodes that were there before, value for value
+    fragments_stitched: int = 0  # joints: an episode put together from k fragments counts k - 1
+    assumptions: Counter[str] = field(default_factory=Counter)  # by kind, kebab case: "unfinished-episode": 1
+
+    def assume(self, kind: str, times: int = 1) -> None:
+        """Count `times` assumptions of `kind`."""
+        if times:
+            self.assumptions[kind] += times
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """One row set aside."""
+
+    where: str  # file and row: "part-0.parquet row 17"
+    code: str  # the error's code
+    reason: str  # the error's text
+    raw: bytes  # the row as it stood in the source, or as JSON text; may be empty when it could not be read at all
+
+
+@dataclass(slots=True)
+class Rejects:
+    """Applies one `OnError` choice to every bad row of a reading."""
+
+    on_error: OnError = OnError.FAIL
+    count: int = 0
+    kept: list[Reject] = field(default_factory=list)  # only under QUARANTINE; whoever writes them empties the list
+
+    def add(self, error: BadData, *, raw: Any = b"", rows: int = 1) -> None:
+        """Raise `error` under FAIL; otherwise count `rows`, and under QUARANTINE keep `raw` (bytes or text)."""
+        if self.on_error is OnError.FAIL:
+            raise error
+        self.count += rows
+        if self.on_error is OnError.QUARANTINE:
+            data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
+            self.kept.append(Reject(where=error.where, code=error.code, reason=error.what, raw=data))

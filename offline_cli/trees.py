@@ -1,0 +1,72 @@
+"""Nested observations as trees of arrays: dicts and tuples with leaves; refuses lists as structure (they are data).
+
+A tree mirrors a gymnasium space: Dict is a dict by key, Tuple a tuple, anything else a leaf. All functions keep the
+order of keys as given and name the place of a mismatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Tree", "flatten", "leaves", "map_leaves", "paths", "unflatten_like"]
+
+Tree = Any  # recursive: Mapping[str, Tree] | tuple[Tree, ...] | leaf; mypy cannot follow numpy leaves through the recursion
+
+
+def map_leaves(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """A tree of the same structure whose leaves are `fn(leaf, *other leaves)`. Raises ValueError where structures differ."""
+    if isinstance(tree, dict):
+        for other in others:
+            if not isinstance(other, dict) or other.keys() != tree.keys():
+                raise ValueError(f"keys {_describe(tree)} against {_describe(other)}")
+        return {key: map_leaves(fn, value, *(other[key] for other in others)) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        for other in others:
+            if not isinstance(other, tuple) or len(other) != len(tree):
+                raise ValueError(f"{_describe(tree)} against {_describe(other)}")
+        return tuple(map_leaves(fn, *parts) for parts in zip(tree, *others, strict=True))
+    for other in others:
+        if isinstance(other, (dict, tuple)):
+            raise ValueError(f"a leaf against {_describe(other)}")
+    return fn(tree, *others)
+
+
+def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each (dotted path, leaf), depth first: `camera.left`, `joints.0`; the path of a bare leaf is `prefix`."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, tuple):
+        for index, value in enumerate(tree):
+            yield from flatten(value, f"{prefix}.{index}" if prefix else str(index))
+    else:
+        yield prefix, tree
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves, depth first."""
+    return [leaf for _, leaf in flatten(tree)]
+
+
+def paths(tree: Tree, prefix: str = "") -> list[str]:
+    """The dotted paths of the leaves, depth first."""
+    return [path for path, _ in flatten(tree, prefix)]
+
+
+def unflatten_like(tree: Tree, new_leaves: list[Any]) -> Tree:
+    """The structure of `tree` with `new_leaves` in it, depth first. Raises ValueError when their number differs."""
+    pending = iter(new_leaves)
+    try:
+        built = map_leaves(lambda _: next(pending), tree)
+    except StopIteration:
+        raise ValueError(f"{len(new_leaves)} leaves for a tree of {len(leaves(tree))}") from None
+    if next(pending, pending) is not pending:
+        raise ValueError(f"{len(new_leaves)} leaves for a tree of {len(leaves(tree))}")
+    return built
+
+
+def _describe(tree: Tree) -> str:
+    if isinstance(tree, dict):
+        return f"a dict of {sorted(map(str, tree))}"
+    return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "a leaf"
