@@ -196,7 +196,7 @@ class EpisodeBatch:
 
     @staticmethod
     def concat(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
-        """All episodes of `batches`, in order. Raises BadEpisode, naming the leaf, where structures, shapes or dtypes differ."""
+        """All episodes of `batches`, in order. Raises BadEpisode, naming the leaf, where structures differ."""
         if not batches:
             raise ValueError("no batches to concatenate")
         if len(batches) == 1:
