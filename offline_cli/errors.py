@@ -14,6 +14,9 @@ __all__ = [
     "BadConfig",
     "BadData",
     "BadEpisode",
+    "Diverged",
+    "EpisodeIndexError",
+    "EpisodeKeyError",
     "Interrupted",
     "MissingDevice",
     "MissingPackage",
@@ -84,6 +87,14 @@ class BadEpisode(BadData):
     """Arrays of one episode disagree in length, shape or dtype."""
 
 
+class EpisodeIndexError(BadEpisode, IndexError):
+    """A timestep that an episode does not hold; an IndexError too, because callers of RLlib's getters catch that."""
+
+
+class EpisodeKeyError(BadEpisode, KeyError):
+    """An extra model output that an episode does not hold; a KeyError too, because callers of RLlib's getters catch that."""
+
+
 class UnsafeData(BadData):
     """Bytes that would build objects, or need far more memory than they have a right to."""
 
@@ -106,6 +117,10 @@ class BadConfig(OfflineCliError):
         """One error for all `problems`, so that one run shows every mistake."""
         what = problems[0] if len(problems) == 1 else f"{len(problems)} mistakes:\n  - " + "\n  - ".join(problems)
         return cls(what, where=where, fix=fix, details={"problems": list(problems)})
+
+
+class Diverged(BadConfig):
+    """Training whose loss or weights are no numbers any more."""
 
 
 class SpaceMismatch(BadConfig):

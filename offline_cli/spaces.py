@@ -4,15 +4,12 @@ Supported for observations and actions: Box of any dtype and rank, Discrete, Mul
 and Tuple of these. Text, Graph, Sequence and OneOf raise UnsupportedSpace. Two written forms exist:
 
 * JSON (manifests, schemas/): readable, bounds as one number where they are all equal, infinities as "inf" and "-inf".
-* RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file; read here without pickle.
+* RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file; read in `space_bounds`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
-import zlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +19,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode, UnsafeData, UnsupportedSpace
+from offline_cli.space_bounds import MAX_BOUND_BYTES, BoundReader, bound_to_text
 from offline_cli.trees import Tree
 
 __all__ = [
@@ -39,8 +37,9 @@ __all__ = [
 ]
 
 Space = gym.Space[Any]
-MAX_BOUND_BYTES = 64 << 20  # a Box bound larger than this is a bomb, not a space
 MAX_DEPTH = 16
+LAST_INT = int(np.iinfo(np.int64).max)
+MAX_VALUE_BYTES = 1 << 40  # a single value larger than this is a bomb, not a space
 
 
 def check_supported(space: Space, *, where: str) -> None:
@@ -143,6 +142,8 @@ def _space_from_json(node: Mapping[str, Any]) -> Space:
     match node["type"]:
         case "Box":
             shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
+            if math.prod(shape) * dtype.itemsize > MAX_BOUND_BYTES:
+                raise ValueError(f"bounds of shape {shape}, over {MAX_BOUND_BYTES >> 20} MiB")
             return spaces.Box(
                 _bound_from_json(node["low"], shape, dtype), _bound_from_json(node["high"], shape, dtype), shape, dtype
             )
@@ -155,7 +156,7 @@ def _space_from_json(node: Mapping[str, Any]) -> Space:
             start = np.asarray(node["start"]) if "start" in node else None
             return spaces.MultiDiscrete(nvec, dtype=_plain_dtype(node.get("dtype", "int64")), start=start)
         case "MultiBinary":
-            return spaces.MultiBinary(node["n"])
+            return _multi_binary(node["n"])
         case "Dict":
             return spaces.Dict([(str(key), _space_from_json(part)) for key, part in node["spaces"]])
         case "Tuple":
@@ -205,8 +206,8 @@ def space_to_rllib(space: Space) -> dict[str, Any]:
         case spaces.Box():
             return {
                 "space": "box",
-                "low": _array_to_text(space.low),
-                "high": _array_to_text(space.high),
+                "low": bound_to_text(space.low),
+                "high": bound_to_text(space.high),
                 "shape": list(space.shape),
                 "dtype": np.dtype(space.dtype).str,
             }
@@ -214,7 +215,7 @@ def space_to_rllib(space: Space) -> dict[str, Any]:
             plain = {"space": "discrete", "n": int(space.n), "start": int(space.start)}
             return plain if space.dtype == np.int64 else {**plain, "dtype": np.dtype(space.dtype).str}
         case spaces.MultiDiscrete():
-            plain = {"space": "multi-discrete", "nvec": _array_to_text(space.nvec), "dtype": np.dtype(space.dtype).str}
+            plain = {"space": "multi-discrete", "nvec": bound_to_text(space.nvec), "dtype": np.dtype(space.dtype).str}
             # RLlib itself drops `start`; its reader passes every further key on to gymnasium, so that ours survives.
             return {**plain, "start": space.start.tolist()} if space.start.any() else plain
         case spaces.MultiBinary():
@@ -230,65 +231,58 @@ def space_to_rllib(space: Space) -> dict[str, Any]:
 def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
     """The space of RLlib's dict form, built without pickle.
 
-    Raises UnsupportedSpace for other space types, UnsafeData for bounds that are not plain arrays or are absurdly large.
+    Raises UnsupportedSpace for other space types, UnsafeData for bounds that are not plain arrays or, together, absurdly large.
     """
     try:
-        return _space_from_rllib(node, where=where, depth=0)
+        return _space_from_rllib(node, BoundReader(where), depth=0)
     except (BadEpisode, UnsafeData, UnsupportedSpace):
         raise
-    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError) as err:
+    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as err:
         raise BadEpisode(f"not a space: {err!r}", where=where, fix="write the file again from its source") from err
 
 
-def _space_from_rllib(node: Mapping[str, Any], *, where: str, depth: int) -> Space:
+def _space_from_rllib(node: Mapping[str, Any], bounds: BoundReader, *, depth: int) -> Space:
     if depth > MAX_DEPTH:
-        raise UnsafeData(f"a space nested deeper than {MAX_DEPTH}", where=where, fix="write the file again from its source")
+        fix = "write the file again from its source"
+        raise UnsafeData(f"a space nested deeper than {MAX_DEPTH}", where=bounds.where, fix=fix)
     match node["space"]:
         case "box":
             shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
-            low, high = (_array_from_text(node[side], where=where).astype(dtype) for side in ("low", "high"))
+            low, high = (bounds.read(node[side]).astype(dtype) for side in ("low", "high"))
             return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype)
         case "discrete":
             dtype = _plain_dtype(node.get("dtype", "int64"))
             return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), dtype=dtype)
         case "multi-discrete":
             start = np.asarray(node["start"]) if "start" in node else None
-            nvec = _array_from_text(node["nvec"], where=where)
-            return spaces.MultiDiscrete(nvec, dtype=_plain_dtype(node["dtype"]), start=start)
+            return spaces.MultiDiscrete(bounds.read(node["nvec"]), dtype=_plain_dtype(node["dtype"]), start=start)
         case "multi-binary":
-            return spaces.MultiBinary(node["n"])
+            return _multi_binary(node["n"])
         case "dict":
             parts = node["spaces"].items()
-            return spaces.Dict([(key, _space_from_rllib(part, where=where, depth=depth + 1)) for key, part in parts])
+            return spaces.Dict([(_key(key), _space_from_rllib(part, bounds, depth=depth + 1)) for key, part in parts])
         case "tuple":
-            return spaces.Tuple([_space_from_rllib(part, where=where, depth=depth + 1) for part in node["spaces"]])
+            return spaces.Tuple([_space_from_rllib(part, bounds, depth=depth + 1) for part in node["spaces"]])
     raise UnsupportedSpace(
-        f"{node['space']!r} spaces cannot be read",
-        where=where,
+        f"{str(node['space'])[:40]!r} spaces cannot be read",
+        where=bounds.where,
         fix="record with a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
     )
 
 
-def _array_to_text(array: NDArray[Any]) -> str:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return base64.b64encode(zlib.compress(buffer.getvalue())).decode("ascii")
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"a key that is no text: {key!r}")
+    return key
 
 
-def _array_from_text(text: str, *, where: str) -> NDArray[Any]:
-    try:
-        inflater = zlib.decompressobj()
-        raw = inflater.decompress(base64.b64decode(text, validate=True), MAX_BOUND_BYTES)
-        if inflater.unconsumed_tail:
-            raise UnsafeData(
-                f"a space bound over {MAX_BOUND_BYTES >> 20} MiB", where=where, fix="write the file again from its source"
-            )
-        array: NDArray[Any] = np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, EOFError, zlib.error, binascii.Error) as err:
-        raise UnsafeData(
-            f"a space bound that is not a plain array: {err}", where=where, fix="write the file again from its source"
-        ) from err
-    return array
+def _multi_binary(n: Any) -> Space:
+    """MultiBinary of `n` (a number, or a list of them); no array bounds its size, so that it is checked here."""
+    listed = isinstance(n, (list, tuple, np.ndarray))
+    sizes = [int(size) for size in (n if listed else [n])]
+    if math.prod(sizes) > MAX_VALUE_BYTES:
+        raise ValueError(f"MultiBinary of {sizes}")
+    return spaces.MultiBinary(sizes if listed else sizes[0])
 
 
 # ---- from data ----
@@ -297,20 +291,24 @@ def _array_from_text(text: str, *, where: str) -> NDArray[Any]:
 def infer_space(tree: Tree, *, discrete: bool) -> Space:
     """The widest space that batched leaves (N, *shape) fit: Box without bounds; with `discrete`, integers counted from 0.
 
-    Integer leaves of rank 0 become Discrete(max + 1) and of rank 1 MultiDiscrete when `discrete`; a negative value makes a
-    Box. Callers say in their result that the space was inferred.
+    Integer leaves of rank 0 become Discrete(max + 1) and of rank 1 MultiDiscrete when `discrete`; a negative value, or one
+    that int64 cannot count to, makes a Box. Callers say in their result that the space was inferred. Raises UnsupportedSpace
+    for text and complex numbers.
     """
     if isinstance(tree, dict):
         return spaces.Dict([(key, infer_space(part, discrete=discrete)) for key, part in tree.items()])
     if isinstance(tree, tuple):
         return spaces.Tuple([infer_space(part, discrete=discrete) for part in tree])
     shape, dtype = tree.shape[1:], tree.dtype
-    if discrete and dtype.kind in "iu" and len(shape) <= 1 and len(tree) and int(tree.min()) >= 0:
+    if dtype.kind not in "biuf":
+        fix = "record numbers; text and complex numbers belong into infos"
+        raise UnsupportedSpace(f"no space holds values of type {dtype}", where="data without a declared space", fix=fix)
+    if discrete and dtype.kind in "iu" and len(shape) <= 1 and tree.size and 0 <= int(tree.min()) <= int(tree.max()) < LAST_INT:
         if not shape:
             return spaces.Discrete(int(tree.max()) + 1)
         return spaces.MultiDiscrete(tree.max(axis=0).astype(np.int64) + 1)
     if dtype == np.bool_:
-        return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape) if shape else spaces.Discrete(2)
     low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return spaces.Box(np.full(shape, low, dtype), np.full(shape, high, dtype), shape, dtype)
 
@@ -318,7 +316,8 @@ def infer_space(tree: Tree, *, discrete: bool) -> Space:
 def tree_from_lists(tree: Any, space: Space | None) -> Tree:
     """`tree` with lists turned into tuples where `space` says Tuple: msgpack and JSON know no tuples."""
     if isinstance(space, spaces.Dict) and isinstance(tree, dict):
-        return {key: tree_from_lists(tree[key], part) for key, part in space.spaces.items() if key in tree}
+        known = {key: tree_from_lists(tree[key], part) for key, part in space.spaces.items() if key in tree}
+        return known | {key: part for key, part in tree.items() if key not in known}
     if isinstance(space, spaces.Tuple) and isinstance(tree, (list, tuple)):
         return tuple(tree_from_lists(item, part) for item, part in zip(tree, space.spaces, strict=True))
     return tree

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, UnsupportedSpace
 
-__all__ = ["OnError", "Reject", "Rejects", "Tally"]
+__all__ = ["UNFINISHED", "OnError", "Reject", "Rejects", "Tally"]
+
+UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording broke off was truncated there
+SHOWN: Final = 10  # rejects that a result lists
+NOT_COPIED: Final = "not copied: it is still where it was found"
 
 
 class OnError(StrEnum):
@@ -34,9 +38,10 @@ class Tally:
     assumptions: Counter[str] = field(default_factory=Counter)  # by kind, kebab case: "unfinished-episode": 1
 
     def assume(self, kind: str, times: int = 1) -> None:
-        """Count `times` assumptions of `kind`."""
-        if times:
-            self.assumptions[kind] += times
+        """Count `times` assumptions of `kind`; a negative number takes some back, and a kind with none left is not listed."""
+        self.assumptions[kind] += times
+        if self.assumptions[kind] == 0:
+            del self.assumptions[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +60,25 @@ class Rejects:
 
     on_error: OnError = OnError.FAIL
     count: int = 0
+    first: list[Reject] = field(default_factory=list)  # the first 10, without `raw`, to be shown
     kept: list[Reject] = field(default_factory=list)  # only under QUARANTINE; whoever writes them empties the list
+    incomplete: dict[str, str] = field(default_factory=dict)  # by id: where an episode lost a row, or may have lost its first
 
-    def add(self, error: BadData, *, raw: Any = b"", rows: int = 1) -> None:
-        """Raise `error` under FAIL; otherwise count `rows`, and under QUARANTINE keep `raw` (bytes or text)."""
+    def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
+        """Raise `error` under FAIL; otherwise count `rows`, and under QUARANTINE keep `raw` (bytes or text).
+
+        A row whose own space nobody can store is a bad row, although UnsupportedSpace is also what a config may raise.
+        """
         if self.on_error is OnError.FAIL:
             raise error
         self.count += rows
+        if len(self.first) < SHOWN:
+            self.first.append(Reject(where=error.where, code=error.code, reason=error.what, raw=b""))
         if self.on_error is OnError.QUARANTINE:
             data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
-            self.kept.append(Reject(where=error.where, code=error.code, reason=error.what, raw=data))
+            reason = error.what if data else f"{error.what} ({NOT_COPIED})"
+            self.kept.append(Reject(where=error.where, code=error.code, reason=reason, raw=data))
+
+    def lose(self, episode: str, where: str) -> None:
+        """Say that `episode` lost a row at `where`, so that the rest of it is no whole episode and is set aside too."""
+        self.incomplete.setdefault(episode, where)

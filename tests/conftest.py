@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from offline_cli.episodes.batch import EpisodeBatch
+    from offline_cli.spaces import Space
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -17,3 +24,67 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"recordings by RLlib and Minari are not at {folder}; set OFFLINE_CLI_REAL_DATA")
     return folder
+
+
+@pytest.fixture(scope="session")
+def random_batch() -> Callable[..., EpisodeBatch]:
+    """A function that makes a batch of whole, terminated episodes sampled from spaces: the same one for the same arguments."""
+    from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+    from offline_cli.episodes.views import batch_of_episodes
+
+    def make(observation_space: Space, action_space: Space, lengths: Sequence[int] = (3, 1, 5), seed: int = 0) -> EpisodeBatch:
+        observation_space.seed(seed)
+        action_space.seed(seed)
+        rng = np.random.default_rng(seed)
+        return batch_of_episodes(
+            SingleAgentEpisode(
+                id_=f"episode-{number}",
+                observation_space=observation_space,
+                action_space=action_space,
+                observations=[observation_space.sample() for _ in range(length + 1)],
+                actions=[action_space.sample() for _ in range(length)],
+                rewards=rng.normal(size=length).tolist(),
+                terminated=True,
+                len_lookback_buffer=0,
+            )
+            for number, length in enumerate(lengths)
+        )
+
+    return make
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-markers", default="", help="comma-separated markers of which some test must pass and none may be skipped"
+    )
+
+
+class _RequiredMarkers:
+    """Fails a run in which a required marker had a skipped test, or none at all: CI must not go green by skipping."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.passed = dict.fromkeys(names, 0)
+        self.skipped: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name in self.passed.keys() & report.keywords.keys():
+            if report.skipped and not hasattr(report, "wasxfail"):
+                self.skipped.append(f"{report.nodeid} ({name})")
+            self.passed[name] += report.when == "call" and report.passed
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.skipped or not all(self.passed.values()):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for name, count in self.passed.items():
+            if not count:
+                terminalreporter.write_line(f"required marker {name!r}: no test passed", red=True)
+        for test in self.skipped:
+            terminalreporter.write_line(f"required, but skipped: {test}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    names = [name for name in config.getoption("--require-markers").split(",") if name]
+    if names:
+        config.pluginmanager.register(_RequiredMarkers(names))

@@ -239,7 +239,7 @@ class EpisodeBatch:
     def structure_difference(self, other: EpisodeBatch) -> str:
         """What keeps the two from sharing a batch, in words; empty when nothing does."""
         mine, theirs = self._structure(), other._structure()
-        for name in mine.keys() | theirs.keys():
+        for name in {**mine, **theirs}:
             if mine.get(name) != theirs.get(name):
                 return f"{name} is {mine.get(name, 'absent')} in one and {theirs.get(name, 'absent')} in the other"
         for name in ("observation_space", "action_space"):
@@ -270,16 +270,17 @@ class EpisodeBatch:
         return batch_of_episodes(episodes)
 
     def digest(self, episode: int) -> bytes:
-        """16 bytes that are equal for two episodes with the same steps, flags and start, whatever their ids and infos."""
+        """16 bytes, equal for episodes with the same steps (to the dtype, extras included), flags and start; ids, infos: no."""
         a, b = int(self.starts[episode]), int(self.starts[episode + 1])
         digest = hashlib.blake2b(digest_size=16)
         start = 0 if self.t_started is None else int(self.t_started[episode])
         digest.update(repr((b - a, bool(self.terminated[episode]), bool(self.truncated[episode]), start)).encode())
-        for _, leaf in flatten(self.obs):
-            digest.update(np.ascontiguousarray(leaf[a + episode : b + episode + 1]).data)
-        for tree in (self.actions, self.rewards):
-            for _, leaf in flatten(tree):
-                digest.update(np.ascontiguousarray(leaf[a:b]).data)
+        parts = [(path, leaf[a + episode : b + episode + 1]) for path, leaf in flatten(self.obs, "obs")]
+        parts += [(path, leaf[a:b]) for path, leaf in (*flatten(self.actions, "actions"), ("rewards", self.rewards))]
+        parts += [(path, leaf[a:b]) for name in sorted(self.extra) for path, leaf in flatten(self.extra[name], f"extra.{name}")]
+        for path, rows in parts:
+            digest.update(f"{path} {rows.dtype.str} {rows.shape}".encode())
+            digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
         return digest.digest()
 
     def __repr__(self) -> str:

@@ -1,0 +1,157 @@
+"""What `offline_cli.testing` draws spaces, batches and episodes from; refuses to be imported without hypothesis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree
+
+__all__ = ["any_batch", "any_episode", "any_space"]
+
+BOXES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+OUTPUTS = ("action_logp", "vf_preds", "state_out")
+MAX_STEPS = 6
+
+
+def any_space(max_depth: int = 2) -> SearchStrategy[Space]:
+    """See `offline_cli.testing.spaces`."""
+    shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
+    counts = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+    space: SearchStrategy[Space] = st.one_of(
+        st.builds(_box, st.sampled_from(BOXES), shapes),
+        st.builds(lambda n, start: gym_spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-2, 3)),
+        counts.map(gym_spaces.MultiDiscrete),
+        counts.map(lambda sizes: gym_spaces.MultiDiscrete(sizes, start=[1] * len(sizes))),
+        st.integers(1, 4).map(gym_spaces.MultiBinary),
+    )
+    keys = st.text("abcxyz_", min_size=1, max_size=5)
+    for _ in range(max_depth):
+        parts = st.dictionaries(keys, space, min_size=1, max_size=3)
+        pairs = parts.map(lambda named: gym_spaces.Dict(list(named.items())))
+        space = st.one_of(space, pairs, st.lists(space, min_size=1, max_size=3).map(gym_spaces.Tuple))
+    return space
+
+
+def _box(dtype: str, shape: tuple[int, ...]) -> gym_spaces.Box:
+    limits: dict[str, tuple[Any, Any]] = {"float": (-np.inf, np.inf), "bool": (False, True)}
+    low, high = limits.get(dtype.rstrip("0123456789"), (0, 100))
+    return gym_spaces.Box(np.full(shape, low, dtype), np.full(shape, high, dtype), shape, np.dtype(dtype))  # type: ignore[arg-type]
+
+
+@st.composite
+def any_batch(draw: DrawFn, observation_space: Space | None, action_space: Space | None) -> EpisodeBatch:
+    """See `offline_cli.testing.episode_batches`."""
+    lengths = draw(st.lists(st.integers(0, MAX_STEPS), min_size=1, max_size=4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))  # values by seed: drawn one by one they would cost seconds
+    count, steps = len(lengths), sum(lengths)
+    obs, actions = observation_space or draw(any_space()), action_space or draw(any_space())
+    extra = draw(st.dictionaries(st.sampled_from(OUTPUTS), any_space(1), max_size=2))
+    flags = draw(_each(count, st.sampled_from(((False, False), (True, False), (False, True)))))
+    seconds = st.floats(0, 1e9) | st.just(float("nan"))
+    t_started, clock = draw(st.none() | _each(count, st.integers(0, 1000))), draw(st.none() | _each(2 * count, seconds))
+    names = st.none() | _each(count, st.none() | st.text(max_size=8))
+    return EpisodeBatch(
+        ids=tuple(f"{draw(st.text(max_size=40))}{i}" for i in range(count)),
+        starts=np.cumsum([0, *lengths]),
+        obs=_rows(obs, steps + count, rng),
+        actions=_rows(actions, steps, rng),
+        rewards=rng.normal(size=steps),
+        terminated=np.array([flag for flag, _ in flags], np.bool_),
+        truncated=np.array([flag for _, flag in flags], np.bool_),
+        extra={name: _rows(space, steps, rng) for name, space in extra.items()},
+        infos=draw(st.none() | _each(steps + count, _plain_maps())),
+        t_started=None if t_started is None else np.array(t_started, np.int64),
+        agent_ids=draw(names),
+        module_ids=draw(names),
+        multi_agent_ids=draw(names),
+        custom_data=draw(st.none() | _each(count, _plain_maps())),
+        clock=None if clock is None else np.array(clock, np.float64).reshape(count, 2),
+        observation_space=obs,
+        action_space=actions,
+    )
+
+
+def _each(count: int, value: SearchStrategy[Any]) -> SearchStrategy[tuple[Any, ...]]:
+    return st.lists(value, min_size=count, max_size=count).map(tuple)
+
+
+def _plain_maps() -> SearchStrategy[dict[str, Any]]:
+    """Infos and custom data that are written and read unchanged."""
+    numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(width=32)
+    arrays = st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32))
+    scalars = st.one_of(
+        st.none(), st.booleans(), numbers, st.text(max_size=8), arrays, st.just(np.int64(7)), st.just(np.float32(0.5))
+    )
+    keys = st.text(max_size=6)
+    nested = st.lists(scalars, max_size=3) | st.dictionaries(keys, scalars, max_size=3)
+    return st.just({}) | st.dictionaries(keys, scalars | nested, max_size=3)
+
+
+def _rows(space: Space, count: int, rng: np.random.Generator) -> Tree:
+    """Leaves (count, *shape) of values in `space`; one float in about sixteen is NaN or infinite."""
+    match space:
+        case gym_spaces.Dict():
+            return {key: _rows(part, count, rng) for key, part in space.spaces.items()}
+        case gym_spaces.Tuple():
+            return tuple(_rows(part, count, rng) for part in space.spaces)
+        case gym_spaces.Discrete():
+            return int(space.start) + rng.integers(0, int(space.n), count, np.int64)
+        case gym_spaces.MultiDiscrete():
+            return (space.start + rng.integers(0, space.nvec, (count, *space.nvec.shape))).astype(space.dtype)
+        case gym_spaces.MultiBinary():
+            return rng.integers(0, 2, (count, *space.shape)).astype(space.dtype)
+        case gym_spaces.Box() if np.dtype(space.dtype).kind == "f":
+            values = rng.normal(size=(count, *space.shape))
+            odd = rng.choice([np.nan, np.inf, -np.inf], values.shape)
+            return np.where(rng.random(values.shape) < 1 / 16, odd, values).astype(space.dtype)
+        case gym_spaces.Box():
+            low, high = space.low.astype(np.int64), space.high.astype(np.int64) + 1
+            return rng.integers(low, high, (count, *space.shape)).astype(space.dtype)
+    raise AssertionError(space)
+
+
+@st.composite
+def any_episode(draw: DrawFn, observation_space: Space | None, action_space: Space | None) -> SingleAgentEpisode:
+    """See `offline_cli.testing.episodes`."""
+    whole = draw(any_batch(observation_space, action_space))[0]
+    if draw(st.booleans()):
+        return whole
+    cut_at, lookback = draw(st.none() | st.integers(0, MAX_STEPS)), draw(st.integers(0, 3))
+    return _stepped(whole, cut_at, lookback)
+
+
+def _stepped(whole: SingleAgentEpisode, cut_at: int | None, lookback: int) -> SingleAgentEpisode:
+    """`whole` as a recorder builds it, one step after the other; cut before step `cut_at`, the chunk after it."""
+    episode = SingleAgentEpisode(
+        id_=whole.id_,
+        observation_space=whole.observation_space,
+        action_space=whole.action_space,
+        agent_id=whole.agent_id,
+        module_id=whole.module_id,
+        multi_agent_episode_id=whole.multi_agent_episode_id,
+    )
+    episode.custom_data.update(whole.custom_data)
+    infos = whole.get_infos()
+    episode.add_env_reset(whole.get_observations(0), infos[0])
+    for t in range(len(whole)):
+        if t == cut_at:
+            episode = episode.cut(len_lookback_buffer=lookback)
+        last = t == len(whole) - 1
+        episode.add_env_step(
+            whole.get_observations(t + 1),
+            whole.get_actions(t),
+            float(whole.get_rewards(t)),
+            infos[t + 1],
+            terminated=last and whole.is_terminated,
+            truncated=last and whole.is_truncated,
+            extra_model_outputs={name: whole.get_extra_model_outputs(name, t) for name in whole.extra_model_outputs},
+        )
+    return episode

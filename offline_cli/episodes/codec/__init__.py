@@ -1,0 +1,14 @@
+"""Episodes as bytes and back: msgpack of RLlib's state, arrays in msgpack-numpy's encoding; refuses bytes that build objects.
+
+What is written, RLlib's `SingleAgentEpisode.from_state` reads (after `msgpack.unpackb(..., object_hook=msgpack_numpy.decode)`).
+What is read may come from RLlib 2.40 to 2.60, numpy'ized or not, or from an attacker. `encode` and `decode` are for one
+episode, `encode_batch`, `decode_batch` and `BatchDecoder` for many, and much faster.
+"""
+
+from __future__ import annotations
+
+from offline_cli.episodes.codec.batches import BatchDecoder, decode_batch, encode_batch
+from offline_cli.episodes.codec.one_episode import decode, encode
+from offline_cli.episodes.codec.states import pack_state, unpack_state
+
+__all__ = ["BatchDecoder", "decode", "decode_batch", "encode", "encode_batch", "pack_state", "unpack_state"]

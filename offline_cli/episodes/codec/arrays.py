@@ -1,0 +1,261 @@
+"""Arrays in msgpack as msgpack-numpy writes them, built by hand; refuses whatever would build objects or run code.
+
+msgpack-numpy's own `decode` unpickles object arrays, and numpy obeys a node's `type`, whatever its `kind` says, so bytes from
+outside never reach it. Here a dtype must match `NUMERIC_TYPE` (numbers, bools, strings), the shape must account for every
+byte, and sizes declared in the bytes can never exceed the bytes themselves. One byte of msgpack can still be a map or a list,
+of about 70 bytes in memory, and Parquet packs a gigabyte of such bytes into kilobytes: an item may have `MAX_CONTAINERS` of
+them. Python does not salt the hashes of numbers, so that keys can be made to collide: a map may have `MAX_NUMBER_KEYS`.
+
+Only maps with the *bytes* key `nd` are arrays: msgpack-numpy writes no other, and a user's own `{"nd": 1}` stays what it is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadEpisode, UnsafeData
+
+__all__ = [
+    "array_from_node",
+    "check_values",
+    "dtype_from_type",
+    "pack",
+    "shape_from_node",
+    "unpack",
+    "unpack_first",
+    "unpack_raw",
+]
+
+NUMERIC_TYPE = re.compile(r"[<>=|]?[biufcSU][0-9]{1,9}")
+MAX_RANK = 32
+MAX_COMPLEX_TEXT = 128
+MAX_CONTAINERS = 1 << 24  # maps and lists in one item: about a gibibyte of memory; the infos of 16 million steps
+MAX_NUMBER_KEYS = 1 << 16  # of one map
+LAST_CODE_POINT = 0x10FFFF
+FIX = "write the file again from its source"
+TIMESTAMP_AS_SECONDS = 1  # msgpack's own timestamp extension becomes a float; every other extension is refused
+FIRST_BUFFER = 256  # the unpacker grows it as needed; its default is a mebibyte for every value
+
+Pairs = list[tuple[Any, Any]]
+
+
+# ---- writing ----
+
+
+def pack(value: Any) -> bytes:
+    """`value` as msgpack, numpy arrays and scalars as msgpack-numpy's nodes. Raises TypeError for any other object."""
+    packed: bytes = msgpack.packb(value, default=_node)
+    return packed
+
+
+def _node(value: Any) -> dict[bytes, Any]:
+    if isinstance(value, complex):  # np.complex128 among them: msgpack-numpy itself would not reach its array branch
+        return {b"complex": True, b"data": repr(complex(value))}
+    if not isinstance(value, (np.ndarray, np.generic)) or not NUMERIC_TYPE.fullmatch(value.dtype.str):
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        raise TypeError(f"{kind} cannot be packed: only numbers, bools and strings can")
+    if isinstance(value, np.ndarray):
+        node = {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape}
+        return {**node, b"data": value.tobytes()}
+    return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
+
+
+# ---- reading ----
+
+
+def unpack(data: bytes, *, where: str) -> Any:
+    """The value that `data` holds, arrays built (read-only views of `data`).
+
+    Raises UnsafeData for object arrays however disguised, extension types, nesting and sizes out of proportion; BadEpisode
+    for cut or trailing bytes, duplicate keys, invalid text, and arrays whose shape and bytes disagree.
+    """
+    return _guarded(lambda: msgpack.unpackb(data, **_hooks(where), **_limits(data)), data, where)
+
+
+def unpack_raw(data: bytes, *, where: str) -> Any:
+    """As `unpack`, with array nodes left as plain maps: for code that looks at how a value is laid out."""
+    return _guarded(lambda: msgpack.unpackb(data, **_hooks(where, raw=True), **_limits(data)), data, where)
+
+
+def unpack_first(data: bytes, start: int, *, where: str, raw: bool = False) -> tuple[Any, int]:
+    """The value that begins at byte `start`, and the byte after it. Raises as `unpack` does, but allows trailing bytes."""
+
+    def read() -> tuple[Any, int]:
+        size = max(len(data), FIRST_BUFFER)
+        buffers = {"read_size": FIRST_BUFFER, "max_buffer_size": size}
+        unpacker = msgpack.Unpacker(**_hooks(where, raw=raw), **buffers, **_limits(data))
+        unpacker.feed(memoryview(data)[start:])
+        return unpacker.unpack(), start + unpacker.tell()
+
+    value: tuple[Any, int] = _guarded(read, data, where)
+    return value
+
+
+def _limits(data: bytes) -> dict[str, Any]:
+    size = max(len(data), 1)
+    return {
+        "strict_map_key": False,  # RLlib writes int keys in infos
+        "raw": False,
+        "timestamp": TIMESTAMP_AS_SECONDS,
+        "ext_hook": _refuse_extension,
+        "max_array_len": size,
+        "max_map_len": size // 2 + 1,
+    }
+
+
+def _guarded(read: Callable[[], Any], data: bytes, where: str) -> Any:
+    """`read()`, with msgpack's exceptions turned into named errors."""
+    try:
+        return read()
+    except (BadEpisode, UnsafeData):
+        raise
+    except _Extension as err:
+        raise UnsafeData(f"msgpack extension type {err}", where=where, fix="store numbers, text, lists and maps only") from err
+    except msgpack.exceptions.StackError as err:
+        raise UnsafeData("values nested too deeply", where=where, fix=FIX) from err
+    except MemoryError as err:
+        raise UnsafeData("declared sizes need more memory than there is", where=where, fix=FIX) from err
+    except msgpack.exceptions.ExtraData as err:
+        raise BadEpisode("trailing bytes after the value", where=where, fix=FIX) from err
+    except UnicodeDecodeError as err:
+        raise BadEpisode(f"text that is not UTF-8: {err.reason} at byte {err.start}", where=where, fix=FIX) from err
+    except (msgpack.exceptions.OutOfData, msgpack.exceptions.FormatError, ValueError) as err:
+        raise _unreadable(err, data, where) from err
+
+
+def _unreadable(err: Exception, data: bytes, where: str) -> BadEpisode | UnsafeData:
+    text = str(err)
+    if "exceeds max_" in text:
+        return UnsafeData(f"a size that {len(data)} bytes cannot hold: {text}", where=where, fix=FIX)
+    if isinstance(err, msgpack.exceptions.OutOfData) or "incomplete" in text:
+        return BadEpisode(f"cut off after {len(data)} bytes", where=where, fix=FIX)
+    return BadEpisode(f"not msgpack: {text or type(err).__name__}", where=where, fix=FIX)
+
+
+class _Extension(Exception):
+    """Carries an extension code out of msgpack's callback."""
+
+
+def _refuse_extension(code: int, _: bytes) -> Any:
+    raise _Extension(str(code))
+
+
+def _hooks(where: str, *, raw: bool = False) -> dict[str, Callable[[Any], Any]]:
+    """What msgpack calls for every map and every list; they count both. With `raw`, array nodes stay maps."""
+    room = MAX_CONTAINERS
+
+    def count() -> None:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            raise UnsafeData(f"more than {MAX_CONTAINERS} maps and lists", where=where, fix="cut the episode into pieces")
+
+    def plain_map(pairs: Pairs) -> dict[Any, Any]:
+        count()
+        return _map_of(pairs, where) if pairs else {}
+
+    def any_map(pairs: Pairs) -> Any:
+        built = plain_map(pairs)
+        if b"nd" in built:
+            return array_from_node(built, where=where)
+        if b"complex" in built:
+            return _complex_from_node(built, where=where)
+        return built
+
+    def any_list(values: list[Any]) -> list[Any]:
+        count()
+        return values
+
+    return {"object_pairs_hook": plain_map if raw else any_map, "list_hook": any_list}
+
+
+def _map_of(pairs: Pairs, where: str) -> dict[Any, Any]:
+    if len(pairs) > MAX_NUMBER_KEYS and sum(not isinstance(key, (str, bytes)) for key, _ in pairs) > MAX_NUMBER_KEYS:
+        raise UnsafeData(f"a map with more than {MAX_NUMBER_KEYS} keys that are numbers", where=where, fix="use text as keys")
+    try:
+        built = dict(pairs)
+    except TypeError as err:
+        raise BadEpisode(f"a map with a list or map as a key: {err}", where=where, fix=FIX) from err
+    if len(built) != len(pairs):
+        raise BadEpisode("a map with the same key twice", where=where, fix=FIX)
+    return built
+
+
+# ---- nodes ----
+
+
+def array_from_node(node: Mapping[Any, Any], *, where: str) -> Any:
+    """The array (`nd` true) or numpy scalar (`nd` false) that a msgpack-numpy node stands for.
+
+    Raises UnsafeData unless its type is numeric, bool or string; BadEpisode where shape and bytes disagree.
+    """
+    dtype = dtype_from_type(node.get(b"type"), kind=node.get(b"kind", b""), where=where)
+    data = node.get(b"data")
+    if not isinstance(data, bytes):
+        raise BadEpisode("an array without bytes", where=where, fix=FIX)
+    flag = node[b"nd"]
+    if flag is not True and flag is not False:
+        raise BadEpisode(f"an array marked nd={flag!r}", where=where, fix=FIX)
+    shape = shape_from_node(node, where=where) if flag else ()
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise BadEpisode(f"an array of {dtype}{shape} in {len(data)} bytes", where=where, fix=FIX)
+    try:
+        array = np.frombuffer(data, dtype).reshape(shape)
+    except ValueError as err:  # numpy has limits of its own on empty arrays with huge axes
+        raise BadEpisode(f"an array of {dtype}{shape}: {err}", where=where, fix=FIX) from err
+    check_values(array, where=where)
+    return array if flag else array[()]
+
+
+def dtype_from_type(kind_of: Any, *, kind: Any = b"", where: str) -> np.dtype[Any]:
+    """The dtype that a node's `type` names. Raises UnsafeData for all but numbers, bools and strings."""
+    if kind not in (b"", ""):
+        raise UnsafeData(f"an array of kind {kind!r}", where=where, fix="store numbers, or JSON text")
+    name = kind_of.decode("ascii", "replace") if isinstance(kind_of, bytes) else kind_of
+    if not isinstance(name, str) or not NUMERIC_TYPE.fullmatch(name):
+        raise UnsafeData(f"an array of type {str(kind_of)[:60]!r}", where=where, fix="store numbers, or JSON text")
+    try:
+        dtype = np.dtype(name)
+    except TypeError as err:
+        raise BadEpisode(f"an array of type {name!r}, which numpy does not know", where=where, fix=FIX) from err
+    if dtype.hasobject or dtype.kind not in "biufcSU" or dtype.itemsize == 0:
+        raise UnsafeData(f"an array of {dtype}", where=where, fix="store numbers, or JSON text")
+    return dtype
+
+
+def shape_from_node(node: Mapping[Any, Any], *, where: str) -> tuple[int, ...]:
+    """A node's shape. Raises BadEpisode unless it is a short list of non-negative ints."""
+    shape = node.get(b"shape")
+    if not isinstance(shape, (list, tuple)) or len(shape) > MAX_RANK:
+        raise BadEpisode(f"an array of shape {str(shape)[:60]}", where=where, fix=FIX)
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise BadEpisode(f"an array of shape {str(shape)[:60]}", where=where, fix=FIX)
+    return tuple(shape)
+
+
+def check_values(array: NDArray[Any], *, where: str) -> None:
+    """Raise BadEpisode for bit patterns that numpy takes on trust: bools other than 0 and 1, code points out of range."""
+    if array.dtype.kind == "b" and array.size and int(np.ascontiguousarray(array).view(np.uint8).max()) > 1:
+        raise BadEpisode("a bool that is neither 0 nor 1", where=where, fix=FIX)
+    if array.dtype.kind == "U" and array.size:
+        points = np.frombuffer(array.tobytes(), np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+        if int(points.max()) > LAST_CODE_POINT:
+            raise BadEpisode("a string array with invalid characters", where=where, fix=FIX)
+
+
+def _complex_from_node(node: Mapping[Any, Any], *, where: str) -> complex:
+    text = node.get(b"data")
+    name = text.decode("ascii", "replace") if isinstance(text, bytes) else text
+    try:
+        if not isinstance(name, str) or len(name) > MAX_COMPLEX_TEXT:
+            raise ValueError("too long for a number")
+        return complex(name)
+    except ValueError as err:
+        raise BadEpisode(f"a complex number that is none: {err}", where=where, fix=FIX) from err

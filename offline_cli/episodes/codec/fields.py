@@ -1,0 +1,238 @@
+"""The parts of a packed episode that change from one to the next, read at a byte offset; refuses bytes of another kind.
+
+Each reader takes (data, start) and gives (value, the byte after it), or raises `Mismatch`: these bytes are not what the plan
+expects, let the general reader look. A reader may run past the end, since offsets only grow and the plan checks the last one.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from offline_cli.episodes.codec.arrays import pack, unpack_first
+from offline_cli.episodes.codec.steps import Signature, Steps, empty_rows, signature
+from offline_cli.episodes.codec.strided_lists import ItemTemplate, bin_header, learn_template
+from offline_cli.spaces import Space
+from offline_cli.tally import Tally
+from offline_cli.trees import Tree, map_leaves
+
+__all__ = [
+    "INSIDE",
+    "ArrayField",
+    "Mismatch",
+    "StepRows",
+    "StepsField",
+    "clock_bytes",
+    "name_bytes",
+    "read_clock",
+    "read_flag",
+    "read_infos",
+    "read_mapping",
+    "read_name",
+    "read_uint",
+    "uint_bytes",
+]
+
+NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
+BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
+KEEP_VIEW = 1 << 16  # payloads at least this large are not copied out of their item before they are joined
+INSIDE = "one packed episode"  # errors under this name never surface: the general reader raises them again, with the place
+
+
+class Mismatch(Exception):
+    """These bytes are not laid out as the plan says."""
+
+
+def read_uint(data: bytes, start: int) -> tuple[int, int]:
+    """A non-negative integer below 2^32."""
+    code = data[start]
+    if code < 0x80:
+        return code, start + 1
+    width = {0xCC: 1, 0xCD: 2, 0xCE: 4}.get(code)
+    if width is None:
+        raise Mismatch
+    return int.from_bytes(data[start + 1 : start + 1 + width], "big"), start + 1 + width
+
+
+def uint_bytes(value: int) -> bytes:
+    """`value` as `read_uint` takes it, and as msgpack writes it."""
+    return bytes([value]) if value < 0x80 else pack(value)
+
+
+def read_name(data: bytes, start: int) -> tuple[str | None, int]:
+    """Text, or nil as None."""
+    code = data[start]
+    if code == NIL:
+        return None, start + 1
+    if 0xA0 <= code < 0xC0:
+        first, size = start + 1, code & 0x1F
+    elif code == 0xD9:
+        first, size = start + 2, data[start + 1]
+    elif code == 0xDA:
+        first, size = start + 3, int.from_bytes(data[start + 1 : start + 3], "big")
+    else:
+        raise Mismatch
+    try:
+        return str(data[first : first + size], "utf-8"), first + size
+    except UnicodeDecodeError as err:
+        raise Mismatch from err
+
+
+def name_bytes(name: str | None) -> bytes:
+    """`name` as `read_name` takes it, and as msgpack writes it."""
+    return b"\xc0" if name is None else pack(name)
+
+
+def read_flag(data: bytes, start: int) -> tuple[bool, int]:
+    """A bool, Python's or numpy's (RLlib writes what the environment gave it)."""
+    code = data[start]
+    if code in (FALSE, TRUE):
+        return code == TRUE, start + 1
+    end = start + len(BOOL_NODE)
+    if not data.startswith(BOOL_NODE, start) or data[end] > 1:
+        raise Mismatch
+    return data[end] == 1, end + 1
+
+
+def read_clock(data: bytes, start: int) -> tuple[float, int]:
+    """Seconds, or nil as NaN."""
+    code = data[start]
+    if code == NIL:
+        return math.nan, start + 1
+    if code != FLOAT64:
+        raise Mismatch
+    try:
+        return struct.unpack_from(">d", data, start + 1)[0], start + 9
+    except struct.error as err:
+        raise Mismatch from err
+
+
+def clock_bytes(seconds: float) -> bytes:
+    """`seconds` as `read_clock` takes it, and as msgpack writes it; NaN as nil."""
+    return b"\xc0" if math.isnan(seconds) else pack(float(seconds))
+
+
+def read_mapping(data: bytes, start: int) -> tuple[dict[Any, Any], int]:
+    """A map, mostly empty; nil counts as one."""
+    if data[start] in (EMPTY_MAP, NIL):
+        return {}, start + 1
+    value, stop = unpack_first(data, start, where=INSIDE)
+    if not isinstance(value, dict):
+        raise Mismatch
+    return value, stop
+
+
+def read_list_size(data: bytes, start: int) -> tuple[int, int]:
+    """How many values the list at `start` has, and the byte where the first begins."""
+    code = data[start]
+    if 0x90 <= code < 0xA0:
+        return code & 0x0F, start + 1
+    width = {0xDC: 2, 0xDD: 4}.get(code)
+    if width is None:
+        raise Mismatch
+    return int.from_bytes(data[start + 1 : start + 1 + width], "big"), start + 1 + width
+
+
+def read_infos(data: bytes, start: int) -> tuple[tuple[int, list[Any] | None], int]:
+    """(how many, the infos): None where every info is empty, which costs one search and no object."""
+    size, first = read_list_size(data, start)
+    if data.count(b"\x80", first, first + size) == size:
+        return (size, None), first + size
+    value, stop = unpack_first(data, start, where=INSIDE)
+    if not all(info is None or isinstance(info, dict) for info in value):
+        raise Mismatch
+    return (size, [info or {} for info in value]), stop
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayField:
+    """One array of rows (finalised data): from its first dimension to its last byte."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # of one row
+    middle: bytes  # between the first dimension and the header of the payload
+    row_bytes: int
+
+    def read(self, data: bytes, start: int) -> tuple[tuple[int, bytes | memoryview], int]:
+        """(rows, their bytes)."""
+        rows, at = read_uint(data, start)
+        if not data.startswith(self.middle, at):
+            raise Mismatch
+        first = at + len(self.middle)
+        size = rows * self.row_bytes
+        header = bin_header(size) if size < 1 << 32 else b""
+        if not header or not data.startswith(header, first):
+            raise Mismatch
+        first += len(header)
+        stop = first + size
+        if stop > len(data):
+            raise Mismatch
+        return (rows, data[first:stop] if size < KEEP_VIEW else memoryview(data)[first:stop]), stop
+
+    def head(self, rows: int) -> bytes:
+        """The bytes before the payload of `rows` rows."""
+        return uint_bytes(rows) + self.middle + bin_header(rows * self.row_bytes)
+
+
+StepRows = tuple[int, ItemTemplate | None, Any]
+"""Steps of one list: how many; the template of their bytes and these bytes, or None and leaves (steps, *shape)."""
+
+
+@dataclass(slots=True)
+class StepsField:
+    """A list of one value per step (data that is not finalised)."""
+
+    name: str
+    space: Space | None
+    tally: Tally  # of the item being read; its plan hands it on once the whole item has fitted
+    kind: Signature | None = None  # of the first list read; another one is another structure, and needs another plan
+    empty: Tree = None  # leaves (0, *shape), once `kind` is known
+    template: ItemTemplate | None = field(default=None, repr=False)
+
+    def read(self, data: bytes, start: int) -> tuple[StepRows, int]:
+        """Takes the list to be as many times the template as it has values; whoever joins the bytes has to check that."""
+        template = self.template
+        if template is None:
+            raise Mismatch
+        size, first = read_list_size(data, start)
+        stop = first + size * template.size
+        if stop > len(data) or not data.startswith(template.head, first):
+            raise Mismatch
+        return (size, template, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
+
+    def read_checked(self, data: bytes, start: int) -> tuple[StepRows, int]:
+        """Looks at every value; learns the template of lists that have none yet."""
+        size, first = read_list_size(data, start)
+        if not size:
+            return (0, None, self._accept(empty_rows(self.space)) if self.kind is None else self.empty), first
+        template = learn_template(data, first, where=INSIDE)
+        tree = template.read(data, first, size) if template else None
+        if template is None or tree is None:
+            return self._read_each(data, start)
+        accepted = self._accept(self.structured(tree))
+        self.template = template
+        return (size, None, accepted), first + size * template.size
+
+    def structured(self, tree: Tree) -> Tree:
+        """`tree` with tuples for lists, as the space has them."""
+        return self._steps.in_space(tree, self.space)
+
+    def _read_each(self, data: bytes, start: int) -> tuple[StepRows, int]:
+        values, stop = unpack_first(data, start, where=INSIDE)
+        return (len(values), None, self._accept(self.structured(self._steps.stack(values)))), stop
+
+    @property
+    def _steps(self) -> Steps:
+        return Steps(self.name, INSIDE, self.tally)
+
+    def _accept(self, tree: Tree) -> Tree:
+        kind = signature(tree)
+        if self.kind is None:
+            self.kind, self.empty = kind, map_leaves(lambda leaf: leaf[:0], tree)
+        elif self.kind != kind:
+            raise Mismatch
+        return tree

@@ -1,0 +1,160 @@
+"""Cutting episodes into chunks and joining them again; refuses chunks that do not continue each other.
+
+Pieces of a numpy'ized episode share its arrays until one of them is written. They keep id, agent and module; custom data
+goes on into the chunk that `cut` makes and stays behind in slices, which may be many.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.episode_data import REWARD_SPACE
+from offline_cli.errors import BadEpisode
+from offline_cli.trees import Tree, leaves, map_leaves
+
+if TYPE_CHECKING:
+    from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+
+__all__ = ["append_chunk", "cut", "part"]
+
+Pair = tuple[InfiniteLookbackBuffer, InfiniteLookbackBuffer]  # the episode's and the chunk's
+E = TypeVar("E", bound="SingleAgentEpisode")
+
+
+def cut(episode: E, lookback: int) -> E:
+    """The successor of `episode`: its last observation, with up to `lookback` steps before it. Raises BadEpisode if done."""
+    if episode.is_done or lookback < 0:
+        raise BadEpisode(
+            "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}",
+            where=f"episode {episode.id_}",
+            fix="cut only episodes that go on, with a lookback of 0 or more",
+        )
+    chunk = _pieces(episode, len(episode), len(episode), lookback)
+    chunk.rewards.space = REWARD_SPACE
+    chunk.custom_data.update(copy.deepcopy(episode.custom_data))
+    return chunk
+
+
+def part(episode: E, bounds: slice, lookback: int | None) -> E:
+    """The steps within `bounds`; see `SingleAgentEpisode.slice`."""
+    if bounds.step not in (None, 1) or (lookback is not None and lookback < 0):
+        raise BadEpisode(
+            f"a slice with a step of {bounds.step} and a lookback of {lookback}",
+            where=f"episode {episode.id_}",
+            fix="slice with a step of 1 and a lookback of 0 or more",
+        )
+    start, stop, _ = bounds.indices(len(episode))
+    piece = _pieces(episode, start, max(start, stop), lookback)
+    if max(start, stop) == len(episode):
+        piece.is_terminated, piece.is_truncated = episode.is_terminated, episode.is_truncated
+    return piece
+
+
+def _pieces(episode: E, start: int, stop: int, lookback: int | None) -> E:
+    infos = episode._infos
+    return type(episode).assemble(
+        id_=episode.id_,
+        observations=_piece(episode.observations, start, stop + 1, lookback),
+        actions=_piece(episode.actions, start, stop, lookback),
+        # Without their space, as in RLlib: it would only decide that filled rewards are float32.
+        rewards=_piece(episode.rewards, start, stop, lookback, keep_space=False),
+        infos=None if infos is None else _piece(infos, start, stop + 1, lookback),
+        extra_model_outputs={
+            name: _piece(buffer, start, stop, lookback) for name, buffer in episode.extra_model_outputs.items()
+        },
+        observation_space=episode.observation_space,
+        action_space=episode.action_space,
+        terminated=False,
+        truncated=False,
+        t_started=episode.t_started + start,
+        t=episode.t_started + stop,
+        agent_id=episode.agent_id,
+        module_id=episode.module_id,
+        multi_agent_episode_id=episode.multi_agent_episode_id,
+    )
+
+
+def _piece(
+    buffer: InfiniteLookbackBuffer, start: int, stop: int, lookback: int | None, *, keep_space: bool = True
+) -> InfiniteLookbackBuffer:
+    kept = min(buffer.lookback if lookback is None else lookback, buffer.lookback + start)
+    first = buffer.lookback + start
+    return buffer.part(first - kept, buffer.lookback + stop, kept, space=buffer.space if keep_space else None)
+
+
+def append_chunk(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+    """Add the steps of `other` to `episode`; see `SingleAgentEpisode.concat_episode`."""
+    _check_continues(episode, other)
+    seen = [(episode.observations, other.observations)]
+    if episode.has_infos or other.has_infos:
+        seen.append((episode.infos, other.infos))
+    else:
+        episode._infos = None
+    acted = [(episode.actions, other.actions), (episode.rewards, other.rewards)]
+    acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in episode.extra_model_outputs.items()]
+    _extend_all(seen, acted)
+    episode.t = other.t
+    episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
+    episode._last_step_time = other._last_step_time or episode._last_step_time
+    episode.custom_data.update(other.custom_data)
+
+
+def _extend_all(seen: list[Pair], acted: list[Pair]) -> None:
+    """All of the chunk's records or, if one kind of them does not fit, none."""
+    before = [(mine, mine.data, mine.len_incl_lookback()) for mine, _ in (*seen, *acted)]
+    try:
+        for mine, theirs in acted:
+            _extend(mine, theirs, first=0)
+        for mine, theirs in seen:
+            _extend(mine, theirs, first=1)
+    except BadEpisode:
+        for mine, data, count in before:
+            mine.data = data if mine.finalized else data[:count]
+        raise
+    for mine, theirs in seen:  # the joint is in both, equal; as in RLlib, the chunk's stays
+        if not mine.finalized:
+            mine.data[-len(theirs)] = theirs.get(0)
+
+
+def _extend(mine: InfiniteLookbackBuffer, theirs: InfiniteLookbackBuffer, *, first: int) -> None:
+    theirs.shared()
+    if len(theirs) > first:
+        mine.extend(theirs.get(slice(first, None)))
+
+
+def _check_continues(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+    problem = ""
+    if other.id_ != episode.id_:
+        problem = f"a chunk of episode {other.id_}"
+    elif episode.is_done:
+        problem = "a chunk after the episode was done"
+    elif episode.t != other.t_started:
+        problem = f"a chunk from timestep {other.t_started} on, this one ends at {episode.t}"
+    elif episode.extra_model_outputs.keys() != other.extra_model_outputs.keys():
+        names = [sorted(chunk.extra_model_outputs) for chunk in (other, episode)]
+        problem = f"a chunk with extra model outputs {names[0]}, {names[1]} here"
+    if not problem:
+        episode.validate()
+        other.validate()
+        problem = _joint(episode, other)
+    if problem:
+        raise BadEpisode(problem, where=f"episode {episode.id_}", fix="join the chunks of one episode in order, with no gaps")
+
+
+def _joint(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> str:
+    if not episode.is_reset or not other.is_reset:
+        return "a chunk without a first observation"
+    if not _same(episode.get_observations(-1), other.get_observations(0)):
+        return f"a chunk whose first observation is not the last one here, of timestep {episode.t}"
+    return ""
+
+
+def _same(left: Tree, right: Tree) -> bool:
+    try:
+        return all(leaves(map_leaves(np.array_equal, left, right)))
+    except ValueError:  # other structures
+        return False

@@ -1,0 +1,227 @@
+"""Recordings that RLlib itself made, read to the same values as by msgpack-numpy (these files are trusted)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgpack_numpy
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces as gym_spaces
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.codec import decode, decode_batch, encode_batch
+from offline_cli.errors import BadEpisode
+from offline_cli.spaces import space_to_rllib
+from offline_cli.tally import Rejects, Tally
+from offline_cli.testing import assert_same_batch, assert_same_tree
+from offline_cli.trees import Tree, map_leaves
+
+COUNTS = {  # folder: episodes, steps, terminated, truncated, sum of rewards
+    "rllib_episodes_cartpole_expert": (100, 46_184, 15, 85, 46_184),
+    "rllib_episodes_cartpole_lstm": (20, 485, 20, 0, 485),
+    "rllib_episodes_dict_flattened": (12, 132, 12, 0, 113.1429),
+    "rllib_episodes_frozenlake": (40, 306, 40, 0, 1),
+    "rllib_episodes_pendulum": (8, 1_600, 0, 8, -13_284.1756),
+}
+every_recording = pytest.mark.parametrize("name", COUNTS)
+
+
+def items_of(real_data: Path, name: str) -> list[bytes]:
+    files = sorted((real_data / name).rglob("*.parquet"))
+    return [item for file in files for item in pq.read_table(file).column("item").to_pylist()]
+
+
+def read(items: list[bytes]) -> EpisodeBatch:
+    [batch] = decode_batch(items, where=lambda i: f"item {i}", rejects=Rejects(), tally=Tally())
+    return batch
+
+
+def trusted(item: bytes) -> Any:
+    return msgpack.unpackb(item, object_hook=msgpack_numpy.decode, strict_map_key=False)
+
+
+def stacked(steps: list[Any]) -> Tree:
+    if isinstance(steps[0], dict):
+        return {key: stacked([step[key] for step in steps]) for key in steps[0]}
+    return np.array(steps)
+
+
+@every_recording
+def test_a_recording_has_the_counts_that_its_source_states(real_data: Path, name: str) -> None:
+    batch = read(items_of(real_data, name))
+    flags = int(batch.terminated.sum()), int(batch.truncated.sum())
+    episodes, steps, terminated, truncated, rewards = COUNTS[name]
+    assert (len(batch), batch.num_steps, *flags) == (episodes, steps, terminated, truncated)
+    assert batch.rewards.sum() == pytest.approx(rewards)
+
+
+@every_recording
+def test_every_value_of_a_recording_is_what_msgpack_numpy_reads(real_data: Path, name: str) -> None:
+    items = items_of(real_data, name)
+    batch = read(items)
+    for episode, state in zip(batch, map(trusted, items), strict=True):
+        for part, ours in (
+            ("observations", episode.get_observations()),
+            ("actions", episode.get_actions()),
+            ("rewards", episode.get_rewards()),
+        ):
+            np.testing.assert_array_equal(ours, stacked(state[part]["data"]), strict=True)
+        for output, buffer in state["extra_model_outputs"].items():
+            ours = episode.get_extra_model_outputs(output)
+            map_leaves(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), ours, stacked(buffer["data"]))
+        assert list(episode.get_infos()) == state["infos"]["data"]
+        assert (episode.id_, episode.t, episode._start_time) == (state["id_"], state["t"], state["_start_time"])
+
+
+@every_recording
+def test_one_at_a_time_gives_what_many_at_once_do(real_data: Path, name: str) -> None:
+    items = items_of(real_data, name)[:12]
+    assert_same_batch(EpisodeBatch.from_episodes(decode(item, where=name) for item in items), read(items))
+
+
+@every_recording
+def test_a_recording_written_again_as_ours_is_equal_and_smaller(real_data: Path, name: str) -> None:
+    items = items_of(real_data, name)
+    batch = read(items)
+    again = encode_batch(batch, where=name, tally=Tally())
+    assert_same_batch(read(again), batch)
+    assert sum(map(len, again)) < sum(map(len, items))
+
+
+@pytest.mark.ray
+@every_recording
+def test_rllib_reads_a_recording_written_again_as_ours_to_equal_values(real_data: Path, name: str) -> None:
+    rllib = pytest.importorskip("ray.rllib.env.single_agent_episode")
+    items = items_of(real_data, name)[:12]
+    for theirs, ours in zip(items, encode_batch(read(items), where=name, tally=Tally()), strict=True):
+        before = rllib.SingleAgentEpisode.from_state(trusted(theirs)).to_numpy()
+        after = rllib.SingleAgentEpisode.from_state(msgpack.unpackb(ours, object_hook=msgpack_numpy.decode))
+        assert after.is_numpy
+        for get in ("get_observations", "get_actions", "get_rewards", "get_infos"):
+            np.testing.assert_array_equal(getattr(after, get)(), getattr(before, get)())
+        assert (after.id_, after.is_terminated, after.is_truncated) == (before.id_, before.is_terminated, before.is_truncated)
+
+
+# ---- layouts that the recordings do not show ----
+
+
+def state_of(**changes: Any) -> dict[str, Any]:
+    """An episode of two steps as RLlib 2.60 records it."""
+
+    def buffer(*data: Any) -> dict[str, Any]:
+        return {"data": list(data), "lookback": 0, "finalized": False, "space": None}
+
+    row = np.arange(2, dtype=np.float32)
+    state = {
+        "id_": "e",
+        "agent_id": None,
+        "module_id": None,
+        "multi_agent_episode_id": None,
+        "observations": buffer(row, row + 1, row + 2),
+        "actions": buffer(np.int64(0), np.int64(1)),
+        "rewards": buffer(0.5, 1.5),
+        "infos": buffer({}, {}, {}),
+        "extra_model_outputs": None,
+        "is_terminated": np.True_,
+        "is_truncated": np.False_,
+        "t_started": 0,
+        "t": 2,
+        "_observation_space": None,
+        "_action_space": None,
+        "_start_time": None,
+        "_last_step_time": None,
+        "custom_data": {},
+    }
+    for name, value in changes.items():
+        if name in ("observations", "actions", "rewards", "infos"):
+            value = buffer(*value)
+        state[name] = value
+    return state
+
+
+def packed(state: Mapping[str, Any]) -> bytes:
+    return msgpack.packb(state, default=msgpack_numpy.encode)
+
+
+def test_the_older_name_of_custom_data_is_read() -> None:
+    state = state_of()
+    del state["custom_data"]
+    batch = read([packed({**state, "_temporary_timestep_data": {"a": [1, 2]}})])
+    assert batch.custom_data == ({"a": [1, 2]},)
+
+
+def test_a_state_without_any_custom_data_is_read() -> None:
+    state = state_of()
+    del state["custom_data"]
+    assert read([packed(state)]).custom_data is None
+
+
+def test_int_keys_in_infos_are_read_as_they_are() -> None:
+    batch = read([packed(state_of(infos=[{1: 2.0}, {}, {}]))])
+    assert batch.infos == [{1: 2.0}, {}, {}]
+
+
+def test_python_numbers_become_int64_and_float64() -> None:
+    batch = read([packed(state_of(actions=[3, 70_000], rewards=[1, 2.5]))])
+    assert (batch.actions.dtype, batch.rewards.dtype) == (np.int64, np.float64)
+    assert batch.actions.tolist() == [3, 70_000]
+
+
+def test_steps_of_two_float_types_are_widened_and_counted() -> None:
+    tally = Tally()
+    item = packed(state_of(observations=[np.zeros(2), np.ones(2, np.float32), np.ones(2, np.float32)]))
+    [batch] = decode_batch([item], where=str, rejects=Rejects(), tally=tally)
+    assert batch.obs.dtype == np.float64
+    assert tally.assumptions == {"mixed-dtypes-widened": 1}
+
+
+def test_an_odd_episode_among_many_of_one_layout_is_read_in_its_place() -> None:
+    plain = packed(state_of())
+    odd = packed(state_of(observations=[np.arange(2, dtype=np.int32)] * 3))  # same bytes per step, another type
+    half = packed(state_of(observations=[np.zeros(2, np.float32), *[np.zeros(2, np.int32)] * 2]))  # the first step alone fits
+    batches = list(decode_batch([plain, plain, odd, half, plain], where=str, rejects=Rejects(), tally=Tally()))
+    assert [batch.obs.dtype.name for batch in batches] == ["float32", "int32", "float64", "float32"]
+    assert [len(batch) for batch in batches] == [2, 1, 1, 1]
+
+
+def test_nested_steps_are_read_as_nested_arrays() -> None:
+    step = {"camera": np.zeros((2, 2), np.uint8), "joints": (np.float32(1), np.ones(3))}
+    batch = read([packed(state_of(observations=[step, step, step]))])
+    assert batch.obs["camera"].shape == (3, 2, 2)
+    assert [leaf.shape for leaf in batch.obs["joints"]] == [(3,), (3, 3)]
+
+
+def test_an_episode_without_steps_is_read() -> None:
+    state = state_of(observations=[np.zeros(2, np.float32)], actions=[], rewards=[], infos=[{}], t=0)
+    batch = read([packed(state)])
+    assert (len(batch), batch.num_steps) == (1, 0)
+
+
+def test_a_space_is_taken_from_the_buffer_where_the_episode_has_none() -> None:
+    state = state_of()
+    state["actions"]["space"] = {"space": "discrete", "n": 2, "start": 0}
+    assert read([packed(state)]).action_space == gym_spaces.Discrete(2)
+    assert decode(packed(state), where="test").action_space == gym_spaces.Discrete(2)
+
+
+def test_nested_lists_of_rllib_2_40_are_read_as_arrays() -> None:
+    space = gym_spaces.Dict({"a": gym_spaces.Box(-1, 1, (2,)), "b": gym_spaces.Tuple([gym_spaces.MultiDiscrete([3, 4])])})
+    data = {"a": np.ones((3, 2), np.float32), "b": (np.array([[0, 1], [1, 2], [2, 3]]),)}
+    state = state_of(_observation_space=space_to_rllib(space))
+    state["observations"] = {"data": space.to_jsonable([data]), "lookback": 0, "finalized": True, "space": None}
+    batch = read([packed(state)])
+    assert_same_tree(batch.obs, data)
+    assert_same_tree(decode(packed(state), where="test").get_observations(), data)
+
+
+def test_nested_lists_that_do_not_fit_their_space_are_refused() -> None:
+    space = gym_spaces.Dict({"a": gym_spaces.Box(-1, 1, (2,))})
+    state = state_of(_observation_space=space_to_rllib(space))
+    state["observations"] = {"data": {"a": [[[1.0], [2.0], [3.0]]]}, "lookback": 0, "finalized": True, "space": None}
+    with pytest.raises(BadEpisode, match=r"observations\.a is not one row of Box per step"):
+        decode(packed(state), where="test")

@@ -1,0 +1,225 @@
+"""An EpisodeBatch and its single episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadEpisode
+
+OBS = gym.spaces.Dict({"x": gym.spaces.Box(-99.0, 99.0, (2,), np.float32), "p": gym.spaces.Tuple([gym.spaces.Discrete(99)])})
+ACT = gym.spaces.MultiDiscrete([99, 99])
+
+
+def made(name: str, steps: int, *, numpyized: bool = False, **options: Any) -> SingleAgentEpisode:
+    given: dict[str, Any] = {"observation_space": OBS, "action_space": ACT, "len_lookback_buffer": 0, **options}
+    episode = SingleAgentEpisode(
+        name,
+        observations=[{"x": np.full(2, step, np.float32), "p": (step,)} for step in range(steps + 1)],
+        actions=[np.array([step, 2 * step]) for step in range(steps)],
+        rewards=list(range(steps)),
+        extra_model_outputs={"logp": [np.float32(-step) for step in range(steps)]},
+        **given,
+    )
+    return episode.to_numpy() if numpyized else episode
+
+
+@pytest.mark.parametrize("numpyized", [(False, False, False), (True, True, True), (True, False, True)])
+def test_a_batch_of_episodes_has_one_array_per_leaf(numpyized: tuple[bool, bool, bool]) -> None:
+    sizes = (3, 1, 2)
+    batch = EpisodeBatch.from_episodes(
+        made(f"e{i}", steps, numpyized=flag) for i, (steps, flag) in enumerate(zip(sizes, numpyized, strict=True))
+    )
+    assert batch.ids == ("e0", "e1", "e2")
+    assert batch.starts.tolist() == [0, 3, 4, 6]
+    assert batch.obs["x"][:, 0].tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 2]
+    assert batch.obs["p"][0].tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 2]
+    assert batch.actions.tolist() == [[0, 0], [1, 2], [2, 4], [0, 0], [0, 0], [1, 2]]
+    assert batch.rewards.dtype == np.float64
+    assert batch.rewards.tolist() == [0, 1, 2, 0, 0, 1]
+    assert batch.extra["logp"].dtype == np.float32
+    assert batch.infos is None
+    assert batch.observation_space == OBS
+
+
+def test_an_episode_of_a_batch_equals_the_one_it_was_made_of() -> None:
+    episode = made("e1", 3, terminated=True, t_started=5, agent_id="a", module_id="m", multi_agent_episode_id="x")
+    episode.custom_data["k"] = 1
+    episode.set_infos(new_data={"i": 1}, at_indices=2)
+    episode._start_time, episode._last_step_time = 1.0, 3.0
+    again = EpisodeBatch.from_episodes([made("e0", 2), episode])[1]
+    again.validate()
+    episode.to_numpy()
+    names = ("observations", "actions", "rewards", "infos", "extra_model_outputs", "custom_data", "t", "t_started")
+    for name in (*names, "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "id_"):
+        assert getattr(again, name) == getattr(episode, name), name
+    assert again.get_duration_s() == 2.0
+    assert again.is_numpy
+
+
+def test_infos_clocks_and_names_that_only_some_episodes_have_stay_theirs() -> None:
+    known = made("e0", 1, agent_id="a")
+    known.set_infos(new_data={"i": 1}, at_indices=0)
+    known.add_env_step(
+        {"x": np.zeros(2, np.float32), "p": (0,)}, np.array([0, 0]), 0.0, extra_model_outputs={"logp": np.float32(0)}
+    )
+    batch = EpisodeBatch.from_episodes([known, made("e1", 1)])
+    assert batch.agent_ids == ("a", None)
+    assert batch.infos == [{"i": 1}, {}, {}, {}, {}]
+    assert batch.clock is not None
+    assert np.isnan(batch.clock[1]).all()
+    assert batch[1].get_duration_s() == 0.0
+    assert batch[1].get_infos() == [{}, {}]
+
+
+def test_setters_of_a_view_leave_the_batch_alone() -> None:
+    batch = EpisodeBatch.from_episodes([made("e0", 2), made("e1", 2)])
+    view = batch[0]
+    assert np.shares_memory(view.get_observations()["x"], batch.obs["x"])
+    view.set_observations(new_data={"x": np.full(2, 7, np.float32), "p": (7,)}, at_indices=0)
+    view.set_rewards(new_data=7.0, at_indices=0)
+    view.custom_data["k"] = 1
+    assert view.get_observations(0)["x"].tolist() == [7, 7]
+    assert batch.obs["x"][0].tolist() == [0, 0]
+    assert batch.rewards[0] == 0
+    assert batch[0].custom_data == {}
+
+
+def test_lookback_buffers_are_left_out() -> None:
+    chunk = made("e", 4).cut(2)
+    chunk.add_env_step(
+        {"x": np.ones(2, np.float32), "p": (1,)}, np.array([9, 9]), 1.0, extra_model_outputs={"logp": np.float32(0)}
+    )
+    batch = EpisodeBatch.from_episodes([chunk])
+    assert batch.num_steps == 1
+    assert batch.actions.tolist() == [[9, 9]]
+    assert batch.t_started is not None
+    assert batch.t_started.tolist() == [4]
+
+
+@pytest.mark.parametrize("numpyized", [False, True])
+def test_episodes_of_a_first_observation_only_are_legal(numpyized: bool) -> None:
+    batch = EpisodeBatch.from_episodes([made("e0", 0, numpyized=numpyized), made("e1", 2), made("e2", 0, numpyized=numpyized)])
+    assert batch.lengths.tolist() == [0, 2, 0]
+    assert batch.actions.shape == (2, 2)
+    assert batch.extra["logp"].shape == (2,)
+    assert [len(episode) for episode in batch] == [0, 2, 0]
+
+
+def test_without_any_step_the_space_gives_the_shape_of_actions() -> None:
+    batch = EpisodeBatch.from_episodes([made("e0", 0)])
+    assert batch.actions.shape == (0, 2)
+    assert batch[0].get_observations(0)["x"].tolist() == [0, 0]
+
+
+def test_tuples_given_as_lists_follow_the_space() -> None:
+    space = gym.spaces.Tuple([gym.spaces.Discrete(9), gym.spaces.Box(0.0, 1.0, (2,))])
+    episode = SingleAgentEpisode(
+        observations=[[1, np.zeros(2, np.float32)], [2, np.ones(2, np.float32)]],
+        actions=[0],
+        rewards=[0.0],
+        observation_space=space,
+        len_lookback_buffer=0,
+    )
+    batch = EpisodeBatch.from_episodes([episode])
+    assert isinstance(batch.obs, tuple)
+    assert batch.obs[0].tolist() == [1, 2]
+
+
+def plain(name: str, observations: list[Any], **options: Any) -> SingleAgentEpisode:
+    return SingleAgentEpisode(name, observations=observations, actions=[0], rewards=[0.0], len_lookback_buffer=0, **options)
+
+
+ZERO = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize("finish", [lambda episode: episode, lambda episode: episode.to_numpy()], ids=["lists", "arrays"])
+@pytest.mark.parametrize(
+    "observations",
+    [
+        [np.zeros(3, np.float32), np.zeros(3, np.float32)],
+        [np.zeros(2), np.zeros(2)],
+        [{"x": ZERO}, {"x": ZERO}],
+        [(ZERO,), (ZERO,)],
+        [1, 2],
+    ],
+    ids=["shape", "dtype", "dict", "tuple", "scalar"],
+)
+def test_episodes_that_cannot_share_arrays_are_refused_by_name(
+    observations: list[Any], finish: Callable[[SingleAgentEpisode], SingleAgentEpisode]
+) -> None:
+    with pytest.raises(BadEpisode) as caught:
+        EpisodeBatch.from_episodes([plain("good", [ZERO, ZERO]), finish(plain("odd", observations))])
+    assert "episode odd" in caught.value.where
+    assert "observations" in caught.value.where
+
+
+def test_a_ragged_episode_is_refused_with_its_name_and_leaf() -> None:
+    ragged = plain("ragged", [{"x": ZERO}, {"x": np.zeros(5, np.float32)}])
+    with pytest.raises(BadEpisode) as caught:
+        EpisodeBatch.from_episodes([plain("good", [{"x": ZERO}, {"x": ZERO}]), ragged])
+    assert caught.value.where == "episode ragged, observations, leaf x"
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (ZERO, np.full(2, 1 / 3)),
+        (np.zeros(2, np.int64), np.full(2, 0.5)),
+        (np.zeros(2, np.uint8), np.full(2, -1)),
+        (np.zeros(2, np.int32), np.full(2, 1 << 40)),
+        (np.zeros(2, bool), np.full(2, 7)),
+        (1, 0.5),
+        (np.float32(1), 1 / 3),
+        (True, 2.5),
+    ],
+)
+def test_a_type_that_changes_within_an_episode_becomes_one_that_holds_every_step(first: Any, later: Any) -> None:
+    for values in ([first, later], [later, first]):
+        found = EpisodeBatch.from_episodes([plain("mixed", values)]).obs
+        assert [np.array_equal(row, value) for row, value in zip(found, values, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (np.full(2, (1 << 53) + 1), np.full(2, 0.5)),
+        (np.full(2, -(1 << 60)), np.full(2, 1 << 63, np.uint64)),
+        ((1 << 53) + 1, 0.5),
+        (1, "1"),
+        (np.zeros(2), np.array(["a", "b"])),
+    ],
+)
+def test_a_type_that_changes_so_that_no_type_holds_every_step_is_refused(first: Any, later: Any) -> None:
+    for values in ([first, later], [later, first]):
+        with pytest.raises(BadEpisode) as caught:
+            EpisodeBatch.from_episodes([plain("mixed", values)])
+        assert caught.value.where == "episode mixed, observations, its only leaf"
+
+
+def test_episodes_of_different_spaces_are_refused() -> None:
+    small, large = (gym.spaces.Box(-bound, bound, (2,), np.float32) for bound in (1.0, 2.0))
+    with pytest.raises(BadEpisode, match="observation_space"):
+        EpisodeBatch.from_episodes(
+            [plain("a", [ZERO, ZERO], observation_space=small), plain("b", [ZERO, ZERO], observation_space=large)]
+        )
+
+
+def test_episodes_with_different_extra_outputs_are_refused() -> None:
+    with pytest.raises(BadEpisode, match="logp"):
+        EpisodeBatch.from_episodes([plain("a", [ZERO, ZERO]), plain("b", [ZERO, ZERO], extra_model_outputs={"logp": [1.0]})])
+
+
+def test_an_episode_that_was_never_reset_is_refused() -> None:
+    with pytest.raises(BadEpisode, match="first observation"):
+        EpisodeBatch.from_episodes([SingleAgentEpisode("empty")])
+
+
+def test_no_episodes_make_an_empty_batch() -> None:
+    assert len(EpisodeBatch.from_episodes([])) == 0

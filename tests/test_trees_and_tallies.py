@@ -1,0 +1,59 @@
+"""Nested arrays, and the counts of what had to be assumed or set aside."""
+
+from __future__ import annotations
+
+import pytest
+
+from offline_cli.errors import BadData, UnsupportedSpace
+from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.trees import flatten, leaves, map_leaves, paths, unflatten_like
+
+TREE = {"b": (1, {"c": 2}), "a": 3}
+
+
+def test_leaves_have_dotted_paths_in_the_order_of_the_keys() -> None:
+    assert list(flatten(TREE)) == [("b.0", 1), ("b.1.c", 2), ("a", 3)]
+    assert paths(TREE, "obs") == ["obs.b.0", "obs.b.1.c", "obs.a"]
+    assert list(flatten([1, 2], "obs")) == [("obs", [1, 2])]  # a list is data
+
+
+def test_trees_are_mapped_together_by_key_not_by_order() -> None:
+    assert map_leaves(lambda x, y: x - y, TREE, {"a": 1, "b": (1, {"c": 1})}) == {"b": (0, {"c": 1}), "a": 2}
+
+
+@pytest.mark.parametrize("other", [3, {"b": 1, "a": 3}, {"b": (1,), "a": 3}, {"a": 3}, {"b": (1, {"c": 2}), "a": {}}], ids=str)
+def test_another_structure_is_refused(other: object) -> None:
+    with pytest.raises(ValueError, match="against"):
+        map_leaves(lambda x, y: x, TREE, other)
+
+
+def test_leaves_are_put_back_where_they_came_from() -> None:
+    assert unflatten_like(TREE, [10 * leaf for leaf in leaves(TREE)]) == {"b": (10, {"c": 20}), "a": 30}
+    for wrong in ([1, 2], [1, 2, 3, 4]):
+        with pytest.raises(ValueError, match="for a tree of 3"):
+            unflatten_like(TREE, wrong)
+
+
+def test_an_assumption_taken_back_is_not_listed() -> None:
+    tally = Tally()
+    tally.assume("unfinished-episode", 2)
+    tally.assume("unfinished-episode", -2)
+    tally.assume("other", 0)
+    assert dict(tally.assumptions) == {}
+
+
+def test_a_bad_row_stops_everything_is_counted_or_is_kept() -> None:
+    error = BadData("no number", where="part-0 row 3", fix="mend it")
+    with pytest.raises(BadData) as caught:
+        Rejects(OnError.FAIL).add(error, raw="text")
+    assert caught.value is error
+    skipped, kept = Rejects(OnError.SKIP), Rejects(OnError.QUARANTINE)
+    for rejects in (skipped, kept):
+        rejects.add(error, raw="\ud800text", rows=3)
+        rejects.add(UnsupportedSpace("a Text space", where="row 4", fix="none"), raw=b"\x00")
+        assert rejects.count == 4
+    assert skipped.kept == []
+    assert [(row.where, row.code, row.raw) for row in kept.kept] == [
+        ("part-0 row 3", "bad-data", "\ud800text".encode("utf-8", "surrogatepass")),
+        ("row 4", "unsupported-space", b"\x00"),
+    ]
