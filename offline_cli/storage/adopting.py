@@ -1,0 +1,48 @@
+"""Complete shards of an earlier writing, read again to go on after them; refuses shards that cannot be read.
+
+Their episodes pass through the same blocks as when they were written, so that statistics come out the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from offline_cli.storage.blocks import BlockCutter
+from offline_cli.storage.layout import DATA
+from offline_cli.storage.locations import Location
+from offline_cli.storage.manifest import Shard
+from offline_cli.storage.reading import ShardReader
+from offline_cli.storage.row_formats import RowFormat
+from offline_cli.storage.shards import fingerprint, opened
+from offline_cli.storage.statistics import StatisticsBuilder
+
+__all__ = ["Adopted", "adopt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A shard that an earlier writing finished."""
+
+    shard: Shard
+    schema: Any  # pa.Schema
+    ids: tuple[str, ...]  # of its episodes, in order
+
+
+def adopt(place: Location, reader: ShardReader, rows: RowFormat, statistics: StatisticsBuilder) -> Adopted:
+    """Read the shard at `place`, add its episodes to `statistics`, its columns to `rows`. Raises BadData, StorageError."""
+    size, digest = fingerprint(place)
+    with opened(place, size=size) as file:
+        schema, row_count = file.schema_arrow, file.metadata.num_rows
+    rows.adopt(schema)
+    cutter = BlockCutter(rows.rows_of, max_rows=None, max_bytes=None)
+    ids: list[str] = []
+    steps = 0
+    for batch in reader.read(place):
+        ids += batch.ids
+        steps += batch.num_steps
+        for block in cutter.push(batch):
+            statistics.add(block.batch)
+    for block in cutter.flush():
+        statistics.add(block.batch)
+    return Adopted(Shard(f"{DATA}/{place.name}", len(ids), row_count, steps, size, digest), schema, tuple(ids))

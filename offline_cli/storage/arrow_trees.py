@@ -1,0 +1,121 @@
+"""Trees of arrays as Arrow columns and back, types taken from the space or the array's dtype, never from values.
+
+Scalar leaves are primitive columns, 1-D leaves fixed_size_list, 2-D and more arrow.fixed_shape_tensor; Dict is a struct by
+key, Tuple a struct by '0', '1', ... whose field carries a mark, so that it comes back a tuple. Refuses leaves without
+elements, which Parquet cannot hold, and nulls. Everything moves as whole buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from offline_cli.errors import UnsupportedSpace
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree
+
+__all__ = ["arrow_type", "from_arrow", "is_numeric", "space_field", "to_arrow", "tree_field"]
+
+MARK = {b"offline_cli": b"tuple"}  # on the field of a struct that stands for a tuple
+FIX = "use the episodes format, which stores any array"
+
+
+def arrow_type(space: Space) -> Any:
+    """The Arrow type (pa.DataType) of values of `space`. Raises UnsupportedSpace."""
+    return space_field("value", space).type
+
+
+def space_field(name: str, space: Space, *, where: str = "") -> Any:
+    """The column (pa.Field) called `name` for values of `space`. Raises UnsupportedSpace, naming the part."""
+    path = f"{where}.{name}" if where else name
+    if isinstance(space, spaces.Dict):
+        return _struct(name, [space_field(str(key), part, where=path) for key, part in space.spaces.items()], path)
+    if isinstance(space, spaces.Tuple):
+        return _struct(name, [space_field(str(i), part, where=path) for i, part in enumerate(space.spaces)], path, MARK)
+    return pa.field(name, _leaf_type(np.dtype(space.dtype), tuple(space.shape or ()), path))
+
+
+def tree_field(name: str, tree: Tree, *, where: str = "") -> Any:
+    """The column (pa.Field) called `name` for leaves (N, ...) of `tree`, which no space describes. Raises UnsupportedSpace."""
+    path = f"{where}.{name}" if where else name
+    if isinstance(tree, dict):
+        return _struct(name, [tree_field(str(key), tree[key], where=path) for key in sorted(tree)], path)
+    if isinstance(tree, tuple):
+        return _struct(name, [tree_field(str(i), part, where=path) for i, part in enumerate(tree)], path, MARK)
+    return pa.field(name, _leaf_type(tree.dtype, tree.shape[1:], path))
+
+
+def _struct(name: str, fields: Sequence[Any], path: str, metadata: dict[bytes, bytes] | None = None) -> Any:
+    if not fields:
+        raise UnsupportedSpace("a Dict or Tuple without parts has no column", where=path, fix=FIX)
+    return pa.field(name, pa.struct(fields), metadata=metadata)
+
+
+def _leaf_type(dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Any:
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise UnsupportedSpace(f"values of type {dtype} have no column", where=path, fix=FIX)
+    if 0 in shape:
+        raise UnsupportedSpace(f"arrays of shape {shape} have no elements, hence no column", where=path, fix=FIX)
+    element = pa.from_numpy_dtype(dtype.newbyteorder("="))
+    if not shape:
+        return element
+    return pa.list_(element, shape[0]) if len(shape) == 1 else pa.fixed_shape_tensor(element, shape)
+
+
+def is_numeric(kind: Any) -> bool:
+    """Whether `from_arrow` makes numbers or bools of an Arrow type (pa.DataType): what `tree_field` gives, and nothing else."""
+    if pa.types.is_struct(kind):
+        return bool(kind.num_fields) and all(is_numeric(kind.field(i).type) for i in range(kind.num_fields))
+    if isinstance(kind, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+# ---- values ----
+
+
+def to_arrow(tree: Tree, kind: Any) -> Any:
+    """Leaves (N, ...) of `tree` as one pa.Array of type `kind`; memory is shared where it is contiguous."""
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        parts = tree if isinstance(tree, tuple) else [tree[field.name] for field in fields]
+        children = [to_arrow(part, field.type) for part, field in zip(parts, fields, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=fields)
+    flat = pa.array(np.ascontiguousarray(tree).reshape(-1))
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = pa.FixedSizeListArray.from_arrays(flat, math.prod(kind.shape))
+        return pa.ExtensionArray.from_storage(kind, storage.cast(kind.storage_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(flat, kind.list_size).cast(kind)
+    return flat
+
+
+def from_arrow(array: Any, field: Any) -> Tree:
+    """Leaves (N, ...) of a pa.Array, as `field` describes it. Raises ValueError where a value is null."""
+    kind = field.type
+    if array.null_count:
+        raise ValueError(f"{array.null_count} values of column {field.name!r} are null")
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        parts = [from_arrow(array.field(i), part) for i, part in enumerate(fields)]
+        if (field.metadata or {}).items() >= MARK.items():
+            return tuple(parts)
+        return {part.name: value for part, value in zip(fields, parts, strict=True)}
+    if isinstance(kind, pa.BaseExtensionType):
+        return _numbers(array.storage.flatten(), field).reshape(-1, *kind.shape)
+    if pa.types.is_fixed_size_list(kind):
+        return _numbers(array.flatten(), field).reshape(-1, kind.list_size)
+    return _numbers(array, field)
+
+
+def _numbers(array: Any, field: Any) -> NDArray[Any]:
+    if array.null_count:
+        raise ValueError(f"{array.null_count} elements in column {field.name!r} are null")
+    numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return numbers

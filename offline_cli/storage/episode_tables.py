@@ -1,0 +1,88 @@
+"""EpisodeBatch to Arrow table of the `episodes` format and back: one row per episode, its bytes and a few plain columns.
+
+The bytes are `episodes.codec`'s; the plain columns are for other tools to filter by and are not read back. Refuses rows
+without bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.codec import BatchDecoder, encode_batch
+from offline_cli.errors import BadData, BadEpisode
+from offline_cli.spaces import Space, tree_from_lists
+from offline_cli.storage.conforming import check_shapes
+from offline_cli.tally import Tally
+
+__all__ = ["EPISODE_SCHEMA", "from_table", "to_table"]
+
+FIX = "write the dataset again from its source"
+EPISODE_SCHEMA = pa.schema(
+    [
+        pa.field(Columns.ITEM, pa.binary()),
+        pa.field(Columns.EPS_ID, pa.string()),
+        pa.field(Columns.LENGTH, pa.int64()),
+        pa.field(Columns.RETURN, pa.float64()),
+        pa.field(Columns.TERMINATED, pa.bool_()),
+        pa.field(Columns.TRUNCATED, pa.bool_()),
+    ]
+)
+
+
+def to_table(batch: EpisodeBatch, *, where: str, tally: Tally) -> Any:
+    """The pa.Table of `batch`. Raises BadData for values that cannot be encoded, naming episode, step and key."""
+    return pa.Table.from_arrays(
+        [
+            pa.array(encode_batch(batch, where=where, tally=tally), pa.binary()),
+            pa.array(batch.ids, pa.string()),
+            pa.array(batch.lengths),
+            pa.array(batch.returns),
+            pa.array(np.ascontiguousarray(batch.terminated)),
+            pa.array(np.ascontiguousarray(batch.truncated)),
+        ],
+        schema=EPISODE_SCHEMA,
+    )
+
+
+def from_table(
+    table: Any,
+    *,
+    first_row: int,
+    where: str,
+    decoder: BatchDecoder,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+) -> Iterator[EpisodeBatch]:
+    """Batches of the episodes in a pa.Table's `item` column, in row order. `first_row`: of the table in its file.
+
+    Given spaces replace those in the bytes, and make tuples of what the bytes hold as lists. Raises BadData, naming the row,
+    through the decoder's rejects, and naming the episode where keys or shapes are not those of the spaces.
+    """
+    items = table.column(Columns.ITEM)
+    if items.null_count:
+        raise BadData(f"{items.null_count} values of column 'item' are null", where=where, fix=FIX)
+    for batch in decoder.decode(items, where=lambda row: f"{where} row {first_row + row}"):
+        try:
+            yield _with_spaces(batch, observation_space, action_space)
+        except BadEpisode as err:
+            raise BadData(f"not in the manifest's spaces: {err.what}", where=f"{where}, {err.where}", fix=FIX) from err
+
+
+def _with_spaces(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None) -> EpisodeBatch:
+    if observation_space is None and action_space is None:
+        return batch
+    check_shapes(batch, observation_space, action_space)
+    return replace(
+        batch,
+        obs=tree_from_lists(batch.obs, observation_space),
+        actions=tree_from_lists(batch.actions, action_space),
+        observation_space=observation_space or batch.observation_space,
+        action_space=action_space or batch.action_space,
+    )

@@ -1,0 +1,184 @@
+"""manifest.json as a typed value: what a dataset is, and which shards make it; refuses a broken one by listing all mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+from offline_cli.errors import BadData, UnsupportedSpace
+from offline_cli.spaces import Space, space_from_json, space_to_json
+from offline_cli.storage.layout import SHARD_PATH
+from offline_cli.storage.schemas import mistakes
+
+__all__ = ["Counts", "Environment", "Manifest", "Shard"]
+
+SCHEMA = "manifest.v1.json"
+VERSION = 1
+MAX_BYTES = 256 << 20
+MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
+FIX = "write the dataset again from its source"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the episodes were played in."""
+
+    id: str  # gymnasium id
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # of gymnasium.make; plain JSON values
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Sizes of a dataset."""
+
+    episodes: int
+    steps: int
+    terminated: int
+    truncated: int  # flags as stored: unfinished episodes have it too
+    unfinished: int  # truncated only because their recording broke off; ones with neither flag too
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a dataset."""
+
+    path: str  # below the dataset folder: data/shard-0123abcd-000000.parquet
+    episodes: int
+    rows: int
+    steps: int
+    bytes: int
+    sha256: str  # hex
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # eq=False: compare as_json()
+class Manifest:
+    """Everything that is known of a dataset without reading its shards."""
+
+    format: str  # "episodes" | "columns"
+    complete: bool  # whether all that was asked for is in it
+    environment: Environment | None
+    observation_space: Space | None
+    action_space: Space | None
+    spaces_inferred: bool  # the spaces are a guess from the data
+    action_scale: str  # "env" | "normalized" | "unknown"
+    compression: str
+    counts: Counts
+    shards: tuple[Shard, ...]  # in reading order
+    statistics: Mapping[str, Any]  # columns by path, return, length: see schemas/manifest.v1.json
+    assumptions: Mapping[str, int]
+    provenance: Mapping[str, Any]  # the only part that differs between two runs of one command
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, as schemas/manifest.v1.json describes them."""
+        return {
+            "format": self.format,
+            "version": VERSION,
+            "complete": self.complete,
+            "environment": self.environment and {"id": self.environment.id, "kwargs": dict(self.environment.kwargs)},
+            "observation_space": self.observation_space and space_to_json(self.observation_space),
+            "action_space": self.action_space and space_to_json(self.action_space),
+            "spaces_inferred": self.spaces_inferred,
+            "action_scale": self.action_scale,
+            "compression": self.compression,
+            "counts": asdict(self.counts),
+            "shards": [asdict(shard) for shard in self.shards],
+            "statistics": dict(self.statistics),
+            "assumptions": dict(sorted(self.assumptions.items())),
+            "provenance": dict(self.provenance),
+        }
+
+    def to_bytes(self) -> bytes:
+        """The file. Raises ValueError for a manifest that its own schema refuses: our bug."""
+        document = self.as_json()
+        text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False).encode()
+        wrong = mistakes(json.loads(text), SCHEMA)
+        if wrong:
+            raise ValueError(f"a manifest that nobody could read: {wrong}")
+        return text + b"\n"
+
+    @staticmethod
+    def from_bytes(data: bytes, *, where: str) -> Manifest:
+        """The manifest in a file. Raises BadData, naming all mistakes."""
+        document = _parsed(data, where)
+        version = document.get("version")
+        if isinstance(version, int) and version > VERSION:
+            fix = "pip install --upgrade offline-cli"
+            raise BadData(f"a manifest of version {version}; this program knows {VERSION}", where=where, fix=fix)
+        wrong = mistakes(document, SCHEMA) or _contradictions(document)
+        if wrong:
+            raise _bad(wrong, where)
+        environment = document["environment"]
+        return Manifest(
+            format=document["format"],
+            complete=document["complete"],
+            environment=environment and Environment(environment["id"], environment["kwargs"]),
+            observation_space=_space(document["observation_space"], f"{where}, observation_space"),
+            action_space=_space(document["action_space"], f"{where}, action_space"),
+            spaces_inferred=document["spaces_inferred"],
+            action_scale=document["action_scale"],
+            compression=document["compression"],
+            counts=Counts(**_whole(document["counts"])),
+            shards=tuple(Shard(**_whole(shard)) for shard in document["shards"]),
+            statistics=document["statistics"],
+            assumptions=_whole(document["assumptions"]),
+            provenance=document["provenance"],
+        )
+
+
+def _parsed(data: bytes, where: str) -> dict[str, Any]:
+    if len(data) > MAX_BYTES:
+        raise _bad([f"{len(data)} bytes; a manifest has at most {MAX_BYTES}"], where)
+    try:
+        document = orjson.loads(data)  # refuses NaN and infinities, which JSON does not have
+    except ValueError as err:
+        raise _bad([f"no JSON: {err}"], where) from err
+    if not isinstance(document, dict):
+        raise _bad(["no JSON object"], where)
+    if _deeper_than(document, MAX_DEPTH):
+        raise _bad([f"nested deeper than {MAX_DEPTH}"], where)
+    return document
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return not depth or any(_deeper_than(part, depth - 1) for part in parts)
+
+
+def _contradictions(document: dict[str, Any]) -> list[str]:
+    """What no schema can say: sums that disagree, a shard listed twice."""
+    shards, counts = document["shards"], document["counts"]
+    wrong = [f"shards: {path} is listed {n} times" for path, n in Counter(shard["path"] for shard in shards).items() if n > 1]
+    wrong += [f"shards: {shard['path']!r} is no shard's name" for shard in shards if not SHARD_PATH.fullmatch(shard["path"])]
+    for name in ("episodes", "steps"):
+        total = sum(shard[name] for shard in shards)
+        if total != counts[name]:
+            wrong.append(f"counts.{name}: {counts[name]}, but the shards hold {total}")
+    if document["format"] == "columns" and None in (document["observation_space"], document["action_space"]):
+        wrong.append("format: columns need an observation_space and an action_space")
+    return wrong
+
+
+def _whole(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """`counts` with integers as int: JSON Schema takes 3.0 for an integer too."""
+    return {name: int(value) if isinstance(value, float) else value for name, value in counts.items()}
+
+
+def _space(node: Mapping[str, Any] | None, where: str) -> Space | None:
+    if node is None:
+        return None
+    try:
+        return space_from_json(node, where=where)
+    except UnsupportedSpace as err:
+        raise BadData(err.what, where=err.where, fix=FIX) from err
+
+
+def _bad(wrong: list[str], where: str) -> BadData:
+    what = wrong[0] if len(wrong) == 1 else f"{len(wrong)} mistakes:\n  - " + "\n  - ".join(wrong)
+    return BadData(f"the manifest cannot be read: {what}", where=where, fix=FIX, details={"problems": wrong})

@@ -1,0 +1,91 @@
+"""The shards that a writer has finished and the one it is at; refuses to count one that is not under its name yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.storage.blocks import BLOCK_BYTES
+from offline_cli.storage.layout import shard_name
+from offline_cli.storage.locations import Location
+from offline_cli.storage.manifest import Shard
+from offline_cli.storage.shards import ShardWriter, opened, read_row_groups
+
+__all__ = ["ShardSequence"]
+
+
+class ShardSequence:
+    """Shards of one generation in order of their numbers; at most one is open. Raises StorageError."""
+
+    def __init__(self, folder: Location, generation: str, *, compression: str) -> None:
+        """`folder`: the dataset's."""
+        self._folder = folder
+        self._generation = generation
+        self._compression = compression
+        self._open: ShardWriter | None = None
+        self._episodes = self._steps = 0  # in the open shard
+        self.finished: list[Shard] = []
+        self.schemas: list[Any] = []  # pa.Schema of each finished one
+        self._schema: Any = None
+
+    @property
+    def next_path(self) -> str:
+        """Path, below the dataset's folder, of the shard that is open or would be opened next."""
+        return shard_name(self._generation, len(self.finished))
+
+    def adopt(self, shard: Shard, schema: Any) -> None:
+        """Count a shard that an earlier writer finished."""
+        self.finished.append(shard)
+        self.schemas.append(schema)
+
+    def write(self, batch: EpisodeBatch, table: Any) -> None:
+        """Append the pa.Table of `batch` to the open shard, opening one where none is."""
+        if self._open is None:
+            self._schema = table.schema
+            self._open = self._writer(self.next_path, table.schema)
+        self._open.write(table, rows_per_group=_rows_per_group(table))
+        self._episodes += len(batch)
+        self._steps += batch.num_steps
+
+    def close(self) -> None:
+        """Finish the open shard, if one is."""
+        if self._open is None:
+            return
+        size, digest = self._open.commit()
+        shard = Shard(self.next_path, self._episodes, self._open.rows, self._steps, size, digest)
+        self.adopt(shard, self._schema)
+        self._open = None
+        self._episodes = self._steps = 0
+
+    def discard(self) -> None:
+        """Leave nothing of the open shard."""
+        if self._open is not None:
+            self._open.discard()
+            self._open = None
+
+    def rewrite(self, number: int, change: Any) -> None:
+        """Write finished shard `number` again, each of its tables as `change` (pa.Table -> pa.Table) makes it."""
+        shard = self.finished[number]
+        place = self._folder.join(shard.path)
+        writer: ShardWriter | None = None
+        try:
+            with opened(place, size=shard.bytes) as file:
+                for table in map(change, read_row_groups(file, place)):
+                    writer = writer or self._writer(shard.path, table.schema)
+                    writer.write(table, rows_per_group=table.num_rows)
+                    self.schemas[number] = table.schema
+            assert writer is not None, "a finished shard has rows"
+            size, digest = writer.commit()
+        except BaseException:
+            if writer is not None:
+                writer.discard()
+            raise
+        self.finished[number] = Shard(shard.path, shard.episodes, shard.rows, shard.steps, size, digest)
+
+    def _writer(self, path: str, schema: Any) -> ShardWriter:
+        return ShardWriter(self._folder.join(path), schema, folder=self._folder, compression=self._compression)
+
+
+def _rows_per_group(table: Any) -> int:
+    """All rows of a table in one group, unless a single long episode makes it large."""
+    return max(1, table.num_rows if table.nbytes <= 2 * BLOCK_BYTES else int(table.num_rows * BLOCK_BYTES / table.nbytes))

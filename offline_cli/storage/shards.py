@@ -1,0 +1,152 @@
+"""One Parquet file: written so that it exists only when whole, read row group by row group; refuses one that is cut or changed.
+
+Floats are stored plain, text and integers with a dictionary; `item` never has one. Every page carries a checksum, which
+reading verifies: without it, one byte in four could change in a shard and be read as another value. Whatever a broken or
+hostile file makes the Parquet reader raise becomes BadData that names the shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offline_cli.columns import Columns
+from offline_cli.errors import BadData, StorageNotFound, UsageError
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile
+
+__all__ = ["COMPRESSIONS", "ShardWriter", "check_compression", "fingerprint", "opened", "read_row_groups"]
+
+COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
+FIX: Final = "restore the file from a copy, or write the dataset again from its source"
+HASH_CHUNK = 4 << 20
+
+
+def check_compression(name: str) -> str:
+    """`name`, if Parquet files can be compressed that way; else raises UsageError."""
+    if name not in COMPRESSIONS:
+        raise UsageError(f"no compression is called {name!r}", where="--compression", fix=f"one of {', '.join(COMPRESSIONS)}")
+    return name
+
+
+class ShardWriter:
+    """A shard being written; ended by exactly one of `commit` and `discard`. Raises StorageError."""
+
+    def __init__(self, target: Location, schema: Any, *, folder: Location, compression: str) -> None:
+        """`schema`: a pa.Schema. `folder`: the dataset folder."""
+        self.target = target
+        self.rows = 0
+        self._file = StagedFile(target, folder=folder)
+        try:
+            self._parquet = pq.ParquetWriter(
+                self._file,
+                schema,
+                compression=compression,
+                use_dictionary=_repeating(schema),
+                write_batch_size=1 << 20,
+                write_page_checksum=True,
+            )
+        except BaseException:
+            self._file.discard()
+            raise
+
+    def write(self, table: Any, *, rows_per_group: int) -> None:
+        """Append a pa.Table in row groups of `rows_per_group` rows."""
+        self._parquet.write_table(table.combine_chunks(), row_group_size=rows_per_group)  # one chunk: pages depend on chunks
+        self.rows += table.num_rows
+
+    def commit(self) -> tuple[int, str]:
+        """Put the shard under its name, footer and all; its bytes and sha256."""
+        self._parquet.close()
+        self._file.commit()
+        return self._file.bytes, self._file.sha256
+
+    def discard(self) -> None:
+        """Leave nothing of the shard."""
+        self._file.discard()
+        with suppress(pa.ArrowException, OSError):  # after a failed write it may complain once more
+            self._parquet.close()
+
+
+def _repeating(schema: Any) -> list[str]:
+    """Paths of Parquet columns worth a dictionary: text and integers, wherever they stand.
+
+    Parquet has no 8-bit numbers: an image's bytes take four each. As indices into a dictionary they take one again.
+    """
+    return [path for field in schema for path in _paths(field.type, field.name) if path != Columns.ITEM]
+
+
+def _paths(kind: Any, path: str) -> Iterator[str]:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_struct(kind):
+        for index in range(kind.num_fields):
+            yield from _paths(kind.field(index).type, f"{path}.{kind.field(index).name}")
+    elif pa.types.is_fixed_size_list(kind):
+        yield from _paths(kind.value_type, f"{path}.list.element")
+    elif pa.types.is_string(kind) or pa.types.is_integer(kind):
+        yield path
+
+
+# ---- reading ----
+
+
+@contextmanager
+def opened(location: Location, *, size: int | None = None) -> Iterator[Any]:
+    """The pq.ParquetFile at `location`, closed at the end. `size`: the bytes it must have; None: any.
+
+    Raises BadData where the shard is missing, has another size, or is no Parquet.
+    """
+    try:
+        have = location.size()
+    except StorageNotFound as err:
+        raise _bad("the shard is missing", location) from err
+    if size is not None and have != size:
+        raise _bad(f"the shard has {have} bytes, its manifest says {size}", location)
+    with location.open() as file:
+        with _parquet_failures(location):
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        yield parquet
+
+
+def read_row_groups(file: Any, location: Location, *, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The pa.Table of each row group of an opened shard, in order. Raises BadData, StorageError."""
+    for group in range(file.num_row_groups):
+        with _parquet_failures(location):
+            table = file.read_row_group(group, columns=columns, use_threads=True)
+        yield table
+
+
+@contextmanager
+def _parquet_failures(location: Location) -> Iterator[None]:
+    """Within it, what Arrow finds wrong with the bytes raises BadData, what storage finds wrong StorageError."""
+    try:
+        with storage_failures(location.url, "reading it"):
+            try:
+                yield
+            except OSError as err:
+                if err.errno is not None:  # Arrow's own complaints about bytes are OSErrors without a number
+                    raise
+                raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
+    except (pa.ArrowException, UnicodeDecodeError) as err:  # names of columns are text, or should be
+        raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
+
+
+def fingerprint(location: Location) -> tuple[int, str]:
+    """Bytes and sha256 (hex) of a file. Raises StorageNotFound, StorageError."""
+    digest, size = hashlib.sha256(), 0
+    with location.open() as file, storage_failures(location.url, "reading it"):
+        while chunk := file.read(HASH_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _bad(what: str, location: Location) -> BadData:
+    return BadData(what, where=location.url, fix=FIX)

@@ -1,0 +1,187 @@
+"""A file that stands under its name only once it is whole; refuses to leave half of one, whatever happens while it is written.
+
+How, by kind of storage:
+
+* Object stores and other remote filesystems: fsspec's `autocommit=False`; the upload is completed by `commit`.
+* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
+  machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
+* memory://: bytes kept aside. (fsspec publishes a memory file when it is opened, `autocommit` or not.)
+
+Bytes are counted and hashed on their way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from typing import Any, Protocol
+
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.layout import PART_PREFIX
+from offline_cli.storage.locations import Location
+
+__all__ = ["StagedFile", "write_whole"]
+
+
+class _Stage(Protocol):
+    def write(self, data: Any) -> object: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+class StagedFile:
+    """A file-like object for writing; exactly one of `commit` and `discard` ends it. Raises StorageError throughout."""
+
+    def __init__(self, target: Location, *, folder: Location) -> None:
+        """`folder`: the dataset folder, where a local file may stand until it is whole."""
+        self.target = target
+        self.bytes = 0
+        self._sha256 = hashlib.sha256()
+        self._discarded = False
+        with storage_failures(target.url, "opening it for writing"):
+            self._stage: _Stage | None = _stage(target, folder)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was committed or discarded."""
+        return self._stage is None
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the bytes written so far."""
+        return self._sha256.hexdigest()
+
+    def write(self, data: Any) -> int:
+        """Append bytes; their number. Into a discarded file they go nowhere: Parquet's writer still sends its footer."""
+        if self._discarded:
+            return len(data)
+        assert self._stage is not None, "the file was committed or discarded"
+        view = memoryview(data).cast("B")
+        with storage_failures(self.target.url, "writing"):
+            self._stage.write(view)
+        self._sha256.update(view)
+        self.bytes += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self.bytes
+
+    def flush(self) -> None:
+        """Nothing: bytes count from `commit` on."""
+
+    def close(self) -> None:
+        """Nothing: `commit` and `discard` end the file."""
+
+    def readable(self) -> bool:
+        """False."""
+        return False
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """False."""
+        return False
+
+    def commit(self) -> None:
+        """Put the file under its name, whole."""
+        assert self._stage is not None, "the file was committed or discarded"
+        with storage_failures(self.target.url, "writing"):
+            self._stage.commit()
+        self._stage = None
+
+    def discard(self) -> None:
+        """Leave nothing of the file; a second time, or after `commit`, nothing happens."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            self._discarded = True
+            with storage_failures(self.target.url, "removing what was written"):
+                stage.discard()
+
+
+def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
+    """Write `data` to `target`, replacing what is there in one step. Raises StorageError."""
+    file = StagedFile(target, folder=folder)
+    try:
+        file.write(data)
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+
+
+def _stage(target: Location, folder: Location) -> _Stage:
+    if target.is_local:
+        return _LocalStage(target, folder)
+    return _MemoryStage(target) if target.is_memory else _RemoteStage(target)
+
+
+class _LocalStage:
+    def __init__(self, target: Location, folder: Location) -> None:
+        self._final = target.path
+        self._part = folder.join(PART_PREFIX + target.name).path
+        self._file = open(self._part, "wb")  # noqa: SIM115  # closed by commit or discard
+
+    def write(self, data: Any) -> object:
+        return self._file.write(data)
+
+    def commit(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())  # a rename may reach the disk before the bytes do
+        self._file.close()
+        os.replace(self._part, self._final)
+        _keep_name(os.path.dirname(self._final))
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
+            self._file.close()
+        with contextlib.suppress(FileNotFoundError):  # interrupted after the rename
+            os.remove(self._part)
+
+
+def _keep_name(folder: str) -> None:
+    """Have the disk keep the names in `folder` too: old shards may go only once the new manifest cannot."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    handle = os.open(folder or ".", os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network filesystems have no such thing
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class _MemoryStage:
+    def __init__(self, target: Location) -> None:
+        self._target = target
+        self._buffer = io.BytesIO()
+
+    def write(self, data: Any) -> object:
+        return self._buffer.write(data)
+
+    def commit(self) -> None:
+        self._target.fs.pipe_file(self._target.path, self._buffer.getvalue())
+
+    def discard(self) -> None:
+        self._buffer.close()
+
+
+class _RemoteStage:
+    def __init__(self, target: Location) -> None:
+        self._file = target.fs.open(target.path, "wb", autocommit=False)
+
+    def write(self, data: Any) -> object:
+        return self._file.write(data)
+
+    def commit(self) -> None:
+        self._file.close()
+        self._file.commit()
+
+    def discard(self) -> None:
+        self._file.discard()
+        with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need no such help
+            self._file.closed = True  # else the garbage collector would close it, and closing uploads what is left

@@ -1,0 +1,203 @@
+"""Statistics of every column in one pass, in float64: count, min and max exact, mean and std to 1e-12; merged in shard order.
+
+Each block is centred on its own mean before it is squared, blocks are joined by Chan's formula, and a mean is kept in two
+parts, so that a large offset costs no digits. Leaves of up to 1,024 elements have figures per element, larger ones (images)
+one figure for all elements together. NaN and infinities are counted and left out of mean and std. std divides by n. Refuses
+columns that change shape.
+
+Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadEpisode
+from offline_cli.trees import flatten
+
+__all__ = ["ColumnStatistics", "StatisticsBuilder"]
+
+MAX_ELEMENTS = 1024
+CHUNK = 1 << 20  # elements turned to float64 at once
+QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnStatistics:
+    """Figures of one leaf: arrays (d,), one entry per element of a value, or one for all elements of a large leaf."""
+
+    dtype: str
+    shape: tuple[int, ...]  # of one value
+    pooled: bool  # one figure for all elements of a value
+    count: int  # values per element, NaN and infinities included
+    nan: NDArray[np.int64]
+    infinite: NDArray[np.int64]
+    finite: NDArray[np.int64]  # values that mean and std are of
+    min: NDArray[Any]  # in the column's own dtype; NaN left out
+    max: NDArray[Any]
+    mean: NDArray[np.float64]
+    mean_rest: NDArray[np.float64]  # what rounding took from the mean: far from zero, it would cost std its digits
+    m2: NDArray[np.float64]  # sum of squared distances from the mean
+
+    @staticmethod
+    def of(leaf: NDArray[Any]) -> ColumnStatistics:
+        """Figures of the values (N, *shape) of one leaf, N at least 1."""
+        shape = leaf.shape[1:]
+        pooled = math.prod(shape) > MAX_ELEMENTS
+        rows = leaf.reshape(-1, 1) if pooled else leaf.reshape(len(leaf), -1)
+        if rows.dtype == np.bool_:
+            rows = rows.view(np.uint8)
+        step = max(1, CHUNK // max(1, rows.shape[1]))
+        parts = [_moments(rows[i : i + step], str(leaf.dtype), shape, pooled) for i in range(0, len(rows), step)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total.merged(part)
+        return total
+
+    def merged(self, later: ColumnStatistics) -> ColumnStatistics:
+        """Figures of these values and the `later` ones together."""
+        finite = self.finite + later.finite
+        share = np.divide(later.finite, finite, out=np.zeros(len(finite)), where=finite > 0)
+        with np.errstate(all="ignore"):  # values near the largest float64 may overflow, which inf says
+            delta = (later.mean - self.mean) + (later.mean_rest - self.mean_rest)
+            mean, rest = _two_sum(self.mean, self.mean_rest + delta * share)
+            m2 = self.m2 + later.m2 + delta * delta * self.finite * share
+        floats = np.result_type(self.min, later.min).kind == "f"
+        smallest, largest = (np.fmin, np.fmax) if floats else (np.minimum, np.maximum)
+        return ColumnStatistics(
+            dtype=str(np.result_type(self.dtype, later.dtype)),
+            shape=self.shape,
+            pooled=self.pooled,
+            count=self.count + later.count,
+            nan=self.nan + later.nan,
+            infinite=self.infinite + later.infinite,
+            finite=finite,
+            min=smallest(self.min, later.min),
+            max=largest(self.max, later.max),
+            mean=mean,
+            mean_rest=rest,
+            m2=m2,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; per-element figures nested like a value, numbers that JSON lacks as "inf", "-inf" or null."""
+        with np.errstate(all="ignore"):
+            std = np.sqrt(self.m2 / self.finite)
+        mean = np.where(self.finite > 0, self.mean, np.nan)
+        figures = {"nan": self.nan, "infinite": self.infinite, "min": self.min, "max": self.max, "mean": mean, "std": std}
+        shape = () if self.pooled else self.shape
+        nested = {name: plain_numbers(values.reshape(shape).tolist()) for name, values in figures.items()}
+        return {"dtype": self.dtype, "shape": list(self.shape), "pooled": self.pooled, "count": self.count, **nested}
+
+
+def _moments(rows: NDArray[Any], dtype: str, shape: tuple[int, ...], pooled: bool) -> ColumnStatistics:
+    count, columns = rows.shape
+    values = np.ascontiguousarray(rows.T).astype(
+        np.float64, copy=False
+    )  # (d, N): sums along memory are pairwise, so exact to 1e-15
+    nan = infinite = np.zeros(columns, np.int64)
+    finite = np.full(columns, count, np.int64)
+    if rows.dtype.kind == "f" and not (good := np.isfinite(values)).all():
+        nan, finite = np.isnan(values).sum(1), good.sum(1)
+        infinite = count - finite - nan
+        moments = _centred(values, finite, good)
+    else:
+        moments = _centred(values, finite, None)
+    smallest, largest = (np.fmin, np.fmax) if rows.dtype.kind == "f" else (np.minimum, np.maximum)
+    low, high = smallest.reduce(rows, axis=0), largest.reduce(rows, axis=0)
+    return ColumnStatistics(dtype, shape, pooled, count, nan, infinite, finite, low, high, *moments)
+
+
+def _centred(
+    values: NDArray[np.float64], finite: NDArray[np.int64], good: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Mean (d,), what rounding took from it, and the sum of squared distances from it, of values (d, N) where `good`."""
+    known = np.maximum(finite, 1)
+    with np.errstate(all="ignore"):  # overflow, as above
+        kept = values if good is None else np.where(good, values, 0.0)
+        mean = kept.sum(1) / known
+        apart = kept - mean[:, None]
+        if good is not None:
+            apart[~good] = 0.0
+        left = apart.sum(1)  # zero, but for rounding
+        squares = np.square(apart, out=apart).sum(1)
+        return *_two_sum(mean, left / known), np.maximum(squares - left * left / known, 0.0)
+
+
+def _two_sum(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """a + b as the nearest float64 and the rest, exactly (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def plain_numbers(values: Any) -> Any:
+    """`values` (numbers in lists) with "inf", "-inf" and null for what JSON has no number for."""
+    if isinstance(values, list):
+        return [plain_numbers(value) for value in values]
+    if isinstance(values, float) and not math.isfinite(values):
+        return None if math.isnan(values) else str(values)
+    return values
+
+
+@dataclass(slots=True)
+class StatisticsBuilder:
+    """Collects the statistics of a dataset, block by block in shard order."""
+
+    columns: dict[str, ColumnStatistics] = field(default_factory=dict)  # by dotted path: obs.camera, actions, action_logp
+    _returns: list[NDArray[np.float64]] = field(default_factory=list)
+    _lengths: list[NDArray[np.int64]] = field(default_factory=list)
+    episodes: int = 0
+    steps: int = 0
+    terminated: int = 0
+    truncated: int = 0
+    unfinished: int = 0  # neither flag
+
+    def add(self, batch: EpisodeBatch) -> None:
+        """Count `batch`: observations acted on, actions, rewards, extra model outputs. Raises BadEpisode on a new shape."""
+        trees = {Columns.OBS: batch.acted_obs(), Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards}
+        for name, tree in {**trees, **{name: batch.extra[name] for name in sorted(batch.extra)}}.items():
+            for path, leaf in flatten(tree, name):
+                if leaf.dtype.kind in "biuf" and leaf.size:
+                    self._add_leaf(path, leaf, batch)
+        self._returns.append(batch.returns)
+        self._lengths.append(batch.lengths)
+        self.episodes += len(batch)
+        self.steps += batch.num_steps
+        self.terminated += int(np.count_nonzero(batch.terminated))
+        self.truncated += int(np.count_nonzero(batch.truncated))
+        self.unfinished += int(np.count_nonzero(~(batch.terminated | batch.truncated)))
+
+    def _add_leaf(self, path: str, leaf: NDArray[Any], batch: EpisodeBatch) -> None:
+        before, new = self.columns.get(path), ColumnStatistics.of(leaf)
+        if before is not None and before.shape != new.shape:
+            what = f"column {path!r} has values of shape {new.shape}, before of {before.shape}"
+            raise BadEpisode(what, where=f"batch from episode {batch.ids[0]}", fix="write the two kinds into two datasets")
+        self.columns[path] = new if before is None else before.merged(new)
+
+    def as_json(self) -> dict[str, Any]:
+        """The manifest's `statistics`."""
+        return {
+            "columns": {path: column.as_json() for path, column in self.columns.items()},
+            "return": _distribution(np.concatenate(self._returns) if self._returns else np.zeros(0)),
+            "length": _distribution(np.concatenate(self._lengths) if self._lengths else np.zeros(0, np.int64)),
+        }
+
+
+def _distribution(values: NDArray[Any]) -> dict[str, Any]:
+    """Figures of one number per episode; quantiles are exact, interpolated between neighbours."""
+    if not len(values):
+        none = dict.fromkeys(("min", "max", "mean", "std"))
+        return {"count": 0, **none, "quantiles": dict.fromkeys(map(str, QUANTILES))}
+    figures = ColumnStatistics.of(values).as_json()
+    finite = values[np.isfinite(values)]
+    quantiles = np.quantile(finite, np.array(QUANTILES) / 100).tolist() if len(finite) else [None] * len(QUANTILES)
+    kept = {name: figures[name] for name in ("count", "min", "max", "mean", "std")}
+    return {**kept, "quantiles": dict(zip(map(str, QUANTILES), quantiles, strict=True))}

@@ -1,0 +1,272 @@
+"""Writing a dataset so that it exists only when whole: note, shards, manifest, and only then the end of what was there before.
+
+    with DatasetWriter(open_location("D"), format="columns", ...) as writer:
+        for batch in batches:
+            writer.write(batch)
+        manifest = writer.commit()
+
+Order of events: `_writing.json`, shards one by one, `manifest.json`, removal of the shards of an overwritten generation,
+removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the
+new one (plus the note), or complete shards that `resume` goes on from. Leaving the block by an exception, or without
+`commit`, keeps the note and the complete shards; where no shard was complete yet it leaves no trace. Refuses an existing
+target without `overwrite` or `resume`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadEpisode, StorageError
+from offline_cli.spaces import Space, space_to_json
+from offline_cli.storage.adopting import adopt
+from offline_cli.storage.arrow_trees import arrow_type
+from offline_cli.storage.blocks import Block, BlockCutter
+from offline_cli.storage.layout import MANIFEST
+from offline_cli.storage.locations import Location
+from offline_cli.storage.manifest import Counts, Environment, Manifest
+from offline_cli.storage.provenance import now, with_defaults
+from offline_cli.storage.quarantine import next_number, write_rejects
+from offline_cli.storage.reading import ShardReader
+from offline_cli.storage.row_formats import EpisodeRows, RowFormat, StepRows
+from offline_cli.storage.shard_sequence import ShardSequence
+from offline_cli.storage.shards import check_compression
+from offline_cli.storage.staging import write_whole
+from offline_cli.storage.statistics import StatisticsBuilder
+from offline_cli.storage.step_tables import with_empty_infos
+from offline_cli.storage.target_folder import TargetFolder
+from offline_cli.tally import UNFINISHED, Reject, Tally
+
+__all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
+
+MAX_SHARD_BYTES = 128 << 20  # before compression; a killed writer loses at most so much
+
+
+class DatasetWriter:
+    """A dataset being written, as a context manager; `commit` makes it one. Raises StorageError throughout."""
+
+    def __init__(
+        self,
+        location: Location,
+        *,
+        format: Literal["episodes", "columns"],
+        observation_space: Space | None,
+        action_space: Space | None,
+        action_scale: str,
+        environment: Environment | None = None,
+        spaces_inferred: bool = False,
+        provenance: Mapping[str, Any] | None = None,
+        compression: str = "zstd",
+        max_rows_per_file: int | None = None,
+        max_bytes_per_file: int | None = MAX_SHARD_BYTES,
+        overwrite: bool = False,
+        resume: bool = False,
+        tally: Tally | None = None,
+        identity: str = "",
+    ) -> None:
+        """Nothing is touched before `with`.
+
+        Spaces may be None for `episodes` only. `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file`
+        counts arrays before compression; one episode larger than either has a file of its own. `provenance`: see
+        schemas/manifest.v1.json; what it lacks is filled in. `identity`: what is written, in a word that is the same for
+        the same content (`resume` asks for the same). Raises UsageError, UnsupportedSpace.
+        """
+        self._location = location
+        self._tally = Tally() if tally is None else tally
+        self._spaces = observation_space, action_space
+        self._spaces_inferred = spaces_inferred
+        self._action_scale = action_scale
+        self._environment = environment
+        self._given_provenance = dict(provenance or {})
+        self._compression = check_compression(compression)
+        self._overwrite = overwrite
+        self._resume = resume
+        self._rows = _row_format(format, observation_space, action_space, self._tally)
+        self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
+        self._identity = identity
+        self._cutter = BlockCutter(self._rows.rows_of, max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
+        self._statistics = StatisticsBuilder()
+        self._target = TargetFolder(location)
+        self._shards: ShardSequence | None = None
+        self._started = ""
+        self._committed = False
+        self._adopted_ids: frozenset[str] = frozenset()
+        self._ids: set[str] = set()  # of the episodes taken, adopted ones included
+
+    def __enter__(self) -> Self:
+        """Write the note. Raises OutputExists; with `resume` also BadConfig (other options) and BadData (broken shards)."""
+        self._started = now()
+        self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume)
+        self._shards = ShardSequence(self._location, self._target.generation, compression=self._compression)
+        if self._target.resumed:
+            self._adopt_shards(self._shards)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._committed:
+            return
+        try:
+            self._abandon()
+        except StorageError as failed:
+            if error is None:
+                raise
+            error.add_note(f"cleaning up failed too: {failed}")
+
+    # ---- state ----
+
+    @property
+    def episodes_written(self) -> int:
+        """Episodes taken so far, those of the shards that `resume` found included; ones without a row are not counted."""
+        return len(self._ids)
+
+    @property
+    def ids_written(self) -> frozenset[str]:
+        """Ids of the episodes in the shards that `resume` found: what the caller need not write again."""
+        return self._adopted_ids
+
+    def _options(self) -> dict[str, Any]:
+        """What must be equal for a writing to be gone on with; plain JSON values."""
+        obs, actions = (space and space_to_json(space) for space in self._spaces)
+        return {
+            "format": self._rows.name,
+            "compression": self._compression,
+            "max_rows_per_file": self._max_rows,
+            "max_bytes_per_file": self._max_bytes,
+            "observation_space": obs,
+            "action_space": actions,
+            "action_scale": self._action_scale,
+            "environment": self._environment and asdict(self._environment),
+            "identity": self._identity,
+        }
+
+    # ---- writing ----
+
+    def write(self, batch: EpisodeBatch) -> None:
+        """Append whole episodes, with new ids; their arrays may wait here, so they are not to be changed afterwards.
+
+        Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already.
+        """
+        batch = self._rows.prepare(batch)
+        if not len(batch):
+            return
+        self._take_ids(batch.ids)
+        first = self._rows.first_change(batch)
+        if first is not None:  # a table cannot change its columns half way
+            self._put(self._cutter.push(batch.select(slice(0, first))))
+            self._put(self._cutter.begin_shard())
+            self._rows.add_columns()
+            batch = batch.select(slice(first, len(batch)))
+        self._put(self._cutter.push(batch))
+
+    def _take_ids(self, ids: tuple[str, ...]) -> None:
+        new = set(ids)
+        if len(new) < len(ids) or not self._ids.isdisjoint(new):
+            twice = next(name for i, name in enumerate(ids) if name in self._ids or name in ids[:i])
+            what = f"two episodes are called {twice!r}: rows of one id are one episode"
+            raise BadEpisode(what, where=self._location.url, fix="give every episode an id of its own")
+        self._ids |= new
+
+    def _put(self, blocks: Iterable[Block]) -> None:
+        shards = self._open_shards()
+        for block in blocks:
+            if block.opens_shard:  # two shards in one batch
+                shards.close()
+            where = self._location.join(shards.next_path).url
+            shards.write(block.batch, self._rows.table(block.batch, where=where))
+            self._statistics.add(block.batch)
+        if self._cutter.between_shards:
+            shards.close()
+
+    def quarantine(self, rejects: list[Reject]) -> None:
+        """Write rows that were set aside to `quarantine/`, and empty the list."""
+        if rejects:
+            write_rejects(self._location, rejects, next_number(self._location))
+            rejects.clear()
+
+    # ---- ends ----
+
+    def commit(
+        self,
+        *,
+        complete: bool = True,
+        assumptions: Mapping[str, int] | None = None,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+    ) -> Manifest:
+        """Finish the last shard, write the manifest, remove what it replaces; the manifest.
+
+        `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. Spaces given here
+        replace those given first: an inferred one may be known better at the end, as long as its columns are the same.
+        """
+        shards = self._open_shards()
+        self._put(self._cutter.flush())
+        shards.close()
+        for number, schema in enumerate(shards.schemas):
+            if self._rows.lacks(schema):
+                shards.rewrite(number, with_empty_infos)
+        spaces = self._final_spaces(observation_space, action_space)
+        manifest = self._manifest(shards, spaces, complete, self._tally.assumptions if assumptions is None else assumptions)
+        write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
+        self._target.finish()
+        self._committed = True
+        return manifest
+
+    def _final_spaces(self, *better: Space | None) -> tuple[Space | None, Space | None]:
+        for first, last in zip(self._spaces, better, strict=True):
+            if first is not None and last is not None and self._rows.name == "columns":
+                assert arrow_type(first) == arrow_type(last), "a better known space may not change its columns"
+        obs, actions = (last or first for first, last in zip(self._spaces, better, strict=True))
+        return obs, actions
+
+    def _manifest(
+        self, shards: ShardSequence, spaces: tuple[Space | None, Space | None], complete: bool, assumptions: Mapping[str, int]
+    ) -> Manifest:
+        found = self._statistics
+        unfinished = found.unfinished + assumptions.get(UNFINISHED, 0)
+        return Manifest(
+            format=self._rows.name,
+            complete=complete,
+            environment=self._environment,
+            observation_space=spaces[0],
+            action_space=spaces[1],
+            spaces_inferred=self._spaces_inferred,
+            action_scale=self._action_scale,
+            compression=self._compression,
+            counts=Counts(found.episodes, found.steps, found.terminated, found.truncated, unfinished),
+            shards=tuple(shards.finished),
+            statistics=found.as_json(),
+            assumptions=dict(assumptions),
+            provenance=with_defaults(self._given_provenance, started=self._started),
+        )
+
+    def _adopt_shards(self, shards: ShardSequence) -> None:
+        reader = ShardReader(self._rows.name, *self._spaces)
+        for place in self._target.own_shards():
+            adopted = adopt(place, reader, self._rows, self._statistics)
+            shards.adopt(adopted.shard, adopted.schema)
+            self._take_ids(adopted.ids)
+        self._adopted_ids = frozenset(self._ids)
+
+    def _abandon(self) -> None:
+        if self._shards is None:
+            return
+        self._shards.discard()
+        if not self._shards.finished and not self._target.resumed:
+            self._target.leave_no_trace()
+
+    def _open_shards(self) -> ShardSequence:
+        assert self._shards is not None, "used outside its `with`"
+        assert not self._committed, "used after `commit`"
+        return self._shards
+
+
+def _row_format(name: str, observation_space: Space | None, action_space: Space | None, tally: Tally) -> RowFormat:
+    if name == "episodes":
+        return EpisodeRows(observation_space, action_space, tally)
+    assert name == "columns", f"no format {name!r}"
+    assert observation_space is not None, "columns need an observation space"
+    assert action_space is not None, "columns need an action space"
+    return StepRows(observation_space, action_space, tally)
