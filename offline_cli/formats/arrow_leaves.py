@@ -1,0 +1,213 @@
+"""Arrow columns as trees of numpy arrays, whole columns at a time; refuses rows without a value and ragged rows by place.
+
+Every layout that RLlib, Ray and our own `columns` format write is known: numbers and booleans; packed cells; Ray's
+tensor types, registered or not (without ray installed Arrow gives their storage and leaves the type's name in the field's
+metadata); arrow.fixed_shape_tensor; lists of one length, nested to any depth; structs, which are dicts by key, or tuples
+where the mark of our own `columns` format says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
+from offline_cli.trees import Tree
+
+__all__ = ["holds_numbers", "infos_of", "is_text", "tree_of"]
+
+EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
+RAY_TENSOR, RAY_VARIABLE = "ray.data.arrow_tensor", "ray.data.arrow_variable_shaped_tensor"
+
+Where = Callable[[int], str]  # row number to its place in words
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """Whether values are texts: ids, JSON, packed cells."""
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+
+
+def holds_numbers(column: pa.ChunkedArray, field: pa.Field) -> bool:
+    """Whether `tree_of` can make arrays of the column: by its type, and for texts by whether the first one is packed."""
+    kind = field.type
+    if is_text(kind) or _is_bytes(kind):
+        first = next((value for value in column.slice(0, 64).to_pylist() if value is not None), None)
+        return looks_packed(first)
+    while isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
+        kind = kind.storage_type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return True
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return all(not is_text(part.type) and not _is_bytes(part.type) and holds_numbers(column, part) for part in fields)
+    return _is_number(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    types = pa.types
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def infos_of(column: pa.ChunkedArray, field: pa.Field, *, where: Where) -> list[dict[str, Any]] | None:
+    """(N,) dicts of a column of JSON texts, packed dicts or structs; None where all are empty. Raises BadEpisode."""
+    if pa.types.is_struct(field.type):
+        structs = [{k: v for k, v in (row or {}).items() if v is not None} for row in column.to_pylist()]
+        return structs if any(structs) else None
+    if not is_text(field.type):
+        return None
+    if not pc.any(pc.not_equal(column, pa.scalar("{}", field.type))).as_py():
+        return None
+    infos = [_info(text, where(row), field.name) if text else {} for row, text in enumerate(column.to_pylist())]
+    return infos if any(infos) else None
+
+
+def _info(text: str, place: str, name: str) -> dict[str, Any]:
+    try:
+        value = unpack(text, where=place, object_lists=True) if looks_packed(text) else json.loads(text)
+    except ValueError as error:
+        raise _bad_info(f"is not JSON: {error}", place, name) from error
+    if not isinstance(value, dict):
+        raise _bad_info(f"holds {type(value).__name__}, and not a dict", place, name)
+    return value
+
+
+def _bad_info(what: str, place: str, name: str) -> BadEpisode:
+    return BadEpisode(f"column {name} {what}", where=place, fix="write infos as JSON objects, or leave the column out")
+
+
+def tree_of(column: pa.ChunkedArray | pa.Array, field: pa.Field, *, where: Where) -> Tree:
+    """A tree of arrays (N, *shape) of the column's N rows.
+
+    Raises BadEpisode where a row has no value or another shape than the others, UnsafeData for packed cells that hold more
+    than numbers, BadData for types that hold no numbers.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks leaves extension arrays chunked in some versions of Arrow
+        array = pa.concat_arrays(array.chunks)
+    return _tree(array, field, where)
+
+
+def _tree(array: pa.Array, field: pa.Field, where: Where) -> Tree:
+    _refuse_nulls(array, field.name, where)
+    kind = array.type
+    metadata = field.metadata or {}
+    name = metadata.get(EXTENSION, b"").decode()
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return array.to_numpy_ndarray()
+    if isinstance(kind, pa.BaseExtensionType):
+        return _ray_tensor(array.storage, kind.extension_name, _shape_of(kind), field.name, where)
+    if name.startswith((RAY_TENSOR, RAY_VARIABLE)):
+        return _ray_tensor(array, name, _shape_in(metadata.get(EXTENSION_METADATA, b"")), field.name, where)
+    if is_text(kind) or _is_bytes(kind):
+        return unpack_cells(array, where=lambda row: f"{where(row)}, column {field.name}")
+    if pa.types.is_struct(kind):
+        return _struct(array, metadata, where)
+    return _numbers(array, field.name, where)
+
+
+def _struct(array: pa.StructArray, metadata: Mapping[bytes, bytes], where: Where) -> Tree:
+    parts = {array.type.field(i).name: _tree(part, array.type.field(i), where) for i, part in enumerate(array.flatten())}
+    return tuple(parts.values()) if metadata.get(b"offline_cli") == b"tuple" else parts
+
+
+def _numbers(array: pa.Array, name: str, where: Where) -> NDArray[Any]:
+    """(N, ...) of numbers, booleans, or lists of these of one length at each level."""
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else _one_length(array, name, where)
+        inner = array.flatten()
+        _refuse_nulls(inner, name, lambda row: where(row // max(1, size)))
+        values = _numbers(inner, name, lambda row: where(row // max(1, size)))
+        return values.reshape(len(array), size, *values.shape[1:])
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.asarray(array.to_numpy(zero_copy_only=False))
+    if pa.types.is_temporal(kind):
+        return _microseconds(array)
+    raise BadData(
+        f"column {name} holds {kind}, and not numbers",
+        where=where(0),
+        fix="leave the column out, or write it as numbers",
+    )
+
+
+def _microseconds(array: pa.Array) -> NDArray[Any]:
+    """(N,) int64: since 1970 (UTC where there is a time zone), since midnight, or of a duration."""
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        array, unit = array.cast(pa.timestamp(kind.unit)), pa.timestamp("us")
+    elif pa.types.is_date(kind):
+        unit = pa.timestamp("us")
+    else:
+        unit = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+    return np.asarray(array.cast(unit, safe=False).cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def _one_length(array: pa.Array, name: str, where: Where) -> int:
+    lengths = np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False))
+    if not len(lengths):
+        return 0
+    other = np.flatnonzero(lengths != lengths[0])
+    if len(other):
+        raise _ragged(name, int(lengths[0]), int(lengths[other[0]]), where(int(other[0])))
+    return int(lengths[0])
+
+
+def _ray_tensor(storage: pa.Array, name: str, shape: tuple[int, ...] | None, column: str, where: Where) -> NDArray[Any]:
+    if name.startswith(RAY_VARIABLE):
+        shapes = _numbers(storage.field("shape"), column, where)
+        other = np.flatnonzero((shapes != shapes[:1]).any(axis=1))
+        if len(other):
+            raise _ragged(column, shapes[0].tolist(), shapes[other[0]].tolist(), where(int(other[0])))
+        shape = tuple(shapes[0].tolist()) if len(shapes) else (0,)
+        storage = storage.field("data")
+    values = _numbers(storage, column, where)
+    if shape is None:
+        return values
+    if math.prod(shape) * len(values) != values.size:
+        raise _ragged(column, list(shape), list(values.shape[1:]), where(0))
+    return values.reshape(len(values), *shape)
+
+
+def _shape_of(kind: Any) -> tuple[int, ...] | None:
+    """Of a registered type; the one of varying shapes has a None for each dimension."""
+    shape = getattr(kind, "shape", None)
+    if isinstance(shape, (tuple, list)) and all(isinstance(size, int) for size in shape):
+        return tuple(shape)
+    return None
+
+
+def _shape_in(metadata: bytes) -> tuple[int, ...] | None:
+    """Ray writes the shape as JSON. Other versions pickle it: that is never read, and the lists keep one dimension."""
+    try:
+        shape = json.loads(metadata)
+    except ValueError:
+        return None
+    return tuple(shape) if isinstance(shape, list) and all(isinstance(size, int) and size >= 0 for size in shape) else None
+
+
+def _refuse_nulls(array: pa.Array, name: str, where: Where) -> None:
+    if array.null_count:
+        row = int(np.flatnonzero(np.asarray(array.is_null().to_numpy(zero_copy_only=False)))[0])
+        raise BadEpisode(f"column {name} has no value", where=where(row), fix="fill the value in, or --on-error skip")
+
+
+def _ragged(name: str, want: Any, have: Any, place: str) -> BadEpisode:
+    return BadEpisode(
+        f"column {name} has shape {have} here and {want} before",
+        where=place,
+        fix="pad or cut the values to one shape, or --on-error skip",
+    )

@@ -1,0 +1,16 @@
+"""Packed cells of RLlib (base64 of an lz4 frame of a pickle) as arrays; refuses whatever would run code or fill the memory.
+
+RLlib packs a value as text by pickling it, compressing the pickle as one lz4 frame and writing that in base64. Old-stack
+recordings hold whole columns in this form, columns of the new stack one vector per cell. We read them, and never write them.
+
+* `text`: the text to the pickle in it;
+* `pickles`, `values`: the pickle to numbers and plain containers, and to nothing else;
+* `cells`: one text, or a column of cells; `template`: how the cells of a column that look alike are read all at once.
+"""
+
+from __future__ import annotations
+
+from offline_cli.formats.packed.cells import unpack, unpack_cells
+from offline_cli.formats.packed.text import looks_packed
+
+__all__ = ["looks_packed", "unpack", "unpack_cells"]

@@ -1,0 +1,156 @@
+"""Finds the cells that differ from a known one in nothing but their numbers' bytes; refuses patterns that it cannot prove.
+
+A pickle says the length of its raw bytes before them, so that two pickles that agree in every other byte stand for arrays
+of the same shape and dtype. An lz4 block copies literals as they stand, so that two blocks that agree outside one run of
+literals unfold to the same bytes outside it, provided that no later match copies from the run. And base64 puts each
+three bytes into four characters of their own. So where the numbers of a cell lie in one run of literals from which nothing
+is copied, every text that agrees with the cell's outside the characters of that run needs only those decoded.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.formats.packed.text import FRAME_MAGIC
+
+__all__ = ["CellTemplate", "Texts"]
+
+CHUNK_BYTES: Final = 8 << 20  # of text compared at once: stays in the processor's cache, more or less
+ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+INVALID: Final = 255
+DECODED: Final = np.full(256, INVALID, np.uint8)
+DECODED[np.frombuffer(ALPHABET, np.uint8)] = np.arange(64, dtype=np.uint8)
+
+PLAIN_FRAME: Final = 0b0110_0000  # version 1, independent blocks, no checksums, no dictionary; bit 3: content size is given
+CONTENT_SIZE_BIT: Final = 0b0000_1000
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The n texts of a column, one after the other."""
+
+    data: NDArray[np.uint8]  # all characters
+    starts: NDArray[np.int64]  # (n + 1,)
+
+    @classmethod
+    def of(cls, array: pa.Array) -> Texts:
+        """The texts of a large_binary array without nulls."""
+        _, offsets, data = array.buffers()
+        starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+        return cls(np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8), starts)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, row: int) -> bytes:
+        return self.data[self.starts[row] : self.starts[row + 1]].tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class CellTemplate:
+    """A cell whose numbers lie at a known place of its text."""
+
+    text: NDArray[np.uint8]  # (L,) the cell's characters
+    first: int  # the numbers lie within the characters first:stop, both multiples of 4
+    stop: int
+    head: int  # and begin this many bytes after what `first` decodes to
+    size: int  # bytes of numbers
+
+    @classmethod
+    def of(cls, text: bytes, offset: int, size: int) -> CellTemplate | None:
+        """The template of a cell whose pickle has `size` bytes of numbers at `offset`.
+
+        None where they do not lie in one run of literals from which nothing is copied.
+        """
+        if len(text) % 4:
+            return None
+        place = _place_in_frame(binascii.a2b_base64(text), offset, size)
+        if place is None:
+            return None
+        first, stop = place // 3 * 4, -(-(place + size) // 3) * 4
+        if b"=" in text[first:stop]:
+            return None
+        return cls(np.frombuffer(text, np.uint8), first, stop, place % 3, size)
+
+    def data_of(self, texts: Texts, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.uint8]]]:
+        """Of the texts of `rows`, those with this pattern, in portions: positions in `rows`, and (k, size) bytes of numbers."""
+        begin = texts.starts[rows]
+        places = np.flatnonzero(texts.starts[rows + 1] - begin == len(self.text))
+        step = max(1, CHUNK_BYTES // len(self.text))
+        windows = np.lib.stride_tricks.sliding_window_view(texts.data, len(self.text))
+        for at in range(0, len(places), step):
+            part = places[at : at + step]
+            alike, data = self._decode(windows[begin[part]])
+            yield part[alike], data
+
+    def _decode(self, chars: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
+        """Which of the (m, L) texts have the pattern, and the bytes of those."""
+        same = (chars[:, : self.first] == self.text[: self.first]).all(axis=1)
+        same &= (chars[:, self.stop :] == self.text[self.stop :]).all(axis=1)
+        decoded, valid = _decode_base64(chars[:, self.first : self.stop])
+        mine, _ = _decode_base64(self.text[None, self.first : self.stop])
+        end = self.head + self.size
+        same &= valid & (decoded[:, : self.head] == mine[:, : self.head]).all(axis=1)
+        same &= (decoded[:, end:] == mine[:, end:]).all(axis=1)
+        return same, decoded[same, self.head : end]
+
+
+def _decode_base64(chars: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """(m, 3k) bytes of (m, 4k) characters, and (m,) whether all of a row's characters are base64."""
+    six = DECODED[chars]
+    valid = (six != INVALID).all(axis=1)
+    a, b, c, d = (six[:, i::4] for i in range(4))
+    decoded = np.empty((len(chars), chars.shape[1] // 4 * 3), np.uint8)
+    decoded[:, 0::3] = a << 2 | b >> 4
+    decoded[:, 1::3] = b << 4 | c >> 2
+    decoded[:, 2::3] = c << 6 | d
+    return decoded, valid
+
+
+def _place_in_frame(frame: bytes, offset: int, size: int) -> int | None:
+    """Where in `frame` the `size` bytes that it unfolds to at `offset` stand as literals; None where they do not."""
+    flags = frame[4] if frame[:4] == FRAME_MAGIC else 0
+    if flags & ~CONTENT_SIZE_BIT != PLAIN_FRAME:
+        return None
+    start = 15 if flags & CONTENT_SIZE_BIT else 7
+    length = int.from_bytes(frame[start : start + 4], "little")
+    stored, length = length >> 31, length & 0x7FFF_FFFF
+    if start + 4 + length + 4 != len(frame) or any(frame[-4:]):  # one block, then the end mark
+        return None
+    begin = start + 4
+    return begin + offset if stored else _place_in_block(frame[begin:-4], begin, offset, size)
+
+
+def _place_in_block(block: bytes, begin: int, offset: int, size: int) -> int | None:
+    place, at, out = None, 0, 0
+    while at < len(block):
+        token = block[at]
+        literals, at = _length(block, at + 1, token >> 4)
+        if out <= offset and offset + size <= out + literals:
+            place = begin + at + offset - out
+        at, out = at + literals, out + literals
+        if at >= len(block):  # the last run has no match
+            break
+        source = out - int.from_bytes(block[at : at + 2], "little")
+        copied, at = _length(block, at + 2, token & 15)
+        copied += 4
+        if source < offset + size and source + copied > offset:  # the match copies from the numbers
+            return None
+        out += copied
+    return place
+
+
+def _length(block: bytes, at: int, nibble: int) -> tuple[int, int]:
+    """A length that starts in a token's nibble, and the position after it."""
+    length = nibble
+    more = nibble == 15
+    while more:
+        length, more, at = length + block[at], block[at] == 255, at + 1
+    return length, at

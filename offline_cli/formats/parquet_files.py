@@ -1,0 +1,193 @@
+"""Parquet files as Arrow tables, in order, read ahead by a few threads; refuses damaged files by name.
+
+Files are joined into tables of some tens of thousands of rows where their columns agree, because a recorder that writes a
+file per call leaves thousands of files of a few rows, and each conversion of a column has a price of its own. A file whose
+columns take more than `BIG` bytes is read row group by row group.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadData
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location
+from offline_cli.tally import Rejects
+
+__all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
+
+WORKERS = 4  # files read at a time, unless told otherwise
+AHEAD = 4  # files that each of the workers may be ahead
+BIG = 64 << 20  # bytes of a file's columns, unpacked
+ROWS = 1 << 16  # rows of a joined table
+BYTES = 64 << 20  # bytes of a joined table
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one or more files, one after the other."""
+
+    table: pa.Table
+    files: tuple[str, ...]  # URLs
+    starts: NDArray[np.int64]  # (F+1,) the rows of file f are starts[f]:starts[f+1]
+    first: int  # number, in its file, of the first row of the first file
+    nbytes: int  # of the files, as they are stored
+    lost_before: str = ""  # the file right before these rows that could not be read, or whose rest could not
+
+    def file_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Index into `files` of each row."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def row_in_file(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Number of each row in its own file."""
+        files = self.file_of(rows)
+        return rows - self.starts[files] + np.where(files == 0, self.first, 0)
+
+    def where(self, row: int) -> str:
+        """`file row n` of one row, for messages."""
+        rows = np.array([row], np.int64)
+        return f"{self.files[int(self.file_of(rows)[0])]} row {int(self.row_in_file(rows)[0])}"
+
+
+def schema_of(file: Location) -> pa.Schema:
+    """The columns of a Parquet file. Raises BadData for one that is cut or damaged."""
+    with _damage(file.url), file.open() as stream:
+        return pq.ParquetFile(stream).schema_arrow
+
+
+@contextmanager
+def _damage(url: str) -> Iterator[None]:
+    """Within it, a file that Arrow cannot read raises BadData, and storage that fails StorageError."""
+    with storage_failures(url, "reading it"):
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the storage's; Arrow's own have no number
+                raise
+            text = str(error).strip().splitlines()
+            raise BadData(
+                f"not a whole Parquet file: {text[0] if text else type(error).__name__}",
+                where=url,
+                fix="copy or write the file again; --on-error skip reads the others",
+            ) from error
+
+
+def chunks(
+    files: Sequence[Location], rejects: Rejects, *, columns: Sequence[str] | None = None, workers: int = WORKERS
+) -> Iterator[Chunk]:
+    """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`."""
+    waiting: list[_Part] = []
+    rows = size = 0
+    for part in _parts(files, rejects, columns, workers):
+        full = rows >= ROWS or size >= BYTES
+        if waiting and (full or part.first or part.lost_before or not _same_columns(waiting[0].table, part.table)):
+            yield _chunk(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(part)
+        rows, size = rows + part.table.num_rows, size + part.table.nbytes
+    if waiting:
+        yield _chunk(waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    url: str
+    first: int  # number of its first row in the file
+    table: pa.Table
+    nbytes: int  # of the file, as it is stored, or its share of them
+    lost_before: str = ""
+
+
+def _same_columns(left: pa.Table, right: pa.Table) -> bool:
+    """Also by the metadata of fields, where Ray keeps the shapes of tensors."""
+    if not left.schema.equals(right.schema):
+        return False
+    return all((mine.metadata or {}) == (theirs.metadata or {}) for mine, theirs in zip(left.schema, right.schema, strict=True))
+
+
+def _chunk(parts: list[_Part]) -> Chunk:
+    starts = np.cumsum([0, *(part.table.num_rows for part in parts)]).astype(np.int64)
+    tables = [part.table.replace_schema_metadata(None) for part in parts]
+    urls, nbytes = tuple(part.url for part in parts), sum(part.nbytes for part in parts)
+    return Chunk(pa.concat_tables(tables), urls, starts, parts[0].first, nbytes, parts[0].lost_before)
+
+
+def _parts(files: Sequence[Location], rejects: Rejects, columns: Sequence[str] | None, workers: int) -> Iterator[_Part]:
+    lost = ""
+    for file, small in _read_ahead(files, columns, workers):
+        try:
+            for part in _parts_of(file, small, columns):
+                yield replace(part, lost_before=lost) if lost else part
+                lost = ""
+        except BadData as error:
+            rejects.add(error)
+            lost = error.where
+
+
+Small = Future[tuple[pa.Table | None, int]]
+
+
+def _read_ahead(files: Sequence[Location], columns: Sequence[str] | None, workers: int) -> Iterator[tuple[Location, Small]]:
+    """Each file, and its reading, which others are begun before it is asked for."""
+    with ThreadPoolExecutor(min(workers, max(1, len(files)))) as pool:
+        ahead: deque[tuple[Location, Small]] = deque()
+        pending = iter(files)
+        try:
+            while True:
+                for file in islice(pending, AHEAD * workers - len(ahead)):
+                    ahead.append((file, pool.submit(_read_small, file, columns)))
+                if not ahead:
+                    return
+                yield ahead.popleft()
+        finally:  # a caller that stops early does not wait for files nobody will look at
+            for _, future in ahead:
+                future.cancel()
+
+
+def _parts_of(file: Location, small: Small, columns: Sequence[str] | None) -> Iterator[_Part]:
+    with _damage(file.url):
+        table, size = small.result()
+    if table is None:
+        yield from _read_big(file, columns)
+    elif table.num_rows:
+        yield _Part(file.url, 0, table, size)
+
+
+def _read_small(file: Location, columns: Sequence[str] | None) -> tuple[pa.Table | None, int]:
+    """The whole file, or None for one that is to be read in parts; and the bytes that are stored of it."""
+    with file.open() as stream:
+        parquet = pq.ParquetFile(stream)
+        stored = stream.seek(0, io.SEEK_END)
+        table = None if _unpacked(parquet) > BIG else parquet.read(columns=_present(parquet, columns), use_threads=False)
+        return table, stored
+
+
+def _read_big(file: Location, columns: Sequence[str] | None) -> Iterator[_Part]:
+    with _damage(file.url), file.open() as stream:
+        parquet = pq.ParquetFile(stream)
+        total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
+        rows = max(1, min(ROWS, total * BYTES // max(1, _unpacked(parquet))))
+        first = 0
+        for batch in parquet.iter_batches(batch_size=rows, columns=_present(parquet, columns)):
+            yield _Part(file.url, first, pa.Table.from_batches([batch]), stored * batch.num_rows // total)
+            first += batch.num_rows
+
+
+def _unpacked(parquet: pq.ParquetFile) -> int:
+    """Bytes of all columns, decompressed."""
+    return sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.num_row_groups))
+
+
+def _present(parquet: pq.ParquetFile, columns: Sequence[str] | None) -> list[str] | None:
+    return None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]

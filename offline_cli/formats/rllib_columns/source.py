@@ -1,0 +1,176 @@
+"""Parquet files of step rows as a source of fragments; refuses what the modules beside it refuse, file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.formats.agents import SharedIds
+from offline_cli.formats.end_flags import END_FLAGS, end_flags
+from offline_cli.formats.file_source import FileSource
+from offline_cli.formats.parquet_files import WORKERS, Chunk, chunks
+from offline_cli.formats.rllib_columns.keys import first_of_each_agent, keys_of, order_of, taken
+from offline_cli.formats.rllib_columns.names import INFOS, VALUES
+from offline_cli.formats.rllib_columns.parts import Part, Shapes, parts_of
+from offline_cli.formats.rllib_columns.tables import check_columns, missing_values, wanted_columns, without_dictionaries
+from offline_cli.formats.source import Places
+from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
+from offline_cli.tally import Rejects, Tally
+
+__all__ = ["RllibColumnsSource"]
+
+
+@dataclass(slots=True)
+class RllibColumnsSource(FileSource):
+    """Parquet files of step rows, in the order given."""
+
+    format: str = "rllib-columns"
+    workers: int = WORKERS  # files read at a time
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+        """Runs of rows as they stand; `t_started` from column `t` where there is one."""
+        self.done = 0
+        reading = _Reading(tally, rejects)
+        for chunk in chunks(self.files, rejects, workers=self.workers):
+            tally.rows_in += chunk.table.num_rows
+            self.done += chunk.nbytes
+            for batch, places in reading.of_chunk(chunk):
+                self.places = places
+                yield batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """The rows of a chunk that have all values, in the order in which they are read."""
+
+    table: pa.Table
+    keys: Keys
+    numbers: NDArray[np.int64]  # (N,) of each row in its chunk
+    sorted: bool  # not in the order of the chunk
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What one reading of a source remembers from chunk to chunk."""
+
+    tally: Tally
+    rejects: Rejects
+    _ids: SharedIds = field(default_factory=SharedIds)
+    _shapes: Shapes | None = None
+    _counted: set[str] = field(default_factory=set)  # columns dropped, and what else is counted once
+    _unfinished: tuple[str, ...] | None = None  # key of the row right before, where it did not end its episode
+    _lost: str = ""  # where rows of unknown episodes were lost, none of which has been read since
+
+    def of_chunk(self, chunk: Chunk) -> Iterator[tuple[EpisodeBatch, Places]]:
+        if chunk.lost_before:
+            self._unfinished, self._lost = None, chunk.lost_before
+        try:
+            ready = self._ready(chunk)
+        except BadData as error:
+            self.rejects.add(error, rows=chunk.table.num_rows)
+            self._unfinished, self._lost = None, error.where
+            return
+        following = 0  # the number of the row that would stand right after the last one read
+        for part in self._parts(ready, chunk):
+            numbers = ready.numbers[part.rows]
+            if ready.sorted or numbers[0] != following:
+                self._unfinished = None
+            file = chunk.file_of(numbers)
+            if not ready.sorted:  # a file ends for our purpose where rows were lost
+                file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
+            batch, first = fragments_of_rows(self._rows(part, taken(ready.keys, part.rows), file), self.tally)
+            at = numbers[first]
+            yield batch, Places(chunk.files, chunk.file_of(at), chunk.row_in_file(at))
+            following = int(numbers[-1]) + 1
+        if ready.sorted or following != chunk.table.num_rows:
+            self._unfinished = None
+
+    def _ready(self, chunk: Chunk) -> _Ready:
+        """Raises BadData where a step cannot be read from these columns."""
+        table = without_dictionaries(chunk.table)
+        check_columns(table, chunk.files[0])
+        table = wanted_columns(table, self.tally, self._counted)
+        missing = missing_values(table, self.rejects, chunk.where)
+        named = np.flatnonzero(table[Columns.EPS_ID].is_valid().to_numpy())
+        keys = self._ids.named(keys_of(table.take(named) if len(named) < len(missing) else table))
+        self._tell_losses(keys, named, missing, chunk, has_t=Columns.T in table.column_names)
+        numbers = np.flatnonzero(~missing)
+        if len(numbers) < len(missing):
+            table, keys = table.take(numbers), taken(keys, np.flatnonzero(~missing[named]))
+        order = order_of(table, keys)
+        if order is None:
+            return _Ready(table, keys, numbers, sorted=False)
+        return _Ready(table.take(order), taken(keys, order), numbers[order], sorted=True)
+
+    def _tell_losses(
+        self, keys: Keys, named: NDArray[np.int64], missing: NDArray[np.bool_], chunk: Chunk, *, has_t: bool
+    ) -> None:
+        """Which episodes lost rows; `keys` are those of the rows `named` of the chunk, the others have no `eps_id`.
+
+        A row of nobody knows which episode may have been the first one of the next, of each agent, unless `t` would show it.
+        """
+        for row in np.flatnonzero(missing[named]).tolist():
+            self.rejects.lose(keys.eps_ids[int(keys.code[row])], chunk.where(int(named[row])))
+        if has_t:
+            self._lost = ""
+            return
+        nameless = np.setdiff1d(np.arange(len(missing)), named, assume_unique=True)
+        losses = {int(before): int(row) for before, row in zip(np.searchsorted(named, nameless), nameless, strict=True)}
+        places = {before: chunk.where(row) for before, row in losses.items()}
+        if self._lost:
+            places[0] = self._lost
+        for before, place in places.items():
+            for first in first_of_each_agent(keys, before).tolist():
+                self.rejects.lose(keys.eps_ids[int(keys.code[first])], place)
+        self._lost = places.get(len(named), "")
+
+    def _parts(self, ready: _Ready, chunk: Chunk) -> list[Part]:
+        def lost(rows: NDArray[np.int64], place: str) -> None:
+            for code in np.unique(ready.keys.code[rows]).tolist():
+                self.rejects.lose(ready.keys.eps_ids[code], place)
+
+        def where(row: int) -> str:
+            return chunk.where(int(ready.numbers[row]))
+
+        parts, self._shapes = parts_of(ready.table, self._shapes, self.rejects, where=where, on_lost=lost)
+        return parts
+
+    def _rows(self, part: Part, keys: Keys, file: NDArray[np.int64]) -> StepRows:
+        trees = part.trees
+        self._count_once("missing-end-flags", trees.keys().isdisjoint(END_FLAGS))
+        self._count_once("missing-t", Columns.T not in trees and Columns.NEXT_OBS not in trees)
+        terminateds, truncateds = end_flags(trees, len(part.rows), self.tally)
+        follows = self._unfinished is not None and self._unfinished == _key(keys, 0)
+        self._unfinished = None if terminateds[-1] or truncateds[-1] else _key(keys, -1)
+        return StepRows(
+            keys=keys,
+            obs=trees[Columns.OBS],
+            next_obs=trees.get(Columns.NEXT_OBS),
+            actions=trees[Columns.ACTIONS],
+            rewards=np.asarray(trees[Columns.REWARDS], np.float64),
+            terminateds=terminateds,
+            truncateds=truncateds,
+            t=trees.get(Columns.T),
+            extra={name: tree for name, tree in trees.items() if name not in (*VALUES, *INFOS)},
+            infos=trees.get(Columns.INFOS),
+            reset_infos=trees.get(Columns.RESET_INFOS),
+            file=file,
+            follows=follows,
+        )
+
+    def _count_once(self, kind: str, holds: bool) -> None:
+        if holds and kind not in self._counted:
+            self._counted.add(kind)
+            self.tally.assume(kind)
+
+
+def _key(keys: Keys, row: int) -> tuple[str, ...]:
+    code = int(keys.code[row])
+    return keys.eps_ids[code], str(keys.agent_ids[code]), str(keys.module_ids[code])

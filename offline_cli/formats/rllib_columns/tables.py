@@ -1,0 +1,102 @@
+"""A table's columns made ready to be read; refuses tables without the columns of a step, and ids or timesteps of odd types.
+
+Columns of nulls say nothing and are taken for absent. Columns without a meaning of their own that hold no numbers are left
+out and counted (`dropped-column`); a number missing in one that does is NaN, and counted (`null-as-nan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.arrow_leaves import holds_numbers, is_text
+from offline_cli.formats.rllib_columns.names import INFOS, KEYS, NEEDED, VALUES
+from offline_cli.tally import OnError, Rejects, Tally
+
+__all__ = ["check_columns", "missing_values", "quoted", "wanted_columns", "without_dictionaries"]
+
+
+def without_dictionaries(table: pa.Table) -> pa.Table:
+    """The same with plain columns in place of dictionary-encoded ones (the categories of data frames)."""
+    for index, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            plain = table.column(index).cast(column.type.value_type)
+            table = table.set_column(index, column.with_type(column.type.value_type), plain)
+    return table
+
+
+def check_columns(table: pa.Table, where: str) -> None:
+    """Raise BadData, naming the columns, where a step cannot be read from `table`."""
+    present = {column.name: column.type for column in table.schema if not pa.types.is_null(column.type)}
+    missing = [name for name in NEEDED if name not in present]
+    if missing:
+        raise BadData(
+            f"no column {' or '.join(missing)}",
+            where=where,
+            fix=f"give files of steps with the columns {', '.join(NEEDED)}",
+        )
+    odd = [name for name in KEYS if name in present and not _is_name(present[name])]
+    odd += [name for name in (Columns.T,) if name in present and not _is_number(present[name])]
+    if odd:
+        raise BadData(
+            f"column {odd[0]} holds {present[odd[0]]}",
+            where=where,
+            fix="write ids as text or integers, and t as the number of the step in its episode; or leave t out where rows stand"
+            " in order",
+        )
+
+
+def _is_name(kind: pa.DataType) -> bool:
+    return is_text(kind) or bool(pa.types.is_integer(kind)) or bool(pa.types.is_floating(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def wanted_columns(table: pa.Table, tally: Tally, dropped: set[str]) -> pa.Table:
+    """Without the columns that hold nothing to keep; those in `dropped` have been counted already."""
+    for index, column in reversed(list(enumerate(table.schema))):
+        name, values = column.name, table.column(index)
+        has_role = name in (*VALUES, *INFOS, *KEYS, Columns.SOURCE_ID)
+        if pa.types.is_null(column.type):
+            table = table.remove_column(index)
+        elif not has_role and not holds_numbers(values, column):
+            table = table.remove_column(index)
+            tally.assume("dropped-column", int(name not in dropped))
+            dropped.add(name)
+        elif not has_role and values.null_count and (_is_number(column.type) or pa.types.is_boolean(column.type)):
+            tally.assume("null-as-nan", values.null_count)
+            kind = column.type if pa.types.is_floating(column.type) else pa.float64()
+            table = table.set_column(index, column.with_type(kind), pc.fill_null(values.cast(kind), float("nan")))
+    return table
+
+
+def missing_values(table: pa.Table, rejects: Rejects, where: Callable[[int], str]) -> NDArray[np.bool_]:
+    """(N,) rows that have a null where a step must have a value; they have gone to the rejects."""
+    missing = np.zeros(table.num_rows, np.bool_)
+    reason: dict[int, str] = {}
+    for name in (Columns.EPS_ID, *VALUES):
+        if name in table.column_names and table[name].null_count:
+            nulls = table[name].is_null().to_numpy()
+            missing |= nulls
+            reason.update(dict.fromkeys(np.flatnonzero(nulls).tolist(), name))
+    for row in np.flatnonzero(missing).tolist():
+        error = BadEpisode(
+            f"column {reason[row]} has no value",
+            where=where(row),
+            fix="fill the value in, or --on-error skip to go on without the episode",
+        )
+        rejects.add(error, raw=quoted(table.slice(row, 1), rejects))
+    return missing
+
+
+def quoted(rows: pa.Table, rejects: Rejects) -> bytes:
+    """The rows as text, where the rejects keep it."""
+    return repr(rows.to_pylist()).encode() if rejects.on_error is OnError.QUARANTINE else b""

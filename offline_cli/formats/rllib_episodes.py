@@ -1,0 +1,71 @@
+"""RLlib's episode recordings, one packed episode per row in Parquet column `item`; refuses files without that column.
+
+The bytes are decoded by `episodes/codec`, many items at a time across files, because RLlib writes thousands of files of a
+few rows. Other columns, which our own `episodes` format has, are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.codec import BatchDecoder
+from offline_cli.errors import BadData
+from offline_cli.formats.file_source import FileSource
+from offline_cli.formats.parquet_files import WORKERS, Chunk, chunks
+from offline_cli.formats.source import Places
+from offline_cli.tally import Rejects, Tally
+
+__all__ = ["RllibEpisodesSource"]
+
+
+@dataclass(slots=True)
+class RllibEpisodesSource(FileSource):
+    """Parquet files of packed episodes, in the order given; they may be pieces (`t_started` > 0) of longer ones.
+
+    Each episode brings its own spaces: see the batches.
+    """
+
+    format: str = "rllib-episodes"
+    workers: int = WORKERS  # files read at a time
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+        """Batches of the episodes as they stand, a new one where their structure changes."""
+        self.done = 0
+        decoder = BatchDecoder(rejects, tally)
+        for chunk in chunks(self.files, rejects, columns=[Columns.ITEM], workers=self.workers):
+            tally.rows_in += chunk.table.num_rows
+            self.done += chunk.nbytes
+            items = _items(chunk, rejects)
+            if items is not None:
+                yield from self._decoded(decoder, items, chunk)
+
+    def _decoded(self, decoder: BatchDecoder, items: pa.ChunkedArray, chunk: Chunk) -> Iterator[EpisodeBatch]:
+        done, before = 0, decoder.rejects.count
+        for batch in decoder.decode(items, where=chunk.where):
+            rows = np.arange(done, done + len(batch))
+            exact = decoder.rejects.count == before  # an item set aside leaves no trace in the batch
+            self.places = Places(chunk.files, chunk.file_of(rows), chunk.row_in_file(rows)) if exact else None
+            done += len(batch)
+            yield batch
+
+
+def _items(chunk: Chunk, rejects: Rejects) -> pa.ChunkedArray | None:
+    """The packed episodes of a chunk; the decoder refuses nulls among them by place."""
+    kind = chunk.table.schema.field(Columns.ITEM).type if Columns.ITEM in chunk.table.column_names else pa.null()
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        rejects.add(
+            BadData(
+                f"no column {Columns.ITEM} of bytes",
+                where=chunk.files[0],
+                fix=f"give files of packed episodes with the column {Columns.ITEM}, and files of other formats by themselves",
+            ),
+            rows=chunk.table.num_rows,
+        )
+        return None
+    return chunk.table[Columns.ITEM]

@@ -1,0 +1,21 @@
+"""RLlib's old-stack recordings: SampleBatch and MultiAgentBatch lines of JSON; refuses lines that are neither, by name.
+
+Every dialect that RLlib wrote over the years is read:
+
+* `files`: plain, gzip and zip files, line by line;
+* `lines`, `values`: one line as arrays;
+* `ids`: rows without `eps_id`, agents that take turns;
+* `settling`: dtypes of plain lists, columns that only repeat others;
+* `blocks`: arrays of many lines as batches of fragments;
+* `source`: all of these as a `Source`.
+
+Ids: where the source has one policy and one agent, an episode's id is its `eps_id` as text, its module the policy's name, and
+it has no agent id (RLlib keys single agents by their episode). Where it has several, each gets an episode of its own, with
+the id `<eps_id>-<policy>-<agent_index>`, the agent index as agent id, and `eps_id` as the id of the multi-agent episode.
+"""
+
+from __future__ import annotations
+
+from offline_cli.formats.sample_batch.source import SampleBatchSource
+
+__all__ = ["SampleBatchSource"]

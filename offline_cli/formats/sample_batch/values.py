@@ -1,0 +1,163 @@
+"""One column of a SampleBatch as arrays: plain lists, packed text, nested parts; refuses rows that have no common shape.
+
+RLlib writes a Dict or Tuple column as one array per part (`{"a": [n rows], "b": [n rows]}`, `[[n rows], [n rows]]`), other
+programs as one dict or list per row. Both are read. Where a list could be either, it is taken as rows if it has as many
+items as the line has steps; with the space given, a Tuple is known to be one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadEpisode
+from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, flatten
+
+__all__ = ["Column", "column_of", "infos_of"]
+
+MAX_DEPTH: Final = 16
+NUMERIC: Final = "biufc"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as arrays, and whether these came with dtypes of their own."""
+
+    tree: Tree  # leaves (n, ...)
+    typed: bool  # packed columns say their dtype; JSON knows only float64, int64 and bool
+    nulls: int = 0  # values that were null, and are NaN here
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether every leaf holds numbers or booleans."""
+        return all(leaf.dtype.kind in NUMERIC for _, leaf in flatten(self.tree))
+
+
+def column_of(value: Any, rows: int | None, *, where: str, space: Space | None = None) -> Column:
+    """The column of `rows` steps (None: as many as it has) that `value` (JSON list or dict, or packed text) stands for.
+
+    Raises BadEpisode where rows have no common shape, or are not as many as the line's steps; UnsafeData for hostile text.
+    """
+    reader = _Reader(rows, where)
+    tree = reader.tree(value, space, 0)
+    for path, leaf in flatten(tree):
+        have = len(leaf) if leaf.ndim else 1
+        if not leaf.ndim or have != (have if rows is None else rows):
+            part = f", part {path}" if path else ""
+            raise _bad(f"{have} rows in a line of {rows} steps", where + part)
+    return Column(tree, reader.typed, reader.nulls)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads one column, and remembers what was met on the way."""
+
+    rows: int | None
+    where: str
+    typed: bool = False
+    nulls: int = 0
+
+    def tree(self, value: Any, space: Space | None, depth: int) -> Tree:
+        if depth > MAX_DEPTH:
+            raise _bad(f"parts nested deeper than {MAX_DEPTH}", self.where)
+        if isinstance(value, (str, bytes)):
+            value = unpack(value, where=self.where)
+            self.typed = True
+        if isinstance(value, np.ndarray):
+            return value
+        if isinstance(value, dict):
+            return {str(key): self.tree(part, _part(space, key), depth + 1) for key, part in value.items()}
+        if isinstance(value, tuple) or self._is_by_part(value, space):
+            return tuple(self.tree(part, _part(space, i), depth + 1) for i, part in enumerate(value))
+        if isinstance(value, list):
+            return self._of_rows(value, space, depth)
+        raise _bad(f"{type(value).__name__} instead of a list of rows", self.where)
+
+    def _is_by_part(self, value: Any, space: Space | None) -> bool:
+        """Whether a list holds one column per part of a Tuple."""
+        if not isinstance(value, list) or not value or self.rows is None:
+            return False
+        if isinstance(space, spaces.Tuple):
+            return len(value) == len(space.spaces) and all(self._is_column(part) for part in value)
+        return len(value) != self.rows and all(self._is_column(part) for part in value)
+
+    def _is_column(self, part: Any) -> bool:
+        return isinstance(part, dict) or looks_packed(part) or (isinstance(part, list) and len(part) == self.rows)
+
+    def _of_rows(self, value: list[Any], space: Space | None, depth: int) -> Tree:
+        first = value[0] if value else None
+        if isinstance(first, dict):
+            return self._of_dicts(value, space, depth)
+        if isinstance(space, spaces.Tuple):
+            return self._of_tuples(value, space, depth)
+        if looks_packed(first):
+            return self._of_cells(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:  # rows of different shapes: parts of different shapes, or no column at all
+            return self._of_tuples(value, space, depth)
+        return self._with_nulls(value, array) if array.dtype == object else array
+
+    def _of_dicts(self, value: list[Any], space: Space | None, depth: int) -> Tree:
+        keys = value[0].keys()
+        if any(not isinstance(row, dict) or row.keys() != keys for row in value):
+            raise _bad("rows with different keys", self.where)
+        return {key: self.tree([row[key] for row in value], _part(space, key), depth + 1) for key in keys}
+
+    def _of_tuples(self, value: list[Any], space: Space | None, depth: int) -> Tree:
+        sizes = {len(row) if isinstance(row, list) else -1 for row in value}
+        if len(sizes) != 1 or min(sizes) < 1:
+            raise _bad("rows of different shapes", self.where)
+        parts = range(sizes.pop())
+        return tuple(self.tree([row[i] for row in value], _part(space, i), depth + 1) for i in parts)
+
+    def _of_cells(self, value: list[Any]) -> NDArray[Any]:
+        self.typed = True
+        return unpack_cells(value, where=lambda row: f"{self.where}, row {row}")
+
+    def _with_nulls(self, value: list[Any], array: NDArray[Any]) -> NDArray[Any]:
+        """A null among numbers is a NaN, which JSON has no word for."""
+        try:
+            numbers = np.array(value, np.float64)
+        except (TypeError, ValueError):
+            return array
+        self.nulls += int(np.isnan(numbers).sum())
+        return numbers
+
+
+def _part(space: Space | None, key: Any) -> Space | None:
+    if isinstance(space, spaces.Dict):
+        return space.spaces.get(key)
+    if isinstance(space, spaces.Tuple) and isinstance(key, int) and key < len(space.spaces):
+        return space.spaces[key]
+    return None
+
+
+def infos_of(value: Any, rows: int, *, where: str) -> tuple[list[Any] | None, int]:
+    """The info of each step (None: all empty), and how many were no dicts and now stand under the key `info`."""
+    if isinstance(value, (str, bytes)):
+        value = unpack(value, where=where, object_lists=True)
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise _bad(f"infos as {type(value).__name__} instead of a list", where)
+    if len(value) != rows:
+        raise _bad(f"{len(value)} infos in a line of {rows} steps", where)
+    if not any(value):
+        return None, 0
+    infos = [info or {} for info in value]
+    if set(map(type, infos)) == {dict}:
+        return infos, 0
+    strange = [row for row, info in enumerate(infos) if not isinstance(info, dict)]
+    for row in strange:
+        infos[row] = {"info": infos[row]}
+    return infos, len(strange)
+
+
+def _bad(what: str, where: str) -> BadEpisode:
+    return BadEpisode(what, where=where, fix="write the line again from its source, or --on-error skip to go on without it")

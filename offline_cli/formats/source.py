@@ -1,0 +1,116 @@
+"""What every reader of a foreign format offers; refuses to know any format itself.
+
+A reader knows its bytes and nothing of ids seen elsewhere: it yields batches whose entries are fragments of episodes, and
+`converting/stitching.py` alone puts them together. A fragment is an episode of an `EpisodeBatch` where
+
+* `t_started` is the timestep of its first step (None in the batch: all 0). A source without timesteps says `UNKNOWN_START`
+  where rows of another episode, or none, stand before the fragment, and `CONTINUES` where the row before it in the source is
+  of the same unfinished episode (a file ended between them);
+* `terminated` and `truncated` are set only where its own last step had the flag;
+* the final observation is the last row's next observation where the source has one. Where it has none, the last observation
+  is repeated in its place and the reader counts `missing-final-observation`; stitching takes the next fragment's first
+  observation instead, where there is one, and takes the count back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.spaces import Space
+from offline_cli.tally import Rejects, Tally
+
+__all__ = [
+    "BYTES",
+    "CONTINUES",
+    "ENV_SCALE",
+    "NORMALIZED_SCALE",
+    "ROWS",
+    "UNKNOWN_SCALE",
+    "UNKNOWN_START",
+    "Placed",
+    "Places",
+    "Source",
+]
+
+ROWS: Final = "rows"
+BYTES: Final = "bytes"
+
+ENV_SCALE: Final = "env"
+NORMALIZED_SCALE: Final = "normalized"
+UNKNOWN_SCALE: Final = "unknown"
+
+UNKNOWN_START: Final = -1  # in `t_started`: the fragment begins an episode, or goes on with the open one of its id
+CONTINUES: Final = -2  # in `t_started`: the fragment goes on with the row right before it
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the fragments of one batch stand, cheap to make for many and turned into words only for a message."""
+
+    files: tuple[str, ...]  # URLs
+    file: NDArray[np.int64]  # (E,) index into `files`
+    row: NDArray[np.int64]  # (E,) first row in that file, from 0
+
+    def __getitem__(self, entry: int) -> str:
+        return f"{self.files[int(self.file[entry])]} row {int(self.row[entry])}"
+
+
+class Source(Protocol):
+    """One place with recordings of one format, opened but not yet read; readers are made as `XSource(files, location)`."""
+
+    @property
+    def format(self) -> str:
+        """`episodes`, `columns`, `rllib-episodes`, `rllib-columns`, `sample-batch`."""
+
+    @property
+    def location(self) -> str:
+        """Path or URL, for messages and provenance."""
+
+    @property
+    def observation_space(self) -> Space | None:
+        """Space of one observation as the source declares it; None: not known until read."""
+
+    @property
+    def action_space(self) -> Space | None:
+        """Space of one action as the source declares it; None: not known until read."""
+
+    @property
+    def action_scale(self) -> str:
+        """`env`, `normalized` or `unknown`: what scale Box actions have."""
+
+    @property
+    def environment_id(self) -> str | None:
+        """The gymnasium id that the source declares."""
+
+    @property
+    def unit(self) -> str:
+        """What `size` and `done` count, for progress: `ROWS` or `BYTES`."""
+
+    @property
+    def size(self) -> int | None:
+        """How much there is to read; None: it would take long to find out."""
+
+    @property
+    def done(self) -> int:
+        """How much of it has been read."""
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+        """Batches of fragments or whole episodes, in source order.
+
+        Counts rows and assumptions in `tally`, hands every bad row to `rejects`. Raises BadData, UnsafeData, StorageError.
+        """
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A source that also knows the file and row of each fragment."""
+
+    @property
+    def places(self) -> Places | None:
+        """Of the batch yielded last; None: not known for this one."""

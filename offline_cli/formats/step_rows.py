@@ -1,0 +1,141 @@
+"""Rows of steps, as arrays, to a batch of fragments; refuses nothing, it only cuts where an episode may end.
+
+The cut is made by whole arrays: where the id changes, after a row with an end flag, where a timestep does not follow the one
+before, and where a file ends unless the observations chain over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadEpisode
+from offline_cli.formats.chaining import chained
+from offline_cli.formats.source import CONTINUES, UNKNOWN_START
+from offline_cli.tally import Tally
+from offline_cli.trees import Tree, map_leaves
+
+__all__ = ["Keys", "StepRows", "fragments_of_rows", "timesteps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What names the episode of each row: distinct keys, and for each row which one it has."""
+
+    code: NDArray[np.int64]  # (N,) index into the tuples
+    eps_ids: tuple[str, ...]
+    agent_ids: tuple[str | None, ...]
+    module_ids: tuple[str | None, ...]
+    multi_agent_ids: tuple[str | None, ...] | None = None  # None: no episode is shared by several agents
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """N rows in the order of their source."""
+
+    keys: Keys
+    obs: Tree  # leaves (N, *obs_shape)
+    next_obs: Tree | None
+    actions: Tree  # leaves (N, *action_shape)
+    rewards: NDArray[np.float64]  # (N,)
+    terminateds: NDArray[np.bool_]  # (N,)
+    truncateds: NDArray[np.bool_]  # (N,)
+    t: NDArray[np.int64] | None  # (N,)
+    extra: Mapping[str, Tree]  # leaves (N, ...)
+    infos: Sequence[Mapping[str, Any]] | None  # (N,) of the observation that each step led to
+    reset_infos: Sequence[Mapping[str, Any]] | None  # (N,) used at first steps
+    file: NDArray[np.int64]  # (N,) a number that changes where a file ends, or rows between two were lost
+    follows: bool  # the first row stands right after an unfinished row of the same key
+
+
+def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[np.int64]:
+    """(N,) numbers of steps within their episode. Raises BadEpisode, naming the row, for one that is no number from 0 on."""
+    with np.errstate(invalid="ignore"):  # what does not fit is found right here
+        steps = values.astype(np.int64)
+        bad = np.flatnonzero((steps != values) | (steps < 0))
+    if len(bad):
+        row = int(bad[0])
+        raise BadEpisode(
+            f"column {Columns.T} holds {values[row]}, and not the number of a step",
+            where=where(row),
+            fix="count the steps of an episode from 0, or leave the column out where rows stand in order",
+        )
+    return steps
+
+
+def fragments_of_rows(rows: StepRows, tally: Tally) -> tuple[EpisodeBatch, NDArray[np.int64]]:
+    """A batch with one entry per run of rows, and (E,) the first row of each; counts joints, broken chains, missing finals."""
+    ended = rows.terminateds | rows.truncateds
+    same = (rows.keys.code[1:] == rows.keys.code[:-1]) & ~ended[:-1]
+    if rows.t is not None:
+        same &= rows.t[1:] == rows.t[:-1] + 1
+    chains = None if rows.next_obs is None else chained(rows.obs, rows.next_obs)
+    file_ends = rows.file[1:] != rows.file[:-1]
+    joined = same if rows.t is not None else same & ~file_ends if chains is None else same & (chains | ~file_ends)
+    tally.fragments_stitched += int((joined & file_ends).sum())
+    if chains is not None:
+        tally.assume("broken-chain", int((joined & ~chains).sum()))
+    first = np.flatnonzero(np.concatenate([[True], ~joined]))
+    if rows.next_obs is None:
+        tally.assume("missing-final-observation", len(first))
+    return _batch(rows, first, _starts(rows, first, same)), first
+
+
+def _starts(rows: StepRows, first: NDArray[np.int64], same: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(E,) `t_started` of each run."""
+    if rows.t is not None:
+        return rows.t[first]
+    goes_on = np.concatenate([[rows.follows], same])[first]
+    return np.where(goes_on, CONTINUES, UNKNOWN_START).astype(np.int64)
+
+
+def _batch(rows: StepRows, first: NDArray[np.int64], t_started: NDArray[np.int64]) -> EpisodeBatch:
+    starts = np.concatenate([first, [len(rows.rewards)]]).astype(np.int64)
+    last = starts[1:] - 1
+    codes = rows.keys.code[first].tolist()
+    finals = rows.obs if rows.next_obs is None else rows.next_obs
+    return EpisodeBatch(
+        ids=tuple(rows.keys.eps_ids[code] for code in codes),
+        starts=starts,
+        obs=map_leaves(lambda acted, final: _with_finals(acted, final, starts), rows.obs, finals),
+        actions=rows.actions,
+        rewards=rows.rewards,
+        terminated=rows.terminateds[last],
+        truncated=rows.truncateds[last],
+        extra=rows.extra,
+        infos=_infos(rows, starts),
+        t_started=t_started,
+        agent_ids=_names(rows.keys.agent_ids, codes),
+        module_ids=_names(rows.keys.module_ids, codes),
+        multi_agent_ids=None if rows.keys.multi_agent_ids is None else _names(rows.keys.multi_agent_ids, codes),
+    )
+
+
+def _with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+    """(N+E, ...) the observations acted on, and after those of each run the final one of its last row."""
+    runs = np.arange(len(starts) - 1)
+    out = np.empty((len(acted) + len(runs), *acted.shape[1:]), acted.dtype)
+    out[np.arange(len(acted)) + np.repeat(runs, np.diff(starts))] = acted
+    out[starts[1:] + runs] = final[starts[1:] - 1]
+    return out
+
+
+def _infos(rows: StepRows, starts: NDArray[np.int64]) -> list[Mapping[str, Any]] | None:
+    if rows.infos is None and rows.reset_infos is None:
+        return None
+    out: list[Mapping[str, Any]] = []
+    for a, b in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        out.append(rows.reset_infos[a] if rows.reset_infos is not None else {})
+        out += rows.infos[a:b] if rows.infos is not None else [{}] * (b - a)
+    return out
+
+
+def _names(names: tuple[str | None, ...], codes: list[int]) -> tuple[str | None, ...] | None:
+    chosen = tuple(names[code] for code in codes)
+    return None if all(name is None for name in chosen) else chosen

@@ -1,0 +1,168 @@
+"""Columns of types that a recording of steps may have besides vectors of floats, and those that it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode
+
+
+def steps(name: str = "a", n: int = 3, **more: Any) -> dict[str, Any]:
+    t = np.arange(n)
+    columns = {
+        "eps_id": [name] * n,
+        "t": t,
+        "obs": [[float(i), 0.0] for i in t],
+        "new_obs": [[float(i + 1), 0.0] for i in t],
+        "actions": t % 2,
+        "rewards": np.ones(n),
+        "terminateds": t == n - 1,
+        **more,
+    }
+    return {key: value for key, value in columns.items() if value is not ...}
+
+
+def read(folder: Path, *files: dict[str, Any], on_error: str = "fail") -> tuple[EpisodeBatch, EpisodeStream]:
+    for number, columns in enumerate(files):
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet")
+    stream = read_episodes(str(folder), on_error=on_error)
+    return EpisodeBatch.concat(list(stream)), stream
+
+
+MICROSECONDS = [
+    (pa.array([1, 2, 3], pa.timestamp("s")), [1_000_000, 2_000_000, 3_000_000]),
+    (pa.array([1000, 2000, 3999], pa.timestamp("ns")), [1, 2, 3]),
+    (pa.array([0, 1, 2], pa.timestamp("ms", "Europe/Berlin")), [0, 1000, 2000]),
+    (pa.array([0, 1, 2], pa.date32()), [0, 86_400_000_000, 172_800_000_000]),
+    (pa.array([0, 1, 2], pa.time32("s")), [0, 1_000_000, 2_000_000]),
+    (pa.array([0, 1, 2], pa.duration("ms")), [0, 1000, 2000]),
+]
+
+
+@pytest.mark.parametrize(("column", "wanted"), MICROSECONDS, ids=lambda value: str(getattr(value, "type", "")))
+def test_times_are_microseconds(column: pa.Array, wanted: list[int], tmp_path: Path) -> None:
+    batch, stream = read(tmp_path, steps(when=column))
+    np.testing.assert_array_equal(batch.extra["when"], np.array(wanted, np.int64), strict=True)
+    assert not stream.tally.assumptions
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["a", "b", "c"],
+        [b"a", b"b", b"c"],
+        [["a"], ["b"], ["c"]],
+        [{"k": "a"}, {"k": "b"}, {"k": "c"}],
+        pa.array(["a", "b", "a"]).dictionary_encode(),
+        pa.array([1, 2, 3], pa.decimal128(5)),
+    ],
+    ids=["text", "bytes", "lists of text", "structs of text", "categories", "decimals"],
+)
+def test_other_columns_without_numbers_are_dropped_and_each_counted_once(column: Any, tmp_path: Path) -> None:
+    batch, stream = read(tmp_path, steps("a", note=column), steps("b", note=column))
+    assert batch.extra == {}
+    assert dict(stream.tally.assumptions) == {"dropped-column": 1}
+
+
+def test_a_dropped_column_is_counted_where_sources_are_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", 0)
+    _, stream = read(tmp_path, steps(note=["a", "b", "c"]))
+    assert dict(stream.tally.assumptions) == {"dropped-column": 1}
+
+
+@pytest.mark.parametrize("column", [pa.array([1, None, 3]), pa.array([1.0, None, 3.0]), pa.array([True, None, True])], ids=str)
+def test_a_number_missing_in_another_column_is_nan_and_counted(column: pa.Array, tmp_path: Path) -> None:
+    batch, stream = read(tmp_path, steps(v=column))
+    assert np.isnan(batch.extra["v"]).tolist() == [False, True, False]
+    assert dict(stream.tally.assumptions) == {"null-as-nan": 1}
+
+
+@pytest.mark.parametrize(
+    "ids", [pa.array(["a"] * 3).dictionary_encode(), pa.array(["a"] * 3, pa.large_string())], ids=["categories", "large"]
+)
+def test_ids_are_read_whatever_type_of_text_they_have(ids: pa.Array, tmp_path: Path) -> None:
+    assert read(tmp_path, steps(eps_id=ids))[0].ids == ("a",)
+
+
+def test_integer_ids_are_text(tmp_path: Path) -> None:
+    assert read(tmp_path, steps(eps_id=[7, 7, 7]))[0].ids == ("7",)
+
+
+def test_timesteps_may_be_whole_floats(tmp_path: Path) -> None:
+    assert read(tmp_path, steps(t=[0.0, 1.0, 2.0]))[0].lengths.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"t": ["0", "1", "2"]}, "column t holds string"),
+        ({"t": pa.array([0, 1, 2], pa.timestamp("s"))}, "column t holds timestamp"),
+        ({"t": [0.0, 0.5, 1.0]}, "column t holds 0.5, and not the number of a step"),
+        ({"t": [-1, 0, 1]}, "column t holds -1, and not the number of a step"),
+        ({"t": [-2, -1, 0]}, "column t holds -2, and not the number of a step"),
+        ({"eps_id": [["a"]] * 3}, "column eps_id holds list"),
+        ({"rewards": pa.nulls(3)}, "no column rewards"),
+        ({"rewards": [[1.0, 2.0]] * 3}, "column rewards holds more than one value per step"),
+        ({"new_obs": [[1.0]] * 3}, "column new_obs has shape [1], and column obs shape [2]"),
+        ({"obs": [{"x": 1.0}] * 3}, "column new_obs has shape [2], and column obs parts x of shape []"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_a_step_is_refused_by_column_and_place(column: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(BadData) as caught:
+        read(tmp_path, steps(**column))
+    assert says in caught.value.what
+    assert "0.parquet" in caught.value.where
+
+
+def test_rewards_and_flags_written_as_lists_of_one_are_read(tmp_path: Path) -> None:
+    batch, _ = read(tmp_path, steps(rewards=[[1.0]] * 3, terminateds=[[False], [False], [True]]))
+    assert batch.rewards.shape == (3,)
+    assert batch.terminated.tolist() == [True]
+
+
+def test_rows_of_another_shape_than_most_are_set_aside_with_their_episodes(tmp_path: Path) -> None:
+    odd = steps("odd", obs=[[9.0], [1.0, 1.0], [2.0, 2.0]], new_obs=...)
+    batch, stream = read(tmp_path, odd, steps("a", new_obs=...), steps("b", new_obs=...), on_error="skip")
+    assert sorted(batch.ids) == ["a", "b"]
+    assert batch.obs.shape == (8, 2)
+    assert stream.rejects.count == 3
+    assert stream.tally.assumptions["missing-final-observation"] == 2
+
+
+def test_a_file_of_another_kind_is_set_aside_by_name(tmp_path: Path) -> None:
+    files = [steps("a"), steps("b", obs=[[1.0]] * 3, new_obs=[[1.0]] * 3), steps("c")]
+    batch, stream = read(tmp_path, *files, on_error="quarantine")
+    assert sorted(batch.ids) == ["a", "c"]
+    assert stream.rejects.kept[0].where.endswith("1.parquet row 0")
+    with pytest.raises(BadEpisode, match=r"shape"):
+        read(tmp_path, *files)
+
+
+def test_a_table_whose_rows_take_turns_is_read_without_a_fragment_for_each_row(tmp_path: Path) -> None:
+    tables = [pa.table(steps(name, t=...)) for name in "abcd"]
+    turns = np.arange(12).reshape(4, 3).T.reshape(-1)
+    pq.write_table(pa.concat_tables(tables).take(turns), tmp_path / "0.parquet")
+    stream = read_episodes(str(tmp_path))
+    assert [(batch.ids, batch.lengths.tolist()) for batch in stream] == [(tuple("abcd"), [3] * 4)]
+    assert stream.tally.fragments_stitched == 0
+    assert not stream.tally.assumptions
+
+
+def test_an_order_that_nothing_shows_is_counted_once(tmp_path: Path) -> None:
+    _, stream = read(tmp_path, steps("a", t=..., new_obs=...), steps("b", t=..., new_obs=...))
+    assert stream.tally.assumptions["missing-t"] == 1
+
+
+def test_flags_that_are_missing_are_counted_once(tmp_path: Path) -> None:
+    batch, stream = read(tmp_path, steps("a", terminateds=...), steps("b", terminateds=...))
+    assert batch.truncated.tolist() == [True, True]
+    assert dict(stream.tally.assumptions) == {"missing-end-flags": 1, "unfinished-episode": 2}

@@ -1,0 +1,437 @@
+"""Packed cells: everything numpy pickles comes back equal, nothing else is built, and hostile bytes are refused by name."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import contextlib
+import os
+import pickle
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from offline_cli.errors import BadData, BadEpisode, UnsafeData
+from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
+from offline_cli.formats.packed import text as packed_text
+from offline_cli.formats.packed.pickles import unpickle
+
+PROTOCOLS = range(6)
+
+
+def packed(value: Any, protocol: int = 5) -> str:
+    return packed_bytes(pickle.dumps(value, protocol))
+
+
+def packed_bytes(pickled: bytes, **options: Any) -> str:
+    return base64.b64encode(lz4.frame.compress(pickled, **options)).decode("ascii")
+
+
+def row(number: int) -> str:
+    return f"file row {number}"
+
+
+# ---- what is read ----
+
+VALUES: dict[str, Any] = {
+    "vector": np.arange(4, dtype=np.float32),
+    "fortran": np.arange(6.0).reshape(2, 3).T,
+    "other axis order": np.transpose(np.arange(24.0).reshape(2, 3, 4), (1, 0, 2)),
+    "reversed": np.arange(24, dtype=np.uint8).reshape(2, 3, 4)[::-1],
+    "big endian": np.arange(4, dtype=">i2"),
+    "bool": np.array([True, False]),
+    "half": np.arange(3, dtype=np.float16),
+    "complex": np.array([1 + 2j]),
+    "text": np.array(["ab", "c"]),
+    "bytes": np.array([b"ab", b"c"]),
+    "empty": np.zeros((0, 4), np.float32),
+    "no rank": np.array(3.5),
+    "scalar": np.float32(2.5),
+    "text scalar": np.str_("a"),
+    "empty text scalar": np.str_(""),
+    "number": 3,
+    "large number": -(2**80),
+    "ordered dict": collections.OrderedDict(a=np.arange(3), b=(np.int64(1),)),
+    "containers": {"a": [1, 2.5, None, True, "x", b"y"], "b": ({1, 2}, frozenset([3]), 2 + 3j), 5: [[], {}, ()]},
+    "shared parts": [[{}] * 3, [np.arange(3)] * 2],
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", VALUES)
+def test_whatever_numpy_pickles_comes_back_equal(name: str, protocol: int) -> None:
+    value = VALUES[name]
+    found = unpack(packed(value, protocol), where="test")
+    np.testing.assert_equal(found, value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        assert type(found) is type(value)
+        assert found.dtype == value.dtype
+
+
+@pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
+def test_pickles_of_numpy_before_and_after_2_are_read(module: bytes) -> None:
+    pickled = pickle.dumps(np.arange(3.0), 2).replace(b"numpy._core.multiarray", module)
+    np.testing.assert_array_equal(unpack(packed_bytes(pickled), where="test"), np.arange(3.0))
+
+
+def test_arrays_that_python_2_pickled_are_read() -> None:
+    pickled = (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
+        b"(K\x01K\x02\x85cnumpy\ndtype\nq\x04U\x02f4K\x00K\x01\x87Rq\x05(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89U\x08\x00\x00\x80?\x00\x00\x00@tb."
+    )
+    np.testing.assert_array_equal(unpack(packed_bytes(pickled), where="test"), np.array([1, 2], np.float32), strict=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"store_size": False}, {"content_checksum": True}, {"block_checksum": True}])
+def test_lz4_frames_of_every_kind_are_read(options: dict[str, Any]) -> None:
+    value = np.arange(100_000.0)
+    np.testing.assert_array_equal(unpack(packed_bytes(pickle.dumps(value), **options), where="test"), value)
+
+
+def test_a_bare_frame_and_a_bare_pickle_are_read_too() -> None:
+    pickled = pickle.dumps(np.arange(3))
+    for text in (lz4.frame.compress(pickled), base64.b64encode(pickled)):
+        np.testing.assert_array_equal(unpack(text, where="test"), np.arange(3))
+
+
+def test_object_arrays_come_back_as_lists_of_plain_values_only_when_asked_for() -> None:
+    infos = np.empty(2, object)
+    infos[:] = [{}, {"a": np.float32(1)}]
+    assert unpack(packed(infos), where="test", object_lists=True) == [{}, {"a": np.float32(1)}]
+    with pytest.raises(UnsafeData, match="Python objects"):
+        unpack(packed(infos), where="test")
+
+
+@given(
+    hnp.arrays(st.sampled_from(["f4", "f8", "i8", "u1", "?", "c8", "U3"]), hnp.array_shapes(min_dims=0)),
+    st.sampled_from(PROTOCOLS),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_array_of_any_protocol_comes_back_equal(array: Any, protocol: int) -> None:
+    np.testing.assert_array_equal(unpack(packed(array, protocol), where="test"), array, strict=True)
+
+
+def test_only_text_that_begins_as_a_frame_looks_packed() -> None:
+    assert looks_packed(packed(np.arange(3)))
+    assert not looks_packed("BCD")
+    assert not looks_packed([1.0])
+
+
+# ---- what is refused ----
+
+
+class Runs:
+    """Its pickle calls a function with one argument."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.call = (function, args)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def global_(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+NDARRAY = global_("numpy", "ndarray")
+RECONSTRUCT = global_("numpy.core.multiarray", "_reconstruct") + b"(" + NDARRAY + b"K\x00\x85C\x01btR"
+DTYPE = global_("numpy", "dtype")
+
+
+def dtype(name: bytes, state: bytes = b"") -> bytes:
+    return DTYPE + b"(X" + struct.pack("<I", len(name)) + name + b"\x89\x88tR" + state
+
+
+def array_state(shape: bytes, dtype_: bytes, data: bytes) -> bytes:
+    return RECONSTRUCT + b"(K\x01" + shape + dtype_ + b"\x89" + data + b"tb."
+
+
+EIGHT = b"C\x08\x01\x02\x03\x04\x05\x06\x07\x08"
+F8 = dtype(b"f8")
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "a function": (pickle.dumps(Runs(os.system, "echo run > /dev/null")), "posix.system"),
+    "a function, protocol 0": (pickle.dumps(Runs(os.system, "echo run"), 0), "posix.system"),
+    "eval": (pickle.dumps(Runs(eval, "1")), "builtins.eval"),
+    "getattr": (pickle.dumps(Runs(getattr, "a", "b")), "builtins.getattr"),
+    "numpy's own loader": (global_("numpy", "load") + b"(X\x01\x00\x00\x00atR.", "numpy.load"),
+    "numpy's test runner": (global_("numpy.testing._private.utils", "runstring") + b"(X\x01\x00\x00\x00a}tR.", "runstring"),
+    "a dotted name": (b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93.", "numpy.ndarray.__class__"),
+    "a class instance": (b"(i" + b"os\nsystem\n.", "INST"),
+    "a built class": (b"(" + NDARRAY + b"o.", "OBJ"),
+    "a new object": (b"\x80\x02" + NDARRAY + b")\x81.", "NEWOBJ"),
+    "a new object with names": (b"\x80\x04" + NDARRAY + b")}\x92.", "NEWOBJ_EX"),
+    "a persistent id": (b"Pid\n.", "PERSID"),
+    "a persistent id, binary": (b"K\x01Q.", "BINPERSID"),
+    "an extension code": (b"\x80\x02\x82\x01.", "EXT1"),
+    "a buffer from elsewhere": (b"\x80\x05\x97.", "NEXT_BUFFER"),
+    "a called value": (b"K\x01)R.", "calls int"),
+    "a called list": (b"])R.", "calls list"),
+    "a called class": (NDARRAY + b"K\x05\x85R.", "calls ndarray"),
+    "state for a name": (NDARRAY + b"}b.", "state of Name"),
+    "slot state for a name": (NDARRAY + b"N}\x86b.", "state of Name"),
+    "state for a list": (b"]}b.", "state of list"),
+    "state for an array": (
+        array_state(b"K\x01\x85", F8, EIGHT)[:-1] + b"(K\x01K\x01\x85" + F8 + b"\x89" + EIGHT + b"tb.",
+        "state of ndarray",
+    ),
+    "items for a tuple": (b")K\x01a.", "adds items to tuple"),
+    "entries for a list": (b"]K\x01K\x02s.", "sets items of list"),
+    "an object dtype": (array_state(b"K\x01\x85", dtype(b"O8"), EIGHT), "Python objects"),
+    "an object dtype, other name": (array_state(b"K\x01\x85", dtype(b"|O"), EIGHT), "Python objects"),
+    "an object dtype by full name": (array_state(b"K\x01\x85", dtype(b"object"), EIGHT), "'object'"),
+    "a structured dtype by name": (array_state(b"K\x01\x85", dtype(b"f8,O"), EIGHT), "Python objects"),
+    "a structured dtype as a list": (
+        DTYPE + b"(](" + b"(X\x01\x00\x00\x00aX\x01\x00\x00\x00Ote\x89\x88tR.",
+        "dtype without a name",
+    ),
+    "a structured dtype by state": (
+        array_state(b"K\x01\x85", dtype(b"V8", b"(K\x03X\x01\x00\x00\x00|N(X\x01\x00\x00\x00at}K\x08K\x01K\x10tb"), EIGHT),
+        "V8",
+    ),
+    "fields set on a plain dtype": (
+        array_state(b"K\x01\x85", dtype(b"f8", b"(K\x03X\x01\x00\x00\x00<N(X\x01\x00\x00\x00at}K\x08K\x01K\x10tb"), EIGHT),
+        "structured",
+    ),
+    "an item size set on a plain dtype": (
+        array_state(b"K\x01\x85", dtype(b"f8", b"(K\x03X\x01\x00\x00\x00<NNNK\x40K\x01K\x10tb"), EIGHT),
+        "of 64 bytes",
+    ),
+    "a datetime": (pickle.dumps(np.array(["2026-01-01"], "M8[D]")), "M8"),
+    "a subclass": (pickle.dumps(np.ma.array([1])), "numpy.ma"),
+    "an encoding that runs code": (global_("_codecs", "encode") + b"(X\x01\x00\x00\x00aX\x06\x00\x00\x00base64tR.", "base64"),
+    "a name left over": (NDARRAY + b".", "something else than numbers"),
+    "an array never filled": (RECONSTRUCT + b".", "something else than numbers"),
+    "a list in itself": (b"]q\x00h\x00a.", "without end"),
+    "a dict in itself": (b"}q\x00K\x01h\x00s.", "without end"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_refused(name: str) -> None:
+    pickled, says = HOSTILE[name]
+    with pytest.raises(UnsafeData) as caught:
+        unpack(packed_bytes(pickled), where="file line 3")
+    assert caught.value.where == "file line 3"
+    assert says in caught.value.what
+
+
+def test_a_value_that_unfolds_by_sharing_is_refused_before_it_is_followed() -> None:
+    levels = b"]q\x00" + b"".join(b"0]q" + bytes([n]) + b"(" + (b"h" + bytes([n - 1])) * 30 + b"e" for n in range(1, 20))
+    with pytest.raises(UnsafeData, match="without end"):
+        unpickle(levels + b".", where="test")
+
+
+def test_copies_of_one_text_cannot_outgrow_the_pickle() -> None:
+    copies = b"C\xff" + b"a" * 255 + b"\x85q\x010" + global_("builtins", "bytearray") + b"q\x000"
+    with pytest.raises(UnsafeData, match="far more than its own bytes"):
+        unpickle(copies + b"](" + b"h\x00h\x01R" * 200 + b"e.", where="test")
+
+
+def test_nothing_that_a_pickle_names_is_run(tmp_path: Path) -> None:
+    witness = tmp_path / "ran"
+    with pytest.raises(UnsafeData):
+        unpack(packed(Runs(os.mkdir, str(witness))), where="test")
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\x02r\xff\xff\xff\xffN.",  # a memo entry of the highest number
+        b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"a.",  # a bytearray of a tebibyte
+        b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"a.",  # bytes of 4 exbibytes
+        b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b"a.",  # a number of a gibibyte
+        array_state(b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", F8, EIGHT),  # a shape of 2**62 numbers
+        array_state(b"K\x00J\xff\xff\xff\x7f\x86", F8, EIGHT),
+        array_state(b"J\xff\xff\xff\xff\x85", F8, EIGHT),  # a negative one
+        array_state(b"K\x01" * 40 + b"t", F8, EIGHT),
+    ],
+)
+def test_declared_sizes_take_no_memory(pickled: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadData):
+            unpickle(pickled, where="test")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_frame_that_declares_more_than_lz4_can_reach_is_refused_before_it_is_read() -> None:
+    frame = lz4.frame.LZ4FrameCompressor().begin(source_size=1 << 40) + bytes(100)
+    with pytest.raises(UnsafeData, match="declares 1099511627776 bytes"):
+        unpack(frame, where="test")
+
+
+def test_a_frame_that_unfolds_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_text, "MAX_BYTES", 10_000)
+    value = np.random.default_rng(0).standard_normal(10_000)
+    for options, says in (({"store_size": True}, "declares 80"), ({"store_size": False}, "more than 10000 bytes")):
+        with pytest.raises(UnsafeData, match=says):
+            unpack(packed_bytes(pickle.dumps(value), **options), where="test")
+
+
+def test_text_of_numbers_that_are_no_characters_is_refused() -> None:
+    with pytest.raises(BadEpisode, match="no characters"):
+        unpickle(array_state(b"K\x01\x85", dtype(b"U2"), EIGHT), where="test")
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_no_bytes_raise_anything_but_bad_data(data: bytes) -> None:
+    with contextlib.suppress(BadData):
+        unpickle(data, where="test")
+
+
+@given(st.sampled_from(list(VALUES)), st.sampled_from(PROTOCOLS), st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_damage_to_a_pickle_raises_anything_but_bad_data(name: str, protocol: int, data: st.DataObject) -> None:
+    pickled = bytearray(pickle.dumps(VALUES[name], protocol))
+    for _ in range(data.draw(st.integers(1, 3))):
+        pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(BadData):
+        unpickle(bytes(pickled), where="test")
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 8, 20, 57, 100, 150])
+def test_text_that_was_cut_is_refused(size: int) -> None:
+    text = packed(np.arange(4, dtype=np.float32))
+    assert len(text) > 150
+    with pytest.raises(BadEpisode):
+        unpack(text[:size], where="test")
+
+
+@pytest.mark.parametrize("text", ["", "!!!!", "hello", "BCJNGGh", "BCJN" + "A" * 40, "AAAA"])
+def test_text_that_is_no_packed_cell_is_refused(text: str) -> None:
+    with pytest.raises(BadEpisode):
+        unpack(text, where="test")
+
+
+def test_bytes_after_the_frame_are_refused() -> None:
+    frame = lz4.frame.compress(pickle.dumps(np.arange(3)))
+    with pytest.raises(BadEpisode, match="after"):
+        unpack(base64.b64encode(frame + b"more"), where="test")
+
+
+# ---- columns of cells ----
+
+
+def cells_of(vectors: Any) -> list[str]:
+    return [packed(vector) for vector in vectors]
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from(["f4", "f8", "i8", "u1", "?", "U2"]),
+        st.tuples(st.integers(33, 70), st.integers(0, 6)),
+        elements=None,
+        fill=st.nothing(),
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_a_column_equals_its_cells_read_one_by_one(vectors: Any) -> None:
+    np.testing.assert_array_equal(unpack_cells(cells_of(vectors), where=row), vectors, strict=True)
+
+
+def test_cells_that_compress_differently_are_all_read() -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((400, 16)).astype(np.float32)
+    vectors[::3] = np.eye(16, dtype=np.float32)[rng.integers(16, size=134)]  # matches within the numbers
+    vectors[::5] = 0
+    np.testing.assert_array_equal(unpack_cells(cells_of(vectors), where=row), vectors, strict=True)
+
+
+@pytest.mark.parametrize("form", [list, pa.array, lambda cells: pa.chunked_array([cells[:30], cells[30:]])])
+def test_cells_are_read_from_lists_and_arrow_arrays(form: Any) -> None:
+    vectors = np.random.default_rng(1).standard_normal((50, 3))
+    np.testing.assert_array_equal(unpack_cells(form(cells_of(vectors)), where=row), vectors)
+
+
+def test_a_slice_of_an_arrow_array_is_read_from_where_it_begins() -> None:
+    vectors = np.random.default_rng(2).standard_normal((60, 3))
+    np.testing.assert_array_equal(unpack_cells(pa.array(cells_of(vectors))[7:50], where=row), vectors[7:50])
+
+
+def test_scalars_make_a_column_without_further_axes() -> None:
+    np.testing.assert_array_equal(unpack_cells(cells_of(np.arange(40.0)), where=row), np.arange(40.0), strict=True)
+
+
+def test_no_cells_make_an_empty_array() -> None:
+    assert len(unpack_cells([], where=row)) == 0
+
+
+def test_many_alike_cells_are_read_with_care_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from offline_cli.formats.packed import cells as module
+
+    calls: list[int] = []
+
+    def counted(data: bytes, **options: Any) -> Any:
+        calls.append(len(data))
+        return unpickle(data, **options)
+
+    monkeypatch.setattr(module, "unpickle", counted)
+    vectors = np.random.default_rng(3).standard_normal((500, 4)).astype(np.float32)
+    unpack_cells(cells_of(vectors), where=row)
+    assert len(calls) == 1
+
+
+SHAPES = {
+    "null": (None, "null"),
+    "cut": (packed(np.zeros(3))[:-20], "packed cell"),
+    "one character wrong": ("".join("?" if i == 90 else c for i, c in enumerate(packed(np.arange(3.0)))), "not base64"),
+    "another shape": (packed(np.zeros(4)), "float64(4,) in a column of float64(3,)"),
+    "another dtype": (packed(np.zeros(3, np.float32)), "float32(3,)"),
+    "hostile": (packed(Runs(os.system, "true")), "posix.system"),
+    "objects": (packed(np.array([None] * 3)), "Python objects"),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_bad_cell_is_refused_by_row(kind: str) -> None:
+    bad, says = SHAPES[kind]
+    cells: list[Any] = cells_of(np.random.default_rng(4).standard_normal((100, 3)))
+    cells[70] = bad
+    with pytest.raises(BadData) as caught:
+        unpack_cells(cells, where=row)
+    assert caught.value.where == "file row 70"
+    assert says in caught.value.what
+
+
+def test_cells_of_containers_are_no_column() -> None:
+    with pytest.raises(BadEpisode, match="type dict"):
+        unpack_cells([packed({"a": np.zeros(2)})], where=row)
+
+
+@pytest.mark.ray
+def test_a_recorded_column_equals_what_rllib_unpacks(real_data: Path) -> None:
+    pytest.importorskip("ray")
+    import pyarrow.parquet as pq
+    from ray.rllib.utils.compression import unpack as rllib_unpack
+
+    files = sorted((real_data / "rllib_columns_cartpole_expert").rglob("*.parquet"))[:40]
+    table = pa.concat_tables([pq.read_table(file, columns=["obs", "new_obs"]) for file in files])
+    for name in table.column_names:
+        wanted = np.array([rllib_unpack(cell) for cell in table[name].to_pylist()])
+        np.testing.assert_array_equal(unpack_cells(table[name], where=row), wanted, strict=True)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", VALUES)
+def test_what_rllib_packs_is_read(name: str) -> None:
+    pytest.importorskip("ray")
+    from ray.rllib.utils.compression import pack
+
+    np.testing.assert_equal(unpack(pack(VALUES[name]), where="test"), VALUES[name])

@@ -1,0 +1,277 @@
+"""RLlib's column recordings as fragments, in every layout that a column can have."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli.converting.reading import read_episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode, UnsafeData
+from offline_cli.formats.rllib_columns import RllibColumnsSource
+from offline_cli.formats.source import CONTINUES, UNKNOWN_START
+from offline_cli.storage.locations import open_location
+from offline_cli.tally import OnError, Rejects, Tally
+
+STEPS = 4
+OBS = np.arange(2 * (STEPS + 1), dtype=np.float32).reshape(STEPS + 1, 2)
+
+
+def pack(value: Any) -> str:
+    return base64.b64encode(lz4.frame.compress(pickle.dumps(value))).decode()
+
+
+def columns(first: int = 0, stop: int = STEPS, *, name: str = "a", end: bool = True, **more: Any) -> dict[str, Any]:
+    steps = stop - first
+    return {
+        "eps_id": [name] * steps,
+        "obs": OBS[first:stop].tolist(),
+        "new_obs": OBS[first + 1 : stop + 1].tolist(),
+        "actions": np.arange(first, stop, dtype=np.int32) % 2,
+        "rewards": np.ones(steps),
+        "terminateds": np.arange(first, stop) == (STEPS - 1 if end else -1),
+        "truncateds": np.zeros(steps, np.bool_),
+        **more,
+    }
+
+
+def write(path: Path, data: dict[str, Any] | pa.Table) -> Path:
+    pq.write_table(data if isinstance(data, pa.Table) else pa.table(data), path)
+    return path
+
+
+def source(*files: Path) -> RllibColumnsSource:
+    return RllibColumnsSource([open_location(file) for file in files], "test")
+
+
+def fragments(*files: Path, on_error: str = "fail") -> tuple[list[EpisodeBatch], Tally, Rejects]:
+    tally, rejects = Tally(), Rejects(OnError(on_error))
+    return list(source(*files).fragments(tally, rejects)), tally, rejects
+
+
+def one(*files: Path) -> EpisodeBatch:
+    (batch,) = list(read_episodes([str(file) for file in files]))
+    return batch
+
+
+def tensor_field(name: str, kind: pa.DataType, extension: str, shape: list[int] | int) -> pa.Field:
+    return pa.field(name, kind, metadata={"ARROW:extension:name": extension, "ARROW:extension:metadata": json.dumps(shape)})
+
+
+LAYOUTS: dict[str, tuple[pa.DataType | pa.Field | None, Any]] = {
+    "packed cells": (None, [pack(row) for row in OBS[:STEPS]]),
+    "packed cells as large strings": (pa.large_string(), [pack(row) for row in OBS[:STEPS]]),
+    "lists": (None, OBS[:STEPS].tolist()),
+    "large lists": (pa.large_list(pa.float32()), OBS[:STEPS].tolist()),
+    "lists of a fixed size": (pa.list_(pa.float32(), 2), OBS[:STEPS].tolist()),
+    "Ray's first tensor type": (
+        tensor_field("obs", pa.list_(pa.float32()), "ray.data.arrow_tensor", [2]),
+        OBS[:STEPS].tolist(),
+    ),
+    "Ray's second tensor type": (
+        tensor_field("obs", pa.large_list(pa.float32()), "ray.data.arrow_tensor_v2", [2]),
+        OBS[:STEPS].tolist(),
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_observations_are_read_whatever_their_layout(layout: str, tmp_path: Path) -> None:
+    kind, values = LAYOUTS[layout]
+    field = kind if isinstance(kind, pa.Field) else pa.field("obs", kind or pa.array(values).type)
+    table = pa.table({name: value for name, value in columns().items() if name not in ("obs", "new_obs")})
+    table = table.append_column(field, pa.array(values, field.type))
+    batch = fragments(write(tmp_path / "a.parquet", table))[0][0]
+    np.testing.assert_array_equal(batch.obs[:STEPS], OBS[:STEPS])
+
+
+def test_tensors_of_higher_rank_get_their_shape_from_the_metadata(tmp_path: Path) -> None:
+    images = np.arange(STEPS * 12, dtype=np.uint8).reshape(STEPS, 2, 3, 2)
+    field = tensor_field("obs", pa.large_list(pa.uint8()), "ray.data.arrow_tensor_v2", [2, 3, 2])
+    table = pa.table({name: value for name, value in columns().items() if name not in ("obs", "new_obs")})
+    table = table.append_column(field, pa.array(images.reshape(STEPS, -1).tolist(), field.type))
+    batch = fragments(write(tmp_path / "a.parquet", table))[0][0]
+    np.testing.assert_array_equal(batch.obs[:STEPS], images)
+
+
+def test_arrows_own_fixed_shape_tensors_are_read(tmp_path: Path) -> None:
+    images = np.arange(STEPS * 6, dtype=np.float32).reshape(STEPS, 2, 3)
+    table = pa.table({**columns(), "obs": pa.FixedShapeTensorArray.from_numpy_ndarray(images)}).drop_columns(["new_obs"])
+    batch = fragments(write(tmp_path / "a.parquet", table))[0][0]
+    np.testing.assert_array_equal(batch.obs[:STEPS], images)
+
+
+def test_tensors_of_varying_shape_are_read_where_all_shapes_are_one_and_refused_by_row_where_not(tmp_path: Path) -> None:
+    kind = pa.struct([("data", pa.large_list(pa.float32())), ("shape", pa.list_(pa.int64()))])
+    field = tensor_field("obs", kind, "ray.data.arrow_variable_shaped_tensor", 2)
+    plain = pa.table({name: value for name, value in columns().items() if name not in ("obs", "new_obs")})
+    rows = [{"data": [float(i)] * 6, "shape": [3, 2]} for i in range(STEPS)]
+    good = plain.append_column(field, pa.array(rows, kind))
+    assert fragments(write(tmp_path / "good.parquet", good))[0][0].obs.shape == (STEPS + 1, 3, 2)
+    rows[2]["shape"] = [2, 3]
+    bad = plain.append_column(field, pa.array(rows, kind))
+    with pytest.raises(BadEpisode, match="shape") as caught:
+        fragments(write(tmp_path / "bad.parquet", bad))
+    assert caught.value.where.endswith("bad.parquet row 2")
+
+
+@pytest.mark.ray
+def test_rays_tensor_types_are_read_the_same_once_ray_has_registered_them(tmp_path: Path) -> None:
+    tensors = pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")
+    array = tensors.ArrowTensorArray.from_numpy(OBS[:STEPS])
+    table = pa.table({name: value for name, value in columns().items() if name not in ("obs", "new_obs")})
+    batch = fragments(write(tmp_path / "a.parquet", table.append_column("obs", array)))[0][0]
+    np.testing.assert_array_equal(batch.obs[:STEPS], OBS[:STEPS])
+
+
+def test_structs_are_dicts_of_arrays(tmp_path: Path) -> None:
+    rows = [{"arm": [float(i), 0.0], "grip": i} for i in range(STEPS)]
+    data = columns(obs=rows, new_obs=[{"arm": [i + 1.0, 0.0], "grip": i + 1} for i in range(STEPS)])
+    batch = one(write(tmp_path / "a.parquet", data))
+    np.testing.assert_array_equal(batch.obs["arm"][:, 0], np.arange(STEPS + 1))
+    np.testing.assert_array_equal(batch.obs["grip"], np.arange(STEPS + 1))
+
+
+def test_null_columns_say_nothing(tmp_path: Path) -> None:
+    nothing = pa.nulls(STEPS)
+    batch = one(write(tmp_path / "a.parquet", columns(agent_id=nothing, module_id=nothing, infos=nothing)))
+    assert batch.agent_ids is None
+    assert not batch.extra
+
+
+def test_an_episode_goes_on_over_files_and_the_joints_are_counted(tmp_path: Path) -> None:
+    parts = [write(tmp_path / f"{i}.parquet", columns(i, i + 1)) for i in range(STEPS)]
+    batches, tally, _ = fragments(*parts)
+    assert [len(batch) for batch in batches] == [1]
+    assert tally.fragments_stitched == STEPS - 1
+    np.testing.assert_array_equal(batches[0].obs, OBS)
+
+
+def test_where_a_file_ends_and_the_observations_do_not_chain_a_new_fragment_says_that_it_follows(tmp_path: Path) -> None:
+    parts = [write(tmp_path / "0.parquet", columns(0, 1)), write(tmp_path / "1.parquet", columns(2, STEPS))]
+    batches, _, _ = fragments(*parts)
+    assert batches[0].t_started is not None
+    assert batches[0].t_started.tolist() == [UNKNOWN_START, CONTINUES]
+
+
+def test_the_same_is_said_over_files_whose_columns_differ(tmp_path: Path) -> None:
+    """Such files are not read as one table."""
+    table = pa.table(columns(1, STEPS))
+    cast = table.set_column(0, "eps_id", table["eps_id"].cast(pa.large_string()))
+    batches, _, _ = fragments(write(tmp_path / "0.parquet", columns(0, 1)), write(tmp_path / "1.parquet", cast))
+    assert [batch.t_started.tolist() for batch in batches if batch.t_started is not None] == [[UNKNOWN_START], [CONTINUES]]
+
+
+def test_a_broken_chain_within_a_file_is_counted(tmp_path: Path) -> None:
+    data = columns()
+    data["new_obs"][1] = [9.0, 9.0]
+    _, tally, _ = fragments(write(tmp_path / "a.parquet", data))
+    assert tally.assumptions["broken-chain"] == 1
+
+
+def test_rows_in_any_order_become_episodes_by_their_timesteps(tmp_path: Path) -> None:
+    table = pa.table(columns(t=np.arange(STEPS)))
+    batch = one(write(tmp_path / "a.parquet", table.take([2, 0, 3, 1])))
+    np.testing.assert_array_equal(batch.obs, OBS)
+    assert batch.terminated[0]
+
+
+def test_without_next_observations_the_last_one_stands_for_the_final_one_and_it_is_counted(tmp_path: Path) -> None:
+    table = pa.table(columns()).drop_columns(["new_obs"])
+    stream = read_episodes(str(write(tmp_path / "a.parquet", table)))
+    (batch,) = list(stream)
+    np.testing.assert_array_equal(batch.obs[-1], OBS[STEPS - 1])
+    assert stream.tally.assumptions["missing-final-observation"] == 1
+
+
+def test_legacy_dones_are_terminations(tmp_path: Path) -> None:
+    table = (
+        pa.table(columns())
+        .drop_columns(["truncateds"])
+        .rename_columns(
+            ["dones" if n == "terminateds" else n for n in ("eps_id", "obs", "new_obs", "actions", "rewards", "terminateds")]
+        )
+    )
+    batch = one(write(tmp_path / "a.parquet", table))
+    assert (batch.terminated[0], batch.truncated[0]) == (True, False)
+
+
+def test_other_columns_become_extra_outputs_and_those_without_numbers_are_dropped_and_counted(tmp_path: Path) -> None:
+    data = columns(
+        action_logp=np.full(STEPS, -0.5, np.float32), note=["x"] * STEPS, when=pa.array([1] * STEPS, pa.timestamp("s"))
+    )
+    stream = read_episodes(str(write(tmp_path / "a.parquet", data)))
+    (batch,) = list(stream)
+    assert sorted(batch.extra) == ["action_logp", "when"]
+    assert batch.extra["when"].tolist() == [1_000_000] * STEPS
+    assert stream.tally.assumptions["dropped-column"] == 1
+
+
+@pytest.mark.parametrize("infos", ["text", "struct"])
+def test_infos_belong_to_the_observation_that_the_step_led_to(infos: str, tmp_path: Path) -> None:
+    dicts = [{"k": i} for i in range(STEPS)]
+    values = [json.dumps(info) for info in dicts] if infos == "text" else dicts
+    batch = one(write(tmp_path / "a.parquet", columns(infos=values)))
+    assert batch.infos == [{}, *dicts]
+
+
+def test_a_pickle_that_would_run_code_is_refused_by_place_and_nothing_runs(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    data = columns(obs=[pack(OBS[0]), pack(Payload()), pack(OBS[2]), pack(OBS[3])])
+    with pytest.raises(UnsafeData) as caught:
+        fragments(write(tmp_path / "a.parquet", data))
+    assert "a.parquet row 1, column obs" in caught.value.where
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_row_without_a_value_is_refused_by_place(tmp_path: Path) -> None:
+    data = columns(rewards=pa.array([1.0, None, 1.0, 1.0]))
+    with pytest.raises(BadEpisode, match="column rewards has no value") as caught:
+        fragments(write(tmp_path / "a.parquet", data))
+    assert caught.value.where.endswith("a.parquet row 1")
+
+
+def test_under_quarantine_bad_rows_are_kept_with_the_rest_of_their_episode_and_the_others_are_read(tmp_path: Path) -> None:
+    good = columns(name="good")
+    bad = columns(name="bad", obs=[pack(row) for row in OBS[:STEPS]], new_obs=[pack(row) for row in OBS[1:]])
+    bad["obs"][3] = "BCJN????"
+    good["obs"], good["new_obs"] = [pack(row) for row in OBS[:STEPS]], [pack(row) for row in OBS[1:]]
+    both = {name: [*bad[name], *good[name]] for name in good}
+    stream = read_episodes(str(write(tmp_path / "a.parquet", both)), on_error="quarantine")
+    assert {name: batch.lengths[e] for batch in stream for e, name in enumerate(batch.ids)} == {"good": STEPS}
+    assert stream.rejects.count == STEPS
+    assert not stream.tally.assumptions
+    assert stream.rejects.kept[0].where.endswith("a.parquet row 3, column obs")
+    assert b'"eps_id": "bad"' in stream.rejects.kept[1].raw
+
+
+def test_a_table_without_the_columns_of_a_step_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no column rewards"):
+        fragments(write(tmp_path / "a.parquet", pa.table(columns()).drop_columns(["rewards"])))
+
+
+def test_a_large_file_is_read_in_parts_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"e{i}" for i in range(30)]
+    parts = [columns(name=name) for name in names]
+    joined = {key: np.concatenate([part[key] for part in parts]).tolist() for key in parts[0]}
+    path = write(tmp_path / "a.parquet", joined)
+    whole = one(path)
+    monkeypatch.setattr("offline_cli.formats.parquet_files.BIG", 0)
+    monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 7)
+    stream = read_episodes(str(path))
+    parts_of_it = EpisodeBatch.concat(list(stream))
+    assert sorted(parts_of_it.ids) == sorted(whole.ids)
+    assert parts_of_it.num_steps == whole.num_steps
+    assert not stream.tally.assumptions

@@ -1,0 +1,281 @@
+"""SampleBatch recordings by RLlib itself, against independent counts and RLlib's own reader; broken lines and files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pytest
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
+from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.sample_batch import source as sample_batch_source
+from offline_cli.formats.source import Placed
+from offline_cli.storage.locations import open_location
+from offline_cli.tally import OnError, Rejects, Tally
+
+ROW = {"obs": [[0.5]], "new_obs": [[0.5]], "actions": [1], "rewards": [1.0], "terminateds": [True], "eps_id": [3], "t": [0]}
+
+
+def source_of(*files: Path) -> SampleBatchSource:
+    return SampleBatchSource([open_location(file) for file in files], "test")
+
+
+def batches_of(*files: Path, rejects: Rejects | None = None) -> list[EpisodeBatch]:
+    return list(source_of(*files).fragments(Tally(), rejects or Rejects()))
+
+
+def written(folder: Path, *lines: dict[str, Any] | str) -> Path:
+    path = folder / "recording.json"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def line(**changes: Any) -> dict[str, Any]:
+    changed = {"type": "SampleBatch", **ROW, **changes}
+    return {name: value for name, value in changed.items() if value is not ...}
+
+
+def packed(value: Any) -> str:
+    return base64.b64encode(lz4.frame.compress(pickle.dumps(value))).decode()
+
+
+# ---- recordings ----
+
+COUNTS = {  # folder: distinct episodes, steps, terminated, truncated, sum of rewards (SOURCES.md there)
+    "sample_batch_cartpole_lz4": (163, 4000, 162, 0, 4000.0),
+    "sample_batch_cartpole_plain": (176, 4383, 176, 0, 4383.0),
+    "sample_batch_pendulum_lz4": (10, 2000, 0, 10, -13916.787),
+    "sample_batch_pendulum_trunc": (10, 2000, 0, 10, -11001.647),
+}
+
+
+@pytest.mark.parametrize("folder", COUNTS)
+def test_a_recording_has_the_episodes_and_steps_that_were_counted_in_it(real_data: Path, folder: str) -> None:
+    batch = EpisodeBatch.concat(batches_of(*sorted((real_data / folder).iterdir())))
+    episodes, steps, terminated, truncated, rewards = COUNTS[folder]
+    assert len(set(batch.ids)) == len(batch) == episodes
+    assert batch.num_steps == steps
+    assert (batch.terminated.sum(), batch.truncated.sum()) == (terminated, truncated)
+    assert batch.rewards.sum() == pytest.approx(rewards, abs=1e-3)
+    assert batch.t_started is not None
+    assert not batch.t_started.any()
+
+
+@pytest.mark.parametrize("folder", COUNTS)
+def test_every_value_of_a_recording_is_where_the_json_has_it(real_data: Path, folder: str) -> None:
+    (file,) = (real_data / folder).iterdir()
+    lines = [json.loads(text)["policy_batches"]["default_policy"] for text in file.read_text().splitlines()]
+    tally = Tally()
+    batch = EpisodeBatch.concat(list(source_of(file).fragments(tally, Rejects())))
+    ids = np.concatenate([one["eps_id"] for one in lines])
+    assert list(batch.ids) == [str(i) for i in dict.fromkeys(ids.tolist())]
+    assert batch.module_ids == ("default_policy",) * len(batch)
+    np.testing.assert_array_equal(np.repeat(batch.ids, batch.lengths), ids.astype(str))
+    np.testing.assert_array_equal(batch.timesteps(), np.concatenate([one["t"] for one in lines]))
+    for name in ("actions", "rewards"):
+        np.testing.assert_array_equal(getattr(batch, name), np.concatenate([one[name] for one in lines]))
+    for name, leaf in batch.extra.items():
+        np.testing.assert_array_equal(leaf, np.concatenate([one[name] for one in lines]))
+    for name, found in (("obs", batch.acted_obs()), ("new_obs", batch.next_obs())):
+        if isinstance(lines[0][name], list):
+            np.testing.assert_array_equal(found, np.concatenate([one[name] for one in lines]))
+    left_out = set(lines[0]) - set(batch.extra)
+    kept = {"obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "infos", "eps_id", "t", "agent_index"}
+    assert left_out - kept == {"unroll_id", "prev_actions", "prev_rewards"}
+    assert "broken-chain" not in tally.assumptions
+
+
+def test_the_infos_of_a_recording_follow_their_steps(real_data: Path) -> None:
+    (file,) = (real_data / "sample_batch_cartpole_plain").iterdir()
+    lines = [json.loads(text)["policy_batches"]["default_policy"] for text in file.read_text().splitlines()]
+    batch = EpisodeBatch.concat(batches_of(file))
+    assert batch.infos is not None
+    assert [batch.infos[row + 1] for row in batch.step_rows()] == [info for one in lines for info in one["infos"]]
+    assert [batch.infos[row] for row in batch.obs_starts[:-1]] == [{}] * len(batch)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("folder", COUNTS)
+def test_rllibs_own_reader_gives_the_same_columns(real_data: Path, folder: str) -> None:
+    pytest.importorskip("ray")
+    from ray.rllib.offline.json_reader import from_json_data
+
+    (file,) = (real_data / folder).iterdir()
+    theirs = [from_json_data(json.loads(text), None).policy_batches["default_policy"] for text in file.read_text().splitlines()]
+    batch = EpisodeBatch.concat(batches_of(file))
+    terminateds, truncateds = batch.step_flags()
+    ours = {"obs": batch.acted_obs(), "new_obs": batch.next_obs(), "actions": batch.actions, "rewards": batch.rewards}
+    ours |= {"terminateds": terminateds, "truncateds": truncateds, "t": batch.timesteps(), **batch.extra}
+    for name, found in ours.items():
+        wanted = np.concatenate([np.asarray(one[name]) for one in theirs])
+        np.testing.assert_array_equal(found, wanted, err_msg=name)
+
+
+# ---- what must be refused, and where it says it was ----
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "says"),
+    [
+        ('{"type": "SampleBatch", "obs": [[1.0', BadData, "not whole JSON"),
+        ("[1, 2]", BadData, "holds a list"),
+        ('{"value": 3}', BadData, "holds a int"),
+        ({"type": "Other", "obs": []}, BadData, "'Other'"),
+        ({"a": 1}, BadData, "without type"),
+        ({"type": "MultiAgentBatch", "count": 1}, BadData, "without policy_batches"),
+        (line(obs=...), BadEpisode, "no column obs"),
+        (line(actions=..., obs=...), BadEpisode, "no column obs and no column actions"),
+        (line(actions=[1, 2]), BadEpisode, "2 rows in a line of 1 steps"),
+        (line(action_logp=[1.0, 2.0]), BadEpisode, "2 rows in a line of 1 steps"),
+        (line(infos=[]), BadEpisode, "0 infos"),
+        (line(obs=[["a"]]), BadEpisode, "not numbers"),
+        (line(rewards=["a"]), BadEpisode, "not numbers"),
+        (line(rewards=[[1.0, 2.0]]), BadEpisode, "more than one value"),
+        (line(terminateds=[None]), BadEpisode, "every step needs a value"),
+        (line(dones=[float("nan")]), BadEpisode, "every step needs a value"),
+        (line(eps_id=[None]), BadEpisode, "every step needs a value"),
+        (line(agent_index=[None]), BadEpisode, "every step needs a value"),
+        (line(t=[None]), BadEpisode, "not the number of a step"),
+        (line(t=[0.5]), BadEpisode, "holds 0.5, and not the number of a step"),
+        (line(t=[-1]), BadEpisode, "holds -1, and not the number of a step"),
+        (line(new_obs=[[1.0, 2.0]]), BadEpisode, "obs of shape [1] and new_obs of shape [2]"),
+        (line(obs=[[[1, 2], [3]], [[1], [2]]], rewards=[1.0, 1.0]), BadEpisode, "rows in a line of 2"),
+        (line(obs=packed(np.zeros((1, 1)))[:-9]), BadEpisode, "packed cell"),
+        (line(obs="not packed"), BadEpisode, "not base64"),
+        (line(obs=packed(print)), UnsafeData, "builtins.print"),
+        (line(infos=packed([print])), UnsafeData, "builtins.print"),
+        (line(obs=packed(np.array([None]))), UnsafeData, "Python objects"),
+    ],
+    ids=lambda value: None if isinstance(value, (dict, type)) else str(value)[:30],
+)
+def test_a_bad_line_is_refused_by_file_and_line(bad: Any, error: type[BadData], says: str, tmp_path: Path) -> None:
+    path = written(tmp_path, line(), bad)
+    with pytest.raises(error) as caught:
+        batches_of(path)
+    assert says in caught.value.what
+    assert caught.value.where.startswith(f"{path} line 2")
+
+
+def test_a_bad_column_is_named_with_its_policy(tmp_path: Path) -> None:
+    path = written(tmp_path, {"type": "MultiAgentBatch", "policy_batches": {"left": {**ROW, "actions": [1, 2]}}})
+    with pytest.raises(BadEpisode) as caught:
+        batches_of(path)
+    assert caught.value.where == f"{path} line 1, policy 'left', column actions"
+
+
+def test_a_skipped_line_leaves_the_rest_of_its_file(tmp_path: Path) -> None:
+    path = written(tmp_path, line(eps_id=[1]), '{"cut', line(eps_id=[2]))
+    rejects = Rejects(OnError.SKIP)
+    (batch,) = batches_of(path, rejects=rejects)
+    assert batch.ids == ("1", "2")
+    assert rejects.count == 1
+
+
+def test_a_last_line_without_its_end_says_that_the_writer_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "killed.json"
+    path.write_text(json.dumps(line()) + "\n" + json.dumps(line())[:40])
+    with pytest.raises(BadData) as caught:
+        batches_of(path)
+    assert "stopped" in caught.value.fix
+
+
+def test_a_damaged_zip_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "recording.zip"
+    path.write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(BadData) as caught:
+        batches_of(path)
+    assert caught.value.where == str(path)
+
+
+def test_a_line_longer_than_the_limit_is_refused_and_the_next_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_cli.formats.sample_batch.files.MAX_LINE_BYTES", 300)
+    rejects = Rejects(OnError.QUARANTINE)
+    (batch,) = batches_of(written(tmp_path, line(note="x" * 1000), line(eps_id=[9])), rejects=rejects)
+    assert batch.ids == ("9",)
+    assert rejects.kept[0].code == "unsafe-data"
+    assert rejects.kept[0].where.endswith("recording.json line 1")
+
+
+def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageNotFound):
+        batches_of(tmp_path / "absent.json")
+
+
+# ---- many lines ----
+
+
+def test_a_value_that_float32_cannot_hold_makes_the_column_float64_in_all_lines_read_together(tmp_path: Path) -> None:
+    (batch,) = batches_of(written(tmp_path, line(eps_id=[1]), line(obs=[[0.1]], eps_id=[2])))
+    assert batch.obs.dtype == np.float64
+
+
+def test_a_value_that_comes_after_the_dtypes_were_settled_is_not_rounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_batch_source, "LOOKAHEAD_BYTES", 10)
+    tally = Tally()
+    path = written(tmp_path, line(eps_id=[1]), line(obs=[[0.1]], eps_id=[2]))
+    first, second = source_of(path).fragments(tally, Rejects())
+    assert (first.obs.dtype, second.obs.dtype) == (np.float32, np.float64)
+    assert second.obs[0] == 0.1
+    assert tally.assumptions["dtype-widened"] == 1
+
+
+def test_numbers_written_without_their_point_are_still_decimals(tmp_path: Path) -> None:
+    (batch,) = batches_of(written(tmp_path, line(obs=[[1]], new_obs=[[1]], eps_id=[1]), line(obs=[[0.5]], eps_id=[2])))
+    assert batch.obs.dtype == np.float32
+
+
+def test_columns_of_different_lines_do_not_mix(tmp_path: Path) -> None:
+    one, two = batches_of(written(tmp_path, line(eps_id=[1]), line(eps_id=[2], vf_preds=[0.5])))
+    assert (list(one.extra), list(two.extra)) == ([], ["vf_preds"])
+
+
+def test_an_id_beyond_64_bits_stays_as_it_is_written(tmp_path: Path) -> None:
+    (batch,) = batches_of(written(tmp_path, line(eps_id=[2**64 - 1]), line(eps_id=[5])))
+    assert batch.ids == (str(2**64 - 1), "5")
+
+
+def test_an_observation_that_does_not_lead_to_the_next_is_counted(tmp_path: Path) -> None:
+    two = {"obs": [[0.5], [0.25]], "new_obs": [[0.75], [0.5]], "actions": [0, 1], "rewards": [0.0, 1.0]}
+    tally = Tally()
+    path = written(tmp_path, line(**two, terminateds=[False, True], eps_id=[4, 4], t=[0, 1]))
+    list(source_of(path).fragments(tally, Rejects()))
+    assert tally.assumptions["broken-chain"] == 1
+
+
+def test_a_reward_that_is_null_is_nan_and_counted(tmp_path: Path) -> None:
+    tally = Tally()
+    (batch,) = source_of(written(tmp_path, line(rewards=[None]))).fragments(tally, Rejects())
+    assert np.isnan(batch.rewards[0])
+    assert tally.assumptions["null-as-nan"] == 1
+
+
+def test_dones_that_say_something_else_than_the_flags_beside_them_are_counted(tmp_path: Path) -> None:
+    tally = Tally()
+    (batch,) = source_of(written(tmp_path, line(dones=[False]))).fragments(tally, Rejects())
+    assert batch.terminated[0]
+    assert tally.assumptions["dones-disagree"] == 1
+
+
+def test_lines_of_one_step_without_id_and_timestep_are_joined_where_they_chain(tmp_path: Path) -> None:
+    steps = [line(obs=[[i]], new_obs=[[i + 1]], terminateds=[i == 2], eps_id=..., t=...) for i in (0.5, 1.5, 2)]
+    assert [batch.lengths.tolist() for batch in batches_of(written(tmp_path, *steps))] == [[2, 1]]
+
+
+def test_fragments_know_their_line(tmp_path: Path) -> None:
+    path = written(tmp_path, line(eps_id=[1]), line(eps_id=[2]))
+    source = source_of(path)
+    assert isinstance(source, Placed)
+    list(source.fragments(Tally(), Rejects()))
+    assert source.places is not None
+    assert source.places[1] == f"{path} line 2 row 0"
