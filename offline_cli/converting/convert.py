@@ -1,0 +1,224 @@
+"""Any source to a dataset of ours: reads, stitches, writes, and says what it had to assume; refuses to touch what exists.
+
+The output does not depend on `workers`: files are read ahead by threads, and episodes are written in the order in which
+they become whole. An error before the first shard is complete leaves nothing behind; later, complete shards stay for `resume`,
+which reads the sources again and writes the episodes that are not in those shards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+
+from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import Interrupted, UsageError
+from offline_cli.formats.parquet_files import WORKERS
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.storage.locations import Location, Sources, expand, open_location
+from offline_cli.storage.manifest import Environment, Manifest
+from offline_cli.storage.target_folder import check_target
+from offline_cli.storage.writer import DatasetWriter
+
+__all__ = ["WRITERS", "ConvertResult", "convert"]
+
+WRITERS: Final = ("episodes", "columns")
+KEPT_REJECTS = 1000  # rows set aside that are held before they are written
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertResult:
+    """What a conversion read and wrote."""
+
+    out: str
+    format: str  # "episodes" | "columns"
+    episodes: int
+    steps: int
+    shards: int
+    rows_in: int  # rows of tables, lines of JSON
+    duplicates_dropped: int
+    fragments_stitched: int
+    rows_quarantined: int  # rows that could not be read: skipped, or set aside
+    rejected: tuple[Mapping[str, str], ...]  # the first 10 of them: where, code, what
+    assumptions: Mapping[str, int]  # by kind
+    action_scale: str
+    spaces_inferred: bool
+    dry_run: bool  # nothing was written
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        rejected = [dict(reject) for reject in self.rejected]
+        return {**plain, "rejected": rejected, "assumptions": dict(sorted(self.assumptions.items()))}
+
+
+def convert(
+    sources: Sources,
+    out: str,
+    *,
+    to: str = "episodes",
+    from_: str = "auto",
+    env: str | None = None,
+    action_scale: str | None = None,
+    on_error: str = "fail",
+    limit: int | None = None,
+    workers: int = WORKERS,
+    compression: str = "zstd",
+    max_rows_per_file: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+) -> ConvertResult:
+    """Write the episodes of `sources` as dataset `out`.
+
+    `limit`: the first so many episodes; nothing is counted beyond them. `on_error`: `fail`, `skip` or `quarantine`. `workers`:
+    Parquet files read at a time. `dry_run`: read and count everything, refuse what would be refused, write nothing.
+    `command`: for provenance. Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which says
+    what was kept and how to go on.
+    """
+    started = time.monotonic()
+    _check_numbers(to, limit, workers)
+    sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+    target = open_location(out, storage_options, beside=sources)
+    places = expand(sources, storage_options, beside=out)
+    _check_apart(places, target)
+    check_target(target, overwrite=overwrite, resume=resume)
+    stream = read_episodes(
+        places,
+        from_=from_,
+        on_error=on_error,
+        env=env,
+        action_scale=action_scale,
+        limit=limit,
+        workers=workers,
+        storage_options=storage_options,
+        on_progress=on_progress,
+    )
+    writer = DatasetWriter(
+        target,
+        format=cast(Literal["episodes", "columns"], to),
+        observation_space=stream.observation_space,
+        action_space=stream.action_space,
+        action_scale=stream.action_scale,
+        environment=Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None,
+        spaces_inferred=stream.spaces_inferred,
+        provenance=_provenance(places, stream, command),
+        compression=compression,
+        max_rows_per_file=max_rows_per_file,
+        overwrite=overwrite,
+        resume=resume,
+        tally=stream.tally,
+        identity=json.dumps([[place.url for place in places], from_, on_error, env, action_scale, limit]),
+    )
+    if dry_run:
+        return _result(stream, target, to, _counted(stream), started)
+    manifest = _written(writer, stream, target)
+    counts = manifest.counts.episodes, manifest.counts.steps, len(manifest.shards)
+    return _result(stream, target, to, counts, started, wrote=True)
+
+
+def _check_numbers(to: str, limit: int | None, workers: int) -> None:
+    if to not in WRITERS:
+        raise UsageError(f"no writer is called {to!r}", where="--to", fix=f"use {' or '.join(WRITERS)}")
+    for name, value in (("--limit", limit), ("--workers", workers)):
+        if value is not None and value < 1:
+            raise UsageError(f"{value} is less than 1", where=name, fix="give a whole number from 1 on")
+
+
+def _check_apart(places: Sequence[Location], target: Location) -> None:
+    """A dataset inside its own source would be a part of the source the next time."""
+    for place in places:
+        if place.fs == target.fs and target.path.startswith(place.path.rstrip("/") + "/"):
+            raise UsageError("the output lies inside the source", where=target.url, fix="give an --out beside the source")
+
+
+def _counted(episodes: Iterable[EpisodeBatch]) -> tuple[int, int, int]:
+    found = steps = 0
+    for batch in episodes:
+        found, steps = found + len(batch), steps + batch.num_steps
+    return found, steps, 0
+
+
+def _written(writer: DatasetWriter, stream: EpisodeStream, target: Location) -> Manifest:
+    try:
+        with writer:
+            for batch in stream:
+                writer.write(_without(batch, writer.ids_written))
+                if len(stream.rejects.kept) >= KEPT_REJECTS:
+                    writer.quarantine(stream.rejects.kept)
+            writer.quarantine(stream.rejects.kept)
+            counts = {
+                "duplicate-episode": stream.tally.duplicates_dropped,
+                "stitched-fragment": stream.tally.fragments_stitched,
+                "unreadable-row": stream.rejects.count,
+            }
+            kept = {kind: count for kind, count in counts.items() if count}
+            return writer.commit(assumptions=ChainMap(kept, stream.tally.assumptions))  # the writer may still add to the tally
+    except KeyboardInterrupt as interrupt:
+        raise _interrupted(target) from interrupt
+
+
+def _without(batch: EpisodeBatch, known: frozenset[str]) -> EpisodeBatch:
+    if not known or known.isdisjoint(batch.ids):
+        return batch
+    return batch.select(np.flatnonzero([name not in known for name in batch.ids]))
+
+
+def _interrupted(target: Location) -> Interrupted:
+    if target.exists() and target.join("_writing.json").exists():
+        return Interrupted(
+            "interrupted; the shards that were complete are kept",
+            where=target.url,
+            fix="run the same command again with --resume, or with --overwrite to begin again",
+        )
+    return Interrupted(
+        "interrupted before a shard was complete; nothing was kept", where=target.url, fix="run the command again"
+    )
+
+
+def _provenance(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
+    """The commands that made the sources, where they are datasets of ours, come before this one."""
+    known: dict[str, Any] = {"sources": [place.url for place in places], "source_formats": stream.formats}
+    if command:
+        known["commands"] = [*stream.commands, shlex.join(command)]
+    return known
+
+
+def _result(
+    stream: EpisodeStream,
+    target: Location,
+    to: str,
+    counts: tuple[int, int, int],
+    started: float,
+    *,
+    wrote: bool = False,
+) -> ConvertResult:
+    return ConvertResult(
+        out=target.url,
+        format=to,
+        episodes=counts[0],
+        steps=counts[1],
+        shards=counts[2],
+        rows_in=stream.tally.rows_in,
+        duplicates_dropped=stream.tally.duplicates_dropped,
+        fragments_stitched=stream.tally.fragments_stitched,
+        rows_quarantined=stream.rejects.count,
+        rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
+        assumptions=dict(stream.tally.assumptions),
+        action_scale=stream.action_scale,
+        spaces_inferred=stream.spaces_inferred,
+        dry_run=not wrote,
+        seconds=time.monotonic() - started,
+    )

@@ -1,0 +1,73 @@
+"""One 64-bit number per episode of a batch, by whole-array work; refuses to be an identity between processes.
+
+Two episodes with one id are duplicates when their numbers agree. Every word of every step is mixed with the position of its
+step and with a key drawn anew in each process, so that equal numbers for different episodes are a matter of chance (one
+in 2^64 for each pair compared), and nobody can prepare such a pair. The cost is a few array operations, because an eager
+`EpisodeBatch.digest` would take longer than reading 20-step episodes does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.trees import flatten
+
+__all__ = ["fingerprints"]
+
+_KEY = np.frombuffer(os.urandom(8), np.uint64)[0]
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
+_SHIFT = np.uint64(32)
+MAX_WORDS = 64  # 8-byte words per step; above, hashing the bytes of each episode is faster than mixing columns
+
+
+def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
+    """(E,) numbers, equal for episodes with the same steps (extra outputs included), flags and length; ids, infos: no."""
+    extra = [batch.extra[name] for name in sorted(batch.extra)]
+    steps = [leaf for tree in (batch.actions, batch.rewards, *extra) for _, leaf in flatten(tree)]
+    observations = [leaf for _, leaf in flatten(batch.obs)]
+    if sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in (*steps, *observations)) > 8 * MAX_WORDS:
+        plain = replace(batch, t_started=None)  # a start that the source did not say is not part of the episode
+        return np.array([int.from_bytes(plain.digest(e)[:8], "little") for e in range(len(batch))], np.uint64)
+    with np.errstate(over="ignore"):
+        mixed = _sums(steps, batch.starts) ^ (_sums(observations, batch.obs_starts) * _ODD)
+        flags = batch.terminated.astype(np.uint64) + batch.truncated.astype(np.uint64) * np.uint64(2)
+        named = np.uint64(zlib.crc32(repr(sorted(batch.extra)).encode()))  # equal values under other names are not equal
+        return _mix(mixed ^ named, flags + batch.lengths.astype(np.uint64) * np.uint64(4))
+
+
+def _sums(leaves: list[NDArray[np.generic]], starts: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """(E,) for each episode the sum over its rows of a mix of position and words."""
+    lengths = np.diff(starts)
+    rows = np.arange(int(starts[-1]), dtype=np.uint64) - np.repeat(starts[:-1].astype(np.uint64), lengths)
+    rows += _KEY
+    for leaf in leaves:
+        for words in _words(leaf):
+            rows = _mix(rows, words)
+    totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(rows, dtype=np.uint64)])
+    sums: NDArray[np.uint64] = totals[starts[1:]] - totals[starts[:-1]]
+    return sums
+
+
+def _mix(state: NDArray[np.uint64], words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    state = (state ^ words) * _ODD
+    state ^= state >> _SHIFT
+    state *= _OTHER_ODD
+    state ^= state >> _SHIFT
+    return state
+
+
+def _words(leaf: NDArray[np.generic]) -> Iterator[NDArray[np.uint64]]:
+    """The rows of `leaf` as columns of 8-byte words, the last one padded with zeros."""
+    width = leaf.itemsize * math.prod(leaf.shape[1:])
+    rows = np.zeros((len(leaf), -(-width // 8) * 8), np.uint8)
+    rows[:, :width] = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).reshape(len(leaf), width)
+    yield from rows.view(np.uint64).T

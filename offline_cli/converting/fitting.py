@@ -1,0 +1,150 @@
+"""Which spaces data has: declared, of an environment, or inferred; refuses data that does not fit a space said to be its own.
+
+The order is: what the source declares, then `env`, then inference from all the data. Leaves then get the spaces' dtypes
+(`storage/conforming.py`), so that no later stage meets int32 actions in an int64 space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadEpisode, SpaceMismatch
+from offline_cli.spaces import Space, describe, infer_space
+from offline_cli.trees import Tree, flatten, map_leaves
+
+__all__ = ["Extremes", "as_space", "check_fits", "check_same_shapes", "only_discrete"]
+
+
+@dataclass(slots=True)
+class Extremes:
+    """Smallest and largest values of each leaf over many batches: all that inference needs of the data."""
+
+    _obs: list[Tree] = field(default_factory=list)
+    _actions: list[Tree] = field(default_factory=list)
+
+    def see(self, batch: EpisodeBatch) -> None:
+        """Take one more batch into account."""
+        if batch.num_steps:
+            self._obs.append(map_leaves(_extremes, batch.obs))
+            self._actions.append(map_leaves(_extremes, batch.actions))
+
+    def spaces(self) -> tuple[Space, Space]:
+        """Observation and action space that all batches fit: integers become Discrete, vectors of them only in actions."""
+        obs = map_leaves(lambda *parts: np.concatenate(parts), *self._obs)
+        actions = map_leaves(lambda *parts: np.concatenate(parts), *self._actions)
+        return _infer_observations(obs), infer_space(actions, discrete=True)
+
+
+def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
+    """Raise BadEpisode, naming the first episode of each, where no space can have both; dtypes may differ."""
+    for name in ("obs", "actions"):
+        mine, theirs = (getattr(batch, name) for batch in (first, other))
+        if first is not other and _shapes(mine) != _shapes(theirs):
+            raise BadEpisode(
+                f"two kinds of episodes: {name} is {_in_words(mine)}, and {_in_words(theirs)}",
+                where=f"episodes {first.ids[0]} and {other.ids[0]}",
+                fix="convert the two kinds of recording into two datasets",
+            )
+
+
+def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
+    return leaf[:1] if leaf.dtype.kind not in "iu" else np.stack([leaf.min(axis=0), leaf.max(axis=0)])
+
+
+def _infer_observations(tree: Tree) -> Space:
+    """Integer vectors of observations stay Box: pixels and counters are no categories."""
+    if isinstance(tree, dict):
+        return spaces.Dict([(key, _infer_observations(part)) for key, part in tree.items()])
+    if isinstance(tree, tuple):
+        return spaces.Tuple([_infer_observations(part) for part in tree])
+    return infer_space(tree, discrete=tree.ndim == 1)
+
+
+def only_discrete(space: Space) -> bool:
+    """Whether no part of an action space is a Box, so that there is only one scale it can have."""
+    if isinstance(space, spaces.Dict):
+        return all(only_discrete(part) for part in space.spaces.values())
+    if isinstance(space, spaces.Tuple):
+        return all(only_discrete(part) for part in space.spaces)
+    return not isinstance(space, spaces.Box)
+
+
+def as_space(tree: Tree, space: Space) -> Tree:
+    """`tree` with dicts turned into tuples where `space` says Tuple: tables name a tuple's parts '0', '1', ..."""
+    if isinstance(space, spaces.Dict) and isinstance(tree, dict) and tree.keys() == space.spaces.keys():
+        return {key: as_space(tree[key], part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(tree, dict) and list(tree) == [str(i) for i in range(len(tree))]:
+        tree = tuple(tree.values())
+    if isinstance(space, spaces.Tuple) and isinstance(tree, tuple) and len(tree) == len(space.spaces):
+        return tuple(as_space(part, sub) for part, sub in zip(tree, space.spaces, strict=True))
+    return tree
+
+
+def check_fits(tree: Tree, space: Space, *, name: str, said_by: str, where: str) -> None:
+    """Raise SpaceMismatch, with both shapes, unless `tree` (leaves (N, *shape)) has the structure and values of `space`.
+
+    Values of a Box may lie outside of it (recorders store raw module outputs); a category that does not exist is a mismatch.
+    """
+    problems = list(_problems(tree, space, name))
+    if problems:
+        raise SpaceMismatch(
+            f"{problems[0]}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
+            where=where,
+            fix="name the environment that was recorded with --env, or leave --env out to infer spaces from the data",
+            details={"problems": problems},
+        )
+
+
+def _problems(tree: Tree, space: Space, name: str) -> Iterator[str]:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+        have = tree if isinstance(tree, dict) else dict(enumerate(tree)) if isinstance(tree, tuple) else None
+        if have is None or set(have) != set(parts) or isinstance(tree, dict) != isinstance(space, spaces.Dict):
+            yield f"{name} has other parts"
+            return
+        for key, part in parts.items():
+            yield from _problems(have[key], part, f"{name}.{key}")
+    elif isinstance(tree, (dict, tuple)):
+        yield f"{name} has parts"
+    elif tree.shape[1:] != tuple(space.shape or ()):
+        yield f"{name} has values of shape {tree.shape[1:]}, and not {tuple(space.shape or ())}"
+    elif not isinstance(space, spaces.Box):
+        yield from _categories(tree, space, name)
+
+
+def _categories(leaf: NDArray[Any], space: Space, name: str) -> Iterator[str]:
+    if leaf.dtype.kind not in "biu" and (leaf.dtype.kind != "f" or (leaf != np.floor(leaf)).any()):
+        yield f"{name} holds {leaf.dtype} values that are no whole numbers"
+        return
+    low, high = _category_bounds(space)
+    bad = (leaf < low) | (leaf > high)
+    if bad.any():
+        yield f"{name} holds {leaf[bad][0]}, which is no category"
+
+
+def _category_bounds(space: Space) -> tuple[Any, Any]:
+    """Smallest and largest category, for each element where they differ."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return 0, 1
+
+
+def _shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
+    return {path: leaf.shape[1:] for path, leaf in flatten(tree)}
+
+
+def _in_words(tree: Tree) -> str:
+    if isinstance(tree, Mapping):
+        return "{" + ", ".join(f"{key}: {_in_words(part)}" for key, part in tree.items()) + "}"
+    if isinstance(tree, tuple):
+        return "(" + ", ".join(_in_words(part) for part in tree) + ")"
+    return f"{tree.dtype} of shape {tree.shape[1:]}"

@@ -1,0 +1,270 @@
+"""Any source or several as one stream of whole episodes with unique ids and known spaces; refuses sources that contradict.
+
+Decisions:
+
+* Spaces are those that the sources declare, else those of `env`, else inferred from all the data and marked so.
+* All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs.
+* The scale of actions without a Box in them is `env`: there is only one. Box actions have the scale that the source declares,
+  else the one that the caller says, else `unknown`; sources of different scales are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from offline_cli.converting.fitting import as_space, check_fits, only_discrete
+from offline_cli.converting.whole_episodes import WholeEpisodes
+from offline_cli.environments import spaces_of_env
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
+from offline_cli.formats.detect import open_sources
+from offline_cli.formats.own import OwnSource
+from offline_cli.formats.parquet_files import WORKERS
+from offline_cli.formats.rllib_columns import RllibColumnsSource
+from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, Source
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.spaces import Space, describe, same_space
+from offline_cli.storage.conforming import conform
+from offline_cli.storage.locations import Sources
+from offline_cli.tally import OnError, Rejects, Tally
+
+__all__ = ["EpisodeStream", "read_episodes", "read_opened"]
+
+BY_SOURCE: Final = "the source"
+SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
+
+
+@dataclass(slots=True)
+class EpisodeStream:
+    """Whole episodes in batches, read while iterating, once; `tally` and `rejects` are complete when it ends."""
+
+    observation_space: Space
+    action_space: Space
+    spaces_inferred: bool
+    action_scale: str  # "env" | "normalized" | "unknown"
+    environment_id: str | None
+    environment_kwargs: Mapping[str, Any]
+    formats: list[str]  # of the sources, in their order
+    locations: list[str]
+    commands: list[str]  # that made those of the sources which are datasets of ours
+    tally: Tally
+    rejects: Rejects
+    _episodes: Iterator[EpisodeBatch]
+    _said_by: str
+    _started: bool = False
+
+    def __iter__(self) -> Iterator[EpisodeBatch]:
+        if self._started:
+            raise RuntimeError("a stream of episodes can be read once")
+        self._started = True
+        first: EpisodeBatch | None = None
+        for batch in self._episodes:
+            fitted = self._fit(batch)
+            if first is None:
+                first = fitted
+            _check_structure(first, fitted)
+            yield fitted
+
+    def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch` in the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
+        if self._said_by == BY_SOURCE and not self.spaces_inferred:
+            self._check_same_spaces(batch)
+        batch = _structured(batch, (self.observation_space, self.action_space))
+        where = f"episode {batch.ids[0]} of {', '.join(self.locations)}"
+        _check_batch(batch, (self.observation_space, self.action_space), said_by=self._said_by, where=where)
+        return conform(batch, self.observation_space, self.action_space)
+
+    def _check_same_spaces(self, batch: EpisodeBatch) -> None:
+        pairs = ((batch.observation_space, self.observation_space), (batch.action_space, self.action_space))
+        for name, (own, common) in zip(("observation", "action"), pairs, strict=True):
+            if own is not None and not same_space(own, common):
+                raise _two_spaces(name, ("the first episode", common), (f"episode {batch.ids[0]}", own))
+
+
+def read_episodes(
+    sources: Sources,
+    *,
+    from_: str = "auto",
+    on_error: str = OnError.FAIL,
+    env: str | None = None,
+    action_scale: str | None = None,
+    limit: int | None = None,
+    workers: int = WORKERS,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> EpisodeStream:
+    """The episodes of all `sources`, in their order.
+
+    `env`: an environment by name, for sources without spaces. `action_scale`: `env` or `normalized`, for sources that do not
+    say it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
+    files read at a time.
+    Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
+    sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
+    """
+    _check_scale(action_scale)
+    env_spaces = None if env is None else spaces_of_env(env)
+    opened = open_sources(sources, from_=from_, storage_options=storage_options)
+    return read_opened(
+        opened,
+        on_error=on_error,
+        env=env,
+        env_spaces=env_spaces,
+        action_scale=action_scale,
+        limit=limit,
+        workers=workers,
+        on_progress=on_progress,
+    )
+
+
+def read_opened(
+    opened: Sequence[Source],
+    *,
+    on_error: str = OnError.FAIL,
+    env: str | None = None,
+    env_spaces: tuple[Space, Space] | None = None,
+    action_scale: str | None = None,
+    limit: int | None = None,
+    workers: int = WORKERS,
+    on_progress: OnProgress = no_progress,
+) -> EpisodeStream:
+    """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`."""
+    _prepare(opened, env_spaces, workers)
+    episodes = WholeEpisodes(opened, OnError(on_error), on_progress, limit)
+    first = episodes.first()
+    if env_spaces is not None:
+        _check_batch(first, env_spaces, said_by=f"--env {env}", where=f"episode {first.ids[0]} of {opened[0].location}")
+    observation, action, said_by = _declared(opened, first, env, env_spaces)
+    inferred = observation is None or action is None
+    if observation is None or action is None:
+        guessed = episodes.inferred_spaces()
+        observation, action = observation or guessed[0], action or guessed[1]
+    return EpisodeStream(
+        observation_space=observation,
+        action_space=action,
+        spaces_inferred=inferred or (env is None and any(map(_is_inferred, opened))),
+        action_scale=_scale(opened, action, action_scale),
+        environment_id=env or _common([source.environment_id for source in opened]),
+        environment_kwargs=_environment_kwargs(opened) if env is None else {},
+        formats=[source.format for source in opened],
+        locations=[source.location for source in opened],
+        commands=[line for source in opened if isinstance(source, OwnSource) for line in source.commands],
+        tally=episodes.tally,
+        rejects=episodes.rejects,
+        _episodes=iter(episodes),
+        _said_by=said_by,
+    )
+
+
+def _structured(batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatch:
+    return replace(batch, obs=as_space(batch.obs, spaces[0]), actions=as_space(batch.actions, spaces[1]))
+
+
+def _check_batch(batch: EpisodeBatch, spaces: tuple[Space, Space], *, said_by: str, where: str) -> None:
+    shaped = _structured(batch, spaces)
+    for name, tree, space in zip(("observations", "actions"), (shaped.obs, shaped.actions), spaces, strict=True):
+        check_fits(tree, space, name=name, said_by=said_by, where=where)
+
+
+def _check_scale(said: str | None) -> None:
+    if said not in (None, *SCALES):
+        raise UsageError(f"no action scale is called {said!r}", where="--action-scale", fix=f"use {' or '.join(SCALES)}")
+
+
+def _prepare(sources: Sequence[Source], spaces: tuple[Space, Space] | None, workers: int) -> None:
+    """JSON has neither tuples nor dtypes: its reader takes them from the spaces, where these are known beforehand."""
+    for source in sources:
+        if isinstance(source, SampleBatchSource) and spaces is not None:
+            source.observation_space, source.action_space = spaces
+        if isinstance(source, (RllibColumnsSource, RllibEpisodesSource)):
+            source.workers = workers
+
+
+def _declared(
+    sources: Sequence[Source], first: EpisodeBatch, env: str | None, env_spaces: tuple[Space, Space] | None
+) -> tuple[Space | None, Space | None, str]:
+    """Observation and action space as far as anything says them, and who does.
+
+    A space that a manifest calls inferred gives way to that of `env`. Sources that declare different spaces need `env`.
+    """
+    pairs: list[tuple[str, tuple[Space | None, Space | None]]] = [
+        (source.location, (source.observation_space, source.action_space))
+        for source in sources
+        if env_spaces is None or not _is_inferred(source)
+    ]
+    if not _is_inferred(sources[0]):
+        pairs.append((sources[0].location, (first.observation_space, first.action_space)))
+    observation = _one_space("observation", [(place, pair[0]) for place, pair in pairs], env_spaces and env_spaces[0])
+    action = _one_space("action", [(place, pair[1]) for place, pair in pairs], env_spaces and env_spaces[1])
+    by_env = env_spaces is not None and observation is env_spaces[0]
+    return observation, action, f"--env {env}" if by_env else BY_SOURCE
+
+
+def _one_space(name: str, said: Sequence[tuple[str, Space | None]], of_env: Space | None) -> Space | None:
+    """The space that all who say one agree on; that of the environment where none does, or where they differ."""
+    known = [entry for entry in said if entry[1] is not None]
+    if not known:
+        return of_env
+    different = next((entry for entry in known if not same_space(entry[1], known[0][1])), None)
+    if different is None:
+        return known[0][1]
+    if of_env is None:
+        raise _two_spaces(name, known[0], different)
+    return of_env
+
+
+def _is_inferred(source: Source) -> bool:
+    return isinstance(source, OwnSource) and source.spaces_inferred
+
+
+def _two_spaces(name: str, one: tuple[str, Space | None], other: tuple[str, Space | None]) -> SpaceMismatch:
+    return SpaceMismatch(
+        f"two {name} spaces: {describe(one[1])} and {describe(other[1])}",
+        where=f"{one[0]} and {other[0]}",
+        fix="name the environment with --env if they are one, or convert the sources into two datasets",
+    )
+
+
+def _scale(sources: Sequence[Source], space: Space, said: str | None) -> str:
+    """The scale of all actions. Raises UsageError where `said` contradicts a source, BadConfig where sources differ."""
+    if only_discrete(space):
+        return ENV_SCALE
+    scales = {source.action_scale: source.location for source in sources}
+    known = [scale for scale in scales if scale != UNKNOWN_SCALE]
+    contradicting = next((scale for scale in known if said not in (None, scale)), None)
+    if contradicting is not None:
+        raise UsageError(
+            f"--action-scale {said}, but the source says {contradicting}",
+            where=scales[contradicting],
+            fix="leave out --action-scale",
+        )
+    if said is None and len(scales) > 1:
+        raise BadConfig(
+            f"actions of different scales: {' and '.join(sorted(scales))}",
+            where=" and ".join(scales.values()),
+            fix="convert each source by itself with the --action-scale that it has, and do not merge scales that differ",
+        )
+    return said or next(iter(scales))
+
+
+def _environment_kwargs(sources: Sequence[Source]) -> Mapping[str, Any]:
+    """What the environment was made with, as far as all sources say the same."""
+    said = [source.environment_kwargs if isinstance(source, OwnSource) else {} for source in sources]
+    return said[0] if all(other == said[0] for other in said) else {}
+
+
+def _common(values: Sequence[str | None]) -> str | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _check_structure(first: EpisodeBatch, other: EpisodeBatch) -> None:
+    difference = "" if first is other else first.structure_difference(other)
+    if difference:
+        raise BadEpisode(
+            f"episodes of two structures cannot be in one dataset: {difference}",
+            where=f"episodes {first.ids[0]} and {other.ids[0]}",
+            fix="convert the two kinds of recording into two datasets",
+        )

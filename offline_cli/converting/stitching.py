@@ -1,0 +1,243 @@
+"""Fragments to whole episodes, across batches, files and sources; refuses two different episodes with one id.
+
+Decisions:
+
+* A whole episode with an id not met before passes through at once, and a batch of such episodes as it is, without an object per
+  episode. Only unfinished episodes are held.
+* Of every episode passed on, its id and a 64-bit fingerprint are kept. A second episode of that id is a duplicate where the
+  fingerprints agree (dropped, counted), and an error that names both places where they do not.
+* Fragments with timesteps are put in order by them. Fragments without go on with the open episode of their id where the
+  observations chain, and repeat it where their steps equal its first ones (recorders write an episode again from its start).
+  Where neither holds they are joined only if their rows follow each other directly, and `broken-chain` is counted.
+* What is unfinished at the end becomes a truncated episode, counted as `unfinished-episode`; one with a gap is refused.
+* An episode that lost a row to `skip` or `quarantine` (`Rejects.incomplete`) is set aside whole: where the row was its first
+  or its last, what is left would look like an episode, and begin or end in the wrong place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.converting.fingerprints import fingerprints
+from offline_cli.converting.open_episode import OpenEpisode, chains, final_is_repeated
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.source import CONTINUES, UNKNOWN_START, Places
+from offline_cli.tally import UNFINISHED, OnError, Rejects, Tally
+from offline_cli.trees import flatten
+
+__all__ = ["Stitcher"]
+
+NO_NEXT_OBS = "missing-final-observation"
+
+
+@dataclass(slots=True)
+class Stitcher:
+    """Turns fragments into whole episodes with unique ids; one for a whole reading, however many sources it has."""
+
+    tally: Tally
+    rejects: Rejects
+    _open: dict[str, OpenEpisode] = field(default_factory=dict)
+    _passed: dict[str, int] = field(default_factory=dict)  # fingerprint by id of every episode passed on, in their order
+    _passed_from: list[tuple[NDArray[np.int64], Places | None, str]] = field(default_factory=list)  # in the same order
+    _refused: set[str] = field(default_factory=set)  # their further fragments are set aside too
+
+    def feed(self, batch: EpisodeBatch, places: Places | None, location: str) -> Iterator[EpisodeBatch]:
+        """The episodes that are whole with `batch`; `places` (or else `location`) says where its entries stand."""
+        plain = self._plain(batch)
+        entries = np.flatnonzero(plain)
+        if len(entries):
+            chosen = batch if len(entries) == len(batch) else batch.select(entries)
+            yield self._pass(chosen, fingerprints(chosen).tolist(), entries, places, location)
+        done: list[EpisodeBatch] = []
+        for entry in np.flatnonzero(~plain).tolist():
+            place = location if places is None else places[entry]
+            done += self._take(batch.select([entry]), place)
+        yield from _gather(done)
+
+    def finish(self) -> Iterator[EpisodeBatch]:
+        """The episodes that nothing ended, as truncated ones, once every source has been read."""
+        done: list[EpisodeBatch] = []
+        for name, episode in list(self._open.items()):
+            if name in self.rejects.incomplete:
+                self._refuse(episode, self._lost_a_row(name, episode.place))
+            elif episode.waiting:
+                self._refuse(episode, _gap(name, episode))
+            elif name in self._passed:
+                self._refuse(episode, self._two_episodes(name, episode.place))
+            else:
+                self.tally.assume(UNFINISHED)
+                done.append(self._close(name, truncated=True))
+        self._open.clear()
+        yield from _gather(done)
+
+    # ---- whole batches ----
+
+    def _plain(self, batch: EpisodeBatch) -> NDArray[np.bool_]:
+        """(E,) true for whole, non-empty episodes whose id is met here for the first time and only once."""
+        plain = (batch.terminated | batch.truncated) & (batch.lengths > 0)
+        if batch.t_started is not None:
+            plain &= (batch.t_started == 0) | (batch.t_started == UNKNOWN_START)
+        names = set(batch.ids)
+        seen = (self._passed, self._open, self._refused, self.rejects.incomplete)
+        met = {name for known in seen if known for name in names if name in known}
+        if len(names) != len(batch):
+            met |= {name for name, times in Counter(batch.ids).items() if times > 1}
+        if met:
+            plain &= np.fromiter((name not in met for name in batch.ids), np.bool_, len(batch))
+        return plain
+
+    def _pass(
+        self, batch: EpisodeBatch, prints: list[int], entries: NDArray[np.int64], places: Places | None, location: str
+    ) -> EpisodeBatch:
+        self._passed.update(zip(batch.ids, prints, strict=True))
+        self._passed_from.append((entries, places, location))
+        return batch if batch.t_started is None else replace(batch, t_started=None)
+
+    def _place_of(self, name: str) -> str:
+        """Where the episode of that id stood that was passed on; a search, for messages only."""
+        ordinal = list(self._passed).index(name)
+        for entries, places, location in self._passed_from:
+            if ordinal < len(entries):
+                return location if places is None else places[int(entries[ordinal])]
+            ordinal -= len(entries)
+        raise AssertionError(name)
+
+    # ---- one fragment ----
+
+    def _take(self, piece: EpisodeBatch, place: str) -> list[EpisodeBatch]:
+        """The episode that `piece` completes, if it does."""
+        name = piece.ids[0]
+        if not piece.num_steps:
+            self.tally.assume("zero-length-episode")
+            return []
+        if name in self._refused:
+            self._set_aside(_broken(name, "another part of it was set aside", place), [piece])
+            return []
+        episode = self._open.setdefault(name, OpenEpisode(place=place))
+        if name in self.rejects.incomplete:
+            self._refuse(episode, self._lost_a_row(name, place), piece)
+            return []
+        difference = episode.structure_difference(piece)
+        if difference:
+            self._refuse(
+                episode, _broken(name, f"its rows at {episode.place} are of another structure: {difference}", place), piece
+            )
+            return []
+        start = _start(episode, piece)
+        if start is None:
+            self._refuse(episode, _broken(name, f"its rows do not go on from those at {episode.place}", place), piece)
+            return []
+        if not episode.add(piece, start):
+            self._refuse(episode, self._two_episodes(name, place), piece)
+            return []
+        return self._completed(name, episode) if episode.is_done else []
+
+    def _completed(self, name: str, episode: OpenEpisode) -> list[EpisodeBatch]:
+        if episode.waiting:
+            self._refuse(episode, _broken(name, "it has steps after its end", episode.place))
+            return []
+        if name not in self._passed:
+            return [self._close(name)]
+        whole = episode.joined()
+        if int(fingerprints(whole)[0]) != self._passed[name]:
+            self._refuse(episode, self._two_episodes(name, episode.place))
+        else:
+            self.tally.duplicates_dropped += 1
+            del self._open[name]
+        return []
+
+    def _close(self, name: str, *, truncated: bool = False) -> EpisodeBatch:
+        """Count what joining takes, and pass the episode on."""
+        episode = self._open.pop(name)
+        self.tally.fragments_stitched += len(episode.pieces) - 1
+        self.tally.assume("repeated-steps", episode.refilled)
+        for before, after in zip(episode.pieces, episode.pieces[1:], strict=False):
+            self._count_joint(before, after)
+        whole = episode.joined()
+        if truncated:
+            whole = replace(whole, truncated=np.ones(1, np.bool_))
+        return self._pass(whole, fingerprints(whole).tolist(), np.zeros(1, np.int64), None, episode.place)
+
+    def _count_joint(self, before: EpisodeBatch, after: EpisodeBatch) -> None:
+        if not self._take_back_final(before) and not chains(before, after):
+            self.tally.assume("broken-chain")
+
+    def _take_back_final(self, piece: EpisodeBatch) -> bool:
+        """Whether the reader counted the final observation of `piece` as missing; that is not so any more."""
+        counted = self.tally.assumptions[NO_NEXT_OBS] > 0 and final_is_repeated(piece)
+        self.tally.assume(NO_NEXT_OBS, -int(counted))
+        return counted
+
+    # ---- what cannot be an episode ----
+
+    def _refuse(self, episode: OpenEpisode, error: BadData, *more: EpisodeBatch) -> None:
+        pieces = [*episode.pieces, *episode.waiting.values(), *more]
+        name = pieces[0].ids[0]
+        self._refused.add(name)
+        self._open.pop(name, None)
+        self._set_aside(error, pieces)
+
+    def _set_aside(self, error: BadData, pieces: Sequence[EpisodeBatch]) -> None:
+        keep = self.rejects.on_error is OnError.QUARANTINE
+        for piece in pieces:
+            self.rejects.add(error, raw=_as_json(piece) if keep else b"", rows=piece.num_steps)
+            self._take_back_final(piece)
+
+    def _lost_a_row(self, name: str, place: str) -> BadData:
+        return _broken(name, f"a row of it, or one that may be of it, was lost at {self.rejects.incomplete[name]}", place)
+
+    def _two_episodes(self, name: str, place: str) -> BadData:
+        first = self._place_of(name) if name in self._passed else self._open[name].place
+        return BadEpisode(
+            f"two different episodes have the id {name}",
+            where=f"{first} and {place}",
+            fix="give each recording its own ids, or --on-error skip to leave the second one out",
+        )
+
+
+def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:
+    start = 0 if piece.t_started is None else int(piece.t_started[0])
+    if start >= 0:
+        return start
+    return episode.start_of(piece, follows=start == CONTINUES)
+
+
+def _gap(name: str, episode: OpenEpisode) -> BadData:
+    after = min(episode.waiting)
+    missing = (
+        f"timestep {episode.length} is" if after == episode.length + 1 else f"timesteps {episode.length} to {after - 1} are"
+    )
+    return _broken(name, f"{missing} missing", episode.place)
+
+
+def _broken(name: str, what: str, place: str) -> BadData:
+    return BadEpisode(
+        f"episode {name} cannot be put together: {what}",
+        where=place,
+        fix="give all files of the recording at once, or --on-error skip to leave this episode out",
+    )
+
+
+def _gather(done: list[EpisodeBatch]) -> Iterator[EpisodeBatch]:
+    """As few batches as structures allow, in order."""
+    first = 0
+    for last in range(1, len(done) + 1):
+        if last == len(done) or done[first].structure_difference(done[last]):
+            yield EpisodeBatch.concat(done[first:last])
+            first = last
+
+
+def _as_json(piece: EpisodeBatch) -> str:
+    """A fragment as it can be read by people and programs, for quarantine."""
+    trees = {"obs": piece.obs, "actions": piece.actions, "rewards": piece.rewards, **piece.extra}
+    columns = {path: leaf.tolist() for name, tree in trees.items() for path, leaf in flatten(tree, name)}
+    flags = {"terminated": bool(piece.terminated[0]), "truncated": bool(piece.truncated[0])}
+    start = 0 if piece.t_started is None else int(piece.t_started[0])
+    return json.dumps({"eps_id": piece.ids[0], "t": start, **flags, **columns})

@@ -1,0 +1,179 @@
+"""What data holds, in figures: from the manifest of a dataset, else by reading it all; refuses expectations that do not hold.
+
+`inspect` answers for every source that the readers know. A foreign source is read as `convert` would read it, so that the
+figures are those of the dataset it would become: fragments joined, duplicates dropped, and each of these counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offline_cli.converting.reading import EpisodeStream, read_opened
+from offline_cli.errors import TargetNotMet, UsageError
+from offline_cli.formats.detect import open_sources
+from offline_cli.formats.own import OwnSource
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.spaces import Space, describe, space_to_json
+from offline_cli.storage.locations import Sources
+from offline_cli.storage.statistics import StatisticsBuilder
+from offline_cli.tally import UNFINISHED
+
+__all__ = ["Inspection", "inspect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Figures of one or more sources taken together.
+
+    `truncated` counts the flag as it is stored in a dataset. `unfinished` counts episodes that have it only because their
+    recording broke off: they are among the truncated ones. A dataset says the same numbers as the source it was made from.
+    """
+
+    format: str  # of the source: episodes, columns, rllib-episodes, rllib-columns, sample-batch; joined by ", "
+    sources: tuple[str, ...]
+    episodes: int
+    steps: int
+    terminated: int  # episodes that their task ended
+    truncated: int
+    unfinished: int
+    observation_space: Space | None
+    action_space: Space | None
+    spaces_inferred: bool
+    action_scale: str  # "env" | "normalized" | "unknown"
+    environment: str | None
+    returns: Mapping[str, Any]  # mean, std, min, max, quantiles by percent; undiscounted sums of rewards
+    length: Mapping[str, Any]  # the same, in steps
+    columns: Mapping[str, Any]  # the same without quantiles, by column
+    duplicates_dropped: int
+    rows_quarantined: int
+    assumptions: Mapping[str, int]
+    from_manifest: bool  # False: every episode has been read
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`; spaces as JSON, and as one line of text beside it."""
+        plain = {name: getattr(self, name) for name in self.__slots__ if name != "returns"}
+        return {
+            **plain,
+            "sources": list(self.sources),
+            "observation_space": self.observation_space and space_to_json(self.observation_space),
+            "action_space": self.action_space and space_to_json(self.action_space),
+            "observation_space_text": describe(self.observation_space),
+            "action_space_text": describe(self.action_space),
+            "return": dict(self.returns),
+            "length": dict(self.length),
+            "columns": dict(self.columns),
+            "assumptions": dict(sorted(self.assumptions.items())),
+        }
+
+
+def inspect(
+    sources: Sources,
+    *,
+    from_: str = "auto",
+    on_error: str = "fail",
+    expect: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> Inspection:
+    """Figures of `sources`, taken together.
+
+    `expect`: values by the keys of `as_dict`, dots for what is nested (`return.mean`). Raises TargetNotMet, naming all that
+    differ, UsageError for an unknown key, and what `read_episodes` raises.
+    """
+    opened = open_sources(sources, from_=from_, storage_options=storage_options)
+    if len(opened) == 1 and isinstance(opened[0], OwnSource):
+        found = _from_manifest(opened[0])
+    else:
+        found = _by_reading(read_opened(opened, on_error=on_error, on_progress=on_progress))
+    if expect:
+        _check(found, expect)
+    return found
+
+
+def _from_manifest(source: OwnSource) -> Inspection:
+    manifest = source.dataset.manifest
+    counts, statistics = manifest.counts, manifest.statistics
+    return Inspection(
+        format=manifest.format,
+        sources=(source.location,),
+        episodes=counts.episodes,
+        steps=counts.steps,
+        terminated=counts.terminated,
+        truncated=counts.truncated,
+        unfinished=counts.unfinished,
+        observation_space=manifest.observation_space,
+        action_space=manifest.action_space,
+        spaces_inferred=manifest.spaces_inferred,
+        action_scale=manifest.action_scale,
+        environment=source.environment_id,
+        returns=statistics["return"],
+        length=statistics["length"],
+        columns=statistics["columns"],
+        duplicates_dropped=0,
+        rows_quarantined=0,
+        assumptions=manifest.assumptions,
+        from_manifest=True,
+    )
+
+
+def _by_reading(stream: EpisodeStream) -> Inspection:
+    builder = StatisticsBuilder()
+    for batch in stream:
+        builder.add(batch)
+    statistics = builder.as_json()
+    return Inspection(
+        format=", ".join(dict.fromkeys(stream.formats)),
+        sources=tuple(stream.locations),
+        episodes=builder.episodes,
+        steps=builder.steps,
+        terminated=builder.terminated,
+        truncated=builder.truncated,
+        unfinished=builder.unfinished + stream.tally.assumptions[UNFINISHED],
+        observation_space=stream.observation_space,
+        action_space=stream.action_space,
+        spaces_inferred=stream.spaces_inferred,
+        action_scale=stream.action_scale,
+        environment=stream.environment_id,
+        returns=statistics["return"],
+        length=statistics["length"],
+        columns=statistics["columns"],
+        duplicates_dropped=stream.tally.duplicates_dropped,
+        rows_quarantined=stream.rejects.count,
+        assumptions={kind: count for kind, count in stream.tally.assumptions.items() if count},
+        from_manifest=False,
+    )
+
+
+def _check(found: Inspection, expect: Mapping[str, Any]) -> None:
+    have = {key: _value_at(found, key) for key in expect}
+    wrong = {key: (have[key], want) for key, want in expect.items() if not _same(have[key], want)}
+    if wrong:
+        raise TargetNotMet(
+            "; ".join(f"{key} is {is_}, expected {want}" for key, (is_, want) in wrong.items()),
+            where=", ".join(found.sources),
+            fix="look at the data with inspect, or correct what is expected of it",
+            details={"differences": {key: {"is": is_, "expected": want} for key, (is_, want) in wrong.items()}},
+        )
+
+
+def _value_at(found: Inspection, key: str) -> Any:
+    value: Any = found.as_dict()
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            keys = ", ".join(value) if isinstance(value, Mapping) else "nothing below it"
+            raise UsageError(f"nothing is called {key!r}", where="--expect", fix=f"there is {keys}")
+        value = value[part]
+    return value
+
+
+def _same(value: Any, want: Any) -> bool:
+    """Numbers may come as text, as from a command line, and agree to 9 digits."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return math.isclose(float(want), value, rel_tol=1e-9)
+        except (TypeError, ValueError):
+            return False
+    return bool(value == want) or str(value).lower() == str(want).lower()

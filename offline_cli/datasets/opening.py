@@ -1,0 +1,18 @@
+"""The public door to a dataset of ours; refuses foreign sources, which `convert` makes into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offline_cli.storage.dataset import Dataset
+
+__all__ = ["open_dataset"]
+
+
+def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+    """The dataset in folder `url`, its `manifest` read and its `batches()` not yet.
+
+    Raises StorageNotFound, NoData where no dataset is there, Uncommitted, BadData for a broken manifest.
+    """
+    return Dataset.open(url, storage_options)

@@ -1,0 +1,175 @@
+"""Environments by name: a gymnasium id, `module:EnvId` or `python:package.module:make_env`; refuses unknown names.
+
+One place for every command that takes `--env`. Code is imported because the caller names it, never because a dataset, manifest
+or run folder does; it may also lie in the current folder, which is looked at last, so that it hides no installed package.
+
+Whatever an environment raises while it is imported, made or closed is BadData with its name; a package that it lacks is
+MissingPackage.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+import gymnasium as gym
+
+from offline_cli.errors import BadData, MissingPackage, UnknownEnvironment
+from offline_cli.spaces import Space, check_supported
+
+__all__ = ["Env", "Environment", "open_environment", "spaces_of_env"]
+
+Env = gym.Env[Any, Any]
+PYTHON = "python:"
+
+
+class Environment:
+    """How to make copies of one environment; copies that were made are kept until `close`, or the end of a `with`."""
+
+    def __init__(self, name: str, make: Callable[[], Any], make_vector: Callable[[int], Any] | None) -> None:
+        self.name = name
+        self._make, self._make_vector = make, make_vector
+        self._singles: list[Env] = [self._made()]
+        self._vectors: dict[int, Any] = {}
+        self.observation_space: Space = self._singles[0].observation_space
+        self.action_space: Space = self._singles[0].action_space
+        try:
+            check_supported(self.observation_space, where=f"observations of {name}")
+            check_supported(self.action_space, where=f"actions of {name}")
+        except Exception:
+            self.close()
+            raise
+
+    @property
+    def has_vector_class(self) -> bool:
+        """Whether the environment brings a vector class of its own, much faster than single copies."""
+        return self._make_vector is not None
+
+    def singles(self, count: int) -> list[Env]:
+        """`count` copies."""
+        while len(self._singles) < count:
+            self._singles.append(self._made())
+        return self._singles[:count]
+
+    def vector(self, count: int) -> Any:
+        """The environment's own vector class with `count` copies (gymnasium's VectorEnv)."""
+        assert self._make_vector is not None
+        make = self._make_vector
+        if count not in self._vectors:
+            self._vectors[count] = _guarded(self.name, "making", lambda: make(count))
+        return self._vectors[count]
+
+    def _made(self) -> Env:
+        made = _guarded(self.name, "making", self._make)
+        if not isinstance(made, gym.Env):
+            what = f"{self.name!r} gave {type(made).__name__}, not a gymnasium.Env"
+            raise UnknownEnvironment(what, where=f"--env {self.name}", fix="name what makes one gymnasium.Env")
+        return made
+
+    def close(self) -> None:
+        """Close every copy. Raises BadData where one cannot be closed."""
+        held = [*self._singles, *self._vectors.values()]
+        self._singles, self._vectors = [], {}
+        for env in held:
+            _guarded(self.name, "closing", env.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_environment(name: str) -> Environment:
+    """The environment of that name.
+
+    Raises UnknownEnvironment, with near matches, UnsupportedSpace, MissingPackage for what it needs, and BadData where its
+    code raises.
+    """
+    if name.startswith(PYTHON):
+        return Environment(name, _maker(name), None)
+    spec = _spec(name)
+    wrapped = bool(spec.additional_wrappers) or spec.vector_entry_point is None
+    vector = None if wrapped else lambda count: gym.make_vec(name, count, vectorization_mode="vector_entry_point")
+    # The checker prints about style and slows each step; what comes back is held against the spaces by who plays.
+    return Environment(name, lambda: gym.make(name, disable_env_checker=True), vector)
+
+
+def spaces_of_env(name: str) -> tuple[Space, Space]:
+    """Observation and action space of the environment of that name. Raises as `open_environment` does."""
+    with open_environment(name) as environment:
+        return environment.observation_space, environment.action_space
+
+
+def _spec(name: str) -> Any:
+    module, colon, id_ = name.rpartition(":")
+    if colon:
+        _imported(module, name)
+    try:
+        return gym.spec(id_)
+    except gym.error.Error as err:
+        near = [f"{module}{colon}{match}" for match in difflib.get_close_matches(id_, list(gym.registry), n=3, cutoff=0.5)]
+        raise _unknown(name, str(err), near) from err
+
+
+def _maker(name: str) -> Callable[[], Any]:
+    module, _, attribute = name.removeprefix(PYTHON).rpartition(":")
+    imported = _imported(module, name)
+    found = getattr(imported, attribute, None)
+    if found is None:
+        near = difflib.get_close_matches(attribute, vars(imported), n=3, cutoff=0.5)
+        raise _unknown(name, f"{module} has no {attribute!r}", [f"{PYTHON}{module}:{match}" for match in near])
+    if not callable(found):
+        raise _unknown(name, f"it is {type(found).__name__}, not a function that makes an environment")
+    make: Callable[[], Any] = found
+    return make
+
+
+def _imported(module: str, name: str) -> ModuleType:
+    if not module or module.startswith("."):
+        raise _unknown(name, "it names no module")
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder, as `python -m` has it and a console script does not
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as err:
+        if f"{module}.".startswith(f"{err.name}."):
+            raise _unknown(name, f"there is no module {err.name!r}") from err
+        raise _missing(name, err) from err
+    except (Exception, SystemExit) as err:
+        raise _raised(name, f"importing {module}", err) from err
+
+
+def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
+    """What `call` gives. Raises MissingPackage or BadData in place of what it raises."""
+    try:
+        return call()
+    except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as err:
+        raise _missing(name, err) from err
+    except Exception as err:
+        raise _raised(name, f"{doing} {name}", err) from err
+
+
+def _unknown(name: str, why: str, near: list[str] | None = None) -> UnknownEnvironment:
+    forms = (
+        "a registered id (python -c 'import gymnasium; gymnasium.pprint_registry()'), module:EnvId, "
+        "or python:package.module:make_env"
+    )
+    fix = f"did you mean {' or '.join(near)}?" if near else forms
+    return UnknownEnvironment(f"no environment {name!r}: {why}", where=f"--env {name}", fix=fix, details={"near": near or []})
+
+
+def _missing(name: str, error: ImportError | gym.error.Error) -> MissingPackage:
+    said = re.search(r"pip install [^`]+", str(error))
+    package = getattr(error, "name", None) or "what the environment needs"
+    fix = said[0] if said else f"pip install {package.partition('.')[0]}"
+    return MissingPackage(f"{name} needs a package: {error}", where=f"--env {name}", fix=fix)
+
+
+def _raised(name: str, doing: str, error: BaseException) -> BadData:
+    return BadData(f"{doing} raised {error!r}", where=f"--env {name}", fix="check the environment by itself, in Python")

@@ -1,0 +1,291 @@
+"""Fragments become whole episodes, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from offline_cli.converting import open_episode
+from offline_cli.converting.fingerprints import fingerprints
+from offline_cli.converting.stitching import Stitcher
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadEpisode
+from offline_cli.formats.source import CONTINUES, UNKNOWN_START, Places
+from offline_cli.tally import OnError, Rejects, Tally
+
+
+def fragment(name: str, first: int, steps: int, *, start: int | None = None, end: str = "", shift: float = 0.0) -> EpisodeBatch:
+    """Steps `first` ... of an endless episode whose observation at t is t + shift; `start`: what the source says."""
+    t = np.arange(first, first + steps + 1, dtype=np.float32) + shift
+    return EpisodeBatch(
+        ids=(name,),
+        starts=np.array([0, steps]),
+        obs=np.stack([t, -t], axis=1),
+        actions=np.arange(first, first + steps) % 3,
+        rewards=np.full(steps, 0.5),
+        terminated=np.array([end == "terminated"]),
+        truncated=np.array([end == "truncated"]),
+        t_started=np.array([first if start is None else start]),
+    )
+
+
+def stitch(*batches: EpisodeBatch, on_error: str = "fail") -> tuple[list[EpisodeBatch], Stitcher]:
+    stitcher = Stitcher(Tally(), Rejects(OnError(on_error)))
+    whole = [out for n, batch in enumerate(batches) for out in stitcher.feed(batch, None, f"file-{n}")]
+    return [*whole, *stitcher.finish()], stitcher
+
+
+def episodes(batches: list[EpisodeBatch]) -> dict[str, EpisodeBatch]:
+    return {name: batch.select([e]) for batch in batches for e, name in enumerate(batch.ids)}
+
+
+def assert_whole(batch: EpisodeBatch, steps: int) -> None:
+    np.testing.assert_array_equal(batch.obs[:, 0], np.arange(steps + 1))
+    np.testing.assert_array_equal(batch.actions, np.arange(steps) % 3)
+    assert batch.t_started is None or not batch.t_started.any()
+
+
+def test_a_batch_of_whole_new_episodes_passes_as_it_is() -> None:
+    batch = EpisodeBatch.concat([fragment(name, 0, 3, end="terminated") for name in "abc"])
+    whole, _ = stitch(batch)
+    assert len(whole) == 1
+    assert whole[0].obs is batch.obs
+
+
+def test_fragments_with_timesteps_are_joined_in_their_order_whatever_order_they_come_in() -> None:
+    whole, stitcher = stitch(
+        fragment("a", 4, 2, end="terminated"), fragment("b", 0, 1, end="truncated"), fragment("a", 2, 2), fragment("a", 0, 2)
+    )
+    found = episodes(whole)
+    assert_whole(found["a"], 6)
+    assert found["a"].terminated[0]
+    assert stitcher.tally.fragments_stitched == 2
+
+
+def test_fragments_without_timesteps_are_joined_where_observations_chain() -> None:
+    whole, stitcher = stitch(
+        fragment("a", 0, 2, start=UNKNOWN_START),
+        fragment("b", 0, 2, start=UNKNOWN_START, end="terminated"),
+        fragment("a", 2, 3, start=UNKNOWN_START, end="truncated"),
+    )
+    assert_whole(episodes(whole)["a"], 5)
+    assert not stitcher.tally.assumptions
+
+
+def test_rows_that_follow_directly_are_joined_over_a_broken_chain_and_it_is_counted() -> None:
+    whole, stitcher = stitch(fragment("a", 0, 2, start=UNKNOWN_START), fragment("a", 7, 1, start=CONTINUES, end="terminated"))
+    assert episodes(whole)["a"].num_steps == 3
+    assert stitcher.tally.assumptions["broken-chain"] == 1
+
+
+def test_rows_that_neither_chain_nor_follow_are_refused_by_both_places() -> None:
+    with pytest.raises(BadEpisode, match="do not go on from those at file-0") as caught:
+        stitch(fragment("a", 0, 2, start=UNKNOWN_START), fragment("a", 7, 1, start=UNKNOWN_START, end="terminated"))
+    assert caught.value.where == "file-1"
+
+
+def test_an_exact_duplicate_is_dropped_and_counted() -> None:
+    whole, stitcher = stitch(*(fragment("a", 0, 3, end="terminated") for _ in range(3)))
+    assert len(episodes(whole)) == len(whole) == 1
+    assert stitcher.tally.duplicates_dropped == 2
+
+
+def test_a_duplicate_within_one_batch_is_dropped_too() -> None:
+    batch = EpisodeBatch.concat([fragment("a", 0, 3, end="terminated")] * 2 + [fragment("b", 0, 1, end="terminated")])
+    whole, stitcher = stitch(batch)
+    assert sorted(name for out in whole for name in out.ids) == ["a", "b"]
+    assert stitcher.tally.duplicates_dropped == 1
+
+
+def test_a_duplicate_that_comes_in_fragments_is_dropped() -> None:
+    whole, stitcher = stitch(fragment("a", 0, 4, end="terminated"), fragment("a", 0, 2), fragment("a", 2, 2, end="terminated"))
+    assert [out.num_steps for out in whole] == [4]
+    assert stitcher.tally.duplicates_dropped == 1
+
+
+@pytest.mark.parametrize("start", [0, UNKNOWN_START])
+def test_a_recorder_that_writes_an_episode_again_from_its_start_makes_one_episode(start: int) -> None:
+    whole, stitcher = stitch(fragment("a", 0, 2, start=start), fragment("a", 0, 5, start=start, end="truncated"))
+    assert_whole(episodes(whole)["a"], 5)
+    assert stitcher.tally.assumptions["repeated-steps"] == 2
+
+
+def test_two_different_episodes_with_one_id_are_refused_by_both_places() -> None:
+    places = Places(("one.parquet", "two.parquet"), np.array([0, 1]), np.array([5, 7]))
+    batch = EpisodeBatch.concat([fragment("a", 0, 3, end="terminated"), fragment("a", 0, 3, end="terminated", shift=1)])
+    with pytest.raises(BadEpisode, match="two different episodes have the id a") as caught:
+        list(Stitcher(Tally(), Rejects()).feed(batch, places, "folder"))
+    assert caught.value.where == "one.parquet row 5 and two.parquet row 7"
+
+
+def test_episodes_that_differ_in_their_end_alone_are_different() -> None:
+    with pytest.raises(BadEpisode, match="two different episodes"):
+        stitch(fragment("a", 0, 3, end="terminated"), fragment("a", 0, 3, end="truncated"))
+
+
+def with_extra(name: str, *values: float) -> EpisodeBatch:
+    return replace(fragment("a", 0, len(values), end="terminated"), extra={name: np.array(values)})
+
+
+@pytest.mark.parametrize("other", [with_extra("action_logp", 0.1, 0.3), with_extra("vf_preds", 0.1, 0.2)])
+def test_episodes_that_differ_in_an_extra_output_alone_are_different(other: EpisodeBatch) -> None:
+    with pytest.raises(BadEpisode, match="two different episodes"):
+        stitch(with_extra("action_logp", 0.1, 0.2), other)
+
+
+def test_fragments_that_overlap_and_disagree_are_refused() -> None:
+    with pytest.raises(BadEpisode, match="two different episodes"):
+        stitch(fragment("a", 0, 3), fragment("a", 2, 3, end="terminated", shift=0.25))
+
+
+def test_an_unfinished_episode_becomes_a_truncated_one_and_is_counted() -> None:
+    whole, stitcher = stitch(fragment("a", 0, 3), fragment("b", 0, 1, end="terminated"))
+    last = episodes(whole)["a"]
+    assert last.truncated[0]
+    assert not last.terminated[0]
+    assert stitcher.tally.assumptions["unfinished-episode"] == 1
+
+
+def test_a_gap_names_the_episode_and_the_timesteps() -> None:
+    with pytest.raises(BadEpisode, match="episode a cannot be put together: timesteps 2 to 3 are missing"):
+        stitch(fragment("a", 0, 2), fragment("a", 4, 1, end="terminated"))
+
+
+def test_an_episode_of_no_steps_is_dropped_and_counted() -> None:
+    whole, stitcher = stitch(
+        EpisodeBatch.concat([fragment("z", 0, 0, end="terminated"), fragment("a", 0, 2, end="terminated")])
+    )
+    assert [name for out in whole for name in out.ids] == ["a"]
+    assert stitcher.tally.assumptions["zero-length-episode"] == 1
+
+
+def test_under_skip_the_second_of_two_episodes_with_one_id_is_counted_and_left_out() -> None:
+    whole, stitcher = stitch(fragment("a", 0, 3, end="terminated"), fragment("a", 0, 2, end="terminated"), on_error="skip")
+    assert [out.num_steps for out in whole] == [3]
+    assert stitcher.rejects.count == 2
+
+
+def test_under_quarantine_what_is_set_aside_is_kept_as_text_with_its_place() -> None:
+    _, stitcher = stitch(fragment("a", 0, 1), fragment("a", 3, 1, end="terminated"), on_error="quarantine")
+    assert [kept.code for kept in stitcher.rejects.kept] == ["bad-episode"] * 2
+    assert b'"eps_id": "a"' in stitcher.rejects.kept[0].raw
+
+
+def test_a_repeated_final_observation_is_replaced_by_the_next_first_one_and_taken_off_the_count() -> None:
+    first = fragment("a", 0, 2)
+    first.obs[-1] = first.obs[-2]
+    stitcher = Stitcher(Tally(), Rejects())
+    stitcher.tally.assume("missing-final-observation", 2)
+    whole = [*stitcher.feed(first, None, "f"), *stitcher.feed(fragment("a", 2, 1, end="terminated"), None, "f")]
+    assert_whole(whole[0], 3)
+    assert stitcher.tally.assumptions["missing-final-observation"] == 1
+    assert not stitcher.tally.assumptions["broken-chain"]
+
+
+def test_infos_at_a_joint_keep_what_the_step_before_said() -> None:
+    parts = [fragment("a", 0, 1), fragment("a", 1, 1, end="terminated")]
+    object.__setattr__(parts[0], "infos", [{"reset": 1}, {"step": 1}])
+    object.__setattr__(parts[1], "infos", [{}, {"step": 2}])
+    whole, _ = stitch(*parts)
+    assert whole[0].infos == [{"reset": 1}, {"step": 1}, {"step": 2}]
+
+
+@pytest.mark.parametrize("part", ["obs", "actions", "rewards"])
+@pytest.mark.parametrize("size", [4, 4000])
+def test_fingerprints_see_every_value(part: str, size: int) -> None:
+    def batch() -> EpisodeBatch:
+        rng = np.random.default_rng(0)
+        lengths = np.array([3, 1, 5])
+        return EpisodeBatch(
+            ids=("a", "b", "c"),
+            starts=np.concatenate([[0], np.cumsum(lengths)]),
+            obs=rng.random((12, size), np.float32),
+            actions=rng.integers(0, 9, 9),
+            rewards=rng.random(9),
+            terminated=np.ones(3, np.bool_),
+            truncated=np.zeros(3, np.bool_),
+        )
+
+    first, changed = batch(), batch()
+    np.testing.assert_array_equal(fingerprints(first), fingerprints(batch()))
+    getattr(changed, part)[4] += 1  # a step (and an observation) of the last episode, or the last observation of the second
+    assert (fingerprints(first) != fingerprints(changed)).sum() == 1
+
+
+def test_fingerprints_see_the_order_of_steps() -> None:
+    one = fragment("a", 0, 3, end="terminated")
+    other = fragment("a", 0, 3, end="terminated")
+    other.actions[:] = other.actions[::-1].copy()
+    assert fingerprints(one)[0] != fingerprints(other)[0]
+
+
+def test_a_later_part_of_wider_numbers_makes_the_episode_wider_and_rounds_nothing() -> None:
+    wide = fragment("a", 2, 2, end="terminated")
+    wide = replace(wide, obs=wide.obs.astype(np.float64) + 0.1, actions=wide.actions.astype(np.float64))
+    whole, stitcher = stitch(fragment("a", 0, 2), wide)
+    assert (whole[0].obs.dtype, whole[0].actions.dtype) == (np.float64, np.float64)
+    np.testing.assert_array_equal(whole[0].obs[:, 0], [0, 1, 2.1, 3.1, 4.1])
+    assert stitcher.tally.assumptions["broken-chain"] == 1
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_parts_of_different_structure_are_no_episode(on_error: str) -> None:
+    other = fragment("a", 2, 2, end="terminated")
+    other = replace(other, obs=other.obs[:, :1])
+    parts = fragment("a", 0, 2), other, fragment("b", 0, 1, end="terminated")
+    if on_error == "fail":
+        with pytest.raises(BadEpisode, match="of another structure: obs is"):
+            stitch(*parts)
+    else:
+        whole, stitcher = stitch(*parts, on_error="skip")
+        assert [batch.ids for batch in whole] == [("b",)]
+        assert stitcher.rejects.count == 4
+
+
+def test_an_episode_that_lost_a_row_is_set_aside_even_where_it_looks_whole() -> None:
+    rejects = Rejects(OnError.SKIP)
+    rejects.lose("a", "file-9 row 3")
+    stitcher = Stitcher(Tally(), rejects)
+    batch = EpisodeBatch.concat([fragment(name, 0, 3, end="terminated") for name in "ab"])
+    assert [out.ids for out in stitcher.feed(batch, None, "f")] == [("b",)]
+    assert rejects.count == 3
+
+
+def test_a_copy_that_lost_a_row_does_not_count_against_the_whole_one_before_it() -> None:
+    rejects = Rejects(OnError.QUARANTINE)
+    stitcher = Stitcher(Tally(), rejects)
+    whole = list(stitcher.feed(fragment("a", 0, 3, end="terminated"), None, "f"))
+    rejects.lose("a", "g row 1")
+    assert [out.ids for out in whole] == [("a",)]
+    assert list(stitcher.feed(fragment("a", 1, 2, end="terminated"), None, "g")) == []
+    assert "lost at g row 1" in rejects.kept[0].reason
+
+
+def test_what_an_unfinished_episode_lost_is_found_at_the_end() -> None:
+    rejects = Rejects(OnError.SKIP)
+    stitcher = Stitcher(Tally(), rejects)
+    assert list(stitcher.feed(fragment("a", 0, 3), None, "f")) == []
+    rejects.lose("a", "f row 3")
+    assert list(stitcher.finish()) == []
+    assert (rejects.count, dict(stitcher.tally.assumptions)) == (3, {})
+
+
+def test_joining_many_rows_that_come_one_by_one_compares_each_with_the_first_ones_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined: list[int] = []
+    join = open_episode.join
+
+    def counted(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
+        joined.append(len(pieces))
+        return join(pieces)
+
+    monkeypatch.setattr(open_episode, "join", counted)
+    pieces = [fragment("a", t, 1, start=UNKNOWN_START, shift=t, end="terminated" if t == 99 else "") for t in range(100)]
+    for piece in pieces:
+        piece.obs[-1] = piece.obs[-2]  # as where there are no next observations
+    assert [batch.num_steps for batch in stitch(*pieces)[0]] == [100]
+    assert sum(joined) <= 3 * 100
