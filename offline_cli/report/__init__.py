@@ -1,0 +1,1 @@
+"""Figures; matplotlib is loaded when one is drawn, never before."""

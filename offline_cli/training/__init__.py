@@ -1,0 +1,1 @@
+"""Behaviour cloning: loader, updates, checks, checkpoints, evaluation; reads episodes, writes run folders."""

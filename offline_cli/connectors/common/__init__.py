@@ -1,0 +1,1 @@
+"""Pieces of more than one pipeline, one file per piece."""

@@ -1,0 +1,44 @@
+"""Puts observations of episodes into a batch; refuses nothing: a batch that has them already stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.spaces import Space
+
+__all__ = ["AddObservationsFromEpisodesToBatch"]
+
+
+class AddObservationsFromEpisodesToBatch(ConnectorV2):
+    """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
+
+    whole_arrays = True
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+        self._as_learner_connector = as_learner_connector
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """`obs` with N rows in a learner pipeline, one per episode otherwise."""
+        if Columns.OBS in batch:
+            return batch
+        if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
+            batch[Columns.OBS] = episodes.acted_obs()
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
+            if self._as_learner_connector:
+                acted_on = episode.get_observations(slice(0, len(episode)))
+                self.add_n_batch_items(batch, Columns.OBS, acted_on, len(episode), episode)
+            else:
+                self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
+        return batch

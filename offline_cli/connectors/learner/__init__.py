@@ -1,0 +1,1 @@
+"""Pieces of learner pipelines, one file per piece."""

@@ -1,0 +1,256 @@
+"""Behaviour cloning: recordings in, a run folder with a policy out; refuses to continue a run with other data or settings."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from offline_cli.connectors.learner.default_pipeline import LearnerPipeline
+from offline_cli.environments import Environment, open_environment
+from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.storage.locations import Sources
+from offline_cli.training.config import BCConfig, differences, resolve_config
+from offline_cli.training.data import load_data
+from offline_cli.training.devices import choose_device, choose_threads, use_threads
+from offline_cli.training.policy_files import describe_policy, new_policy
+from offline_cli.training.results import TrainResult
+from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.session import Session, check_same_run
+from offline_cli.training.signals import StopRequested, StopSignals
+from offline_cli.training.state import TrainState
+
+__all__ = ["train_bc"]
+
+_log = logging.getLogger(__name__)
+
+
+def fit(session: Session, stop: StopSignals) -> None:
+    """Update, check and save until the session's checks end it. Raises Interrupted, saved, once a signal has come.
+
+    At the bound the last checkpoint is of the moment before the check that the bound alone asks for, so that a run which goes
+    on to a larger bound is as if it had had that from the start.
+    """
+    state, bound = session.state, session.checks.bound
+    while True:
+        if state.update == bound:
+            session.save()
+        with contextlib.suppress(StopRequested):  # the check that was cut short is made again by the run that goes on
+            session.settle(stop)
+        if state.stopped_by is not None:
+            if state.update < bound:
+                session.save()
+            return
+        if stop.requested is not None:
+            session.save()
+            raise _interrupted(session, stop.requested)
+        if state.update % session.config.checkpoint_every == 0:
+            session.save()
+        session.advance()
+
+
+def train_bc(
+    sources: Sources,
+    out: str | os.PathLike[str],
+    *,
+    env: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    pipeline: LearnerPipeline | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    updates: int | None = None,
+    epochs: int | None = None,
+    until_return: float | None = None,
+    val_fraction: float | None = None,
+    patience: int | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int | None = None,
+    checkpoint_every: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    from_: str = "auto",
+    action_scale: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> TrainResult:
+    """Fit a policy to the actions in `sources` by maximum likelihood and keep it in the run folder `out`.
+
+    An option that is None takes its value from the TOML file `config`, else from schemas/config.v1.json; so does the network.
+    `pipeline` builds custom learner pieces, `lambda obs_space, act_space: pieces`. `resume` goes on with the run in `out`,
+    whose configuration then stands for options that are None; where there is no checkpoint yet, it starts one. Only the bound,
+    `updates` or `epochs`, may be another: the result is that of a run which had it from the start. A finished run within its
+    bound stays as it is. `dry_run` checks everything, data included, and writes nothing.
+
+    Raises OutputExists, UsageError; BadConfig (every mistake at once; Box actions of unknown scale; resuming with other
+    settings or data); SpaceMismatch; UnknownEnvironment; MissingPackage; MissingDevice; what `read_episodes` raises for the
+    data; BadData where the environment raises; Diverged; Interrupted, with all saved; TargetNotMet where `until_return` was
+    not confirmed within the bound (the best policy is kept all the same).
+    """
+    options = {
+        "env": env,
+        "batch_size": batch_size,
+        "lr": lr,
+        "updates": updates,
+        "epochs": epochs,
+        "until_return": until_return,
+        "val_fraction": val_fraction,
+        "patience": patience,
+        "eval_every": eval_every,
+        "eval_episodes": eval_episodes,
+        "checkpoint_every": checkpoint_every,
+        "device": device,
+        "precision": precision,
+        "seed": seed,
+        "action_scale": action_scale,
+    }
+    folder = RunFolder(out)
+    folder.claim(resume=resume, overwrite=overwrite)
+    resolved = _resolve(options, config, folder, resume=resume)
+    target = choose_device(resolved.device)
+    with _environment(resolved.env) as environment:
+        data = load_data(
+            sources,
+            resolved,
+            environment=environment,
+            pipeline=pipeline,
+            from_=from_,
+            storage_options=storage_options,
+            on_progress=on_progress,
+        )
+        module = new_policy(data, resolved)
+        state = TrainState(data=data.digest, device=target.type, pipeline=_name_of(pipeline))
+        state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
+        tensors = None
+        checkpoint = folder.load_checkpoint() if resume else None
+        _warn(resolved, target.type, new=resume and checkpoint is None, where=str(folder.path))
+        if checkpoint is not None:
+            check_same_run(checkpoint[0], state, where=str(folder.path))
+            state, tensors = checkpoint
+        with use_threads(state.threads), StopSignals() as stop:
+            session = Session(module, data, resolved, state, folder, environment=environment, on_progress=on_progress)
+            if dry_run:
+                return replace(_result(session, state.update), stopped_by="dry-run")
+            result = _train(session, stop, tensors)
+    return _unless_missed(result, resolved)
+
+
+def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
+    """Log what is as asked for, but may not be what was meant."""
+    if config.precision == "bf16" and device == "cpu":
+        _log.warning("warning: bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
+    if new:
+        _log.warning("note: no checkpoint in %s yet, so --resume begins a new run", where)
+
+
+def _train(session: Session, stop: StopSignals, tensors: Mapping[str, Tensor] | None) -> TrainResult:
+    """Begin, or go on from a checkpoint's `tensors`, to the end; the result of a run that is finished already."""
+    state, folder, bound = session.state, session.folder, session.checks.bound
+    if state.update > bound:
+        fix = f"a bound of at least {state.update} updates, or train anew with --overwrite"
+        raise BadConfig(f"{state.update} updates are made, and {bound} asked for", where=str(folder.path), fix=fix)
+    if tensors is None:
+        folder.begin(session.config, describe_policy(session.data, session.config))
+    else:
+        known = folder.result()
+        if known is not None and (state.stopped_by is not None or state.update == bound):
+            return TrainResult(**known)
+        session.restore(tensors)
+        folder.go_on(session.config, state.metrics_bytes)
+    session.prepare()
+    if state.stopped_by is None:
+        fit(session, stop)
+    return _finish(session)
+
+
+@contextlib.contextmanager
+def _environment(name: str | None) -> Iterator[Environment | None]:
+    """The environment to measure in, closed afterwards whatever happens; None without a name."""
+    if name is None:
+        yield None
+        return
+    with open_environment(name) as environment:
+        yield environment
+
+
+def _resolve(options: Mapping[str, Any], file: str | os.PathLike[str] | None, folder: RunFolder, *, resume: bool) -> BCConfig:
+    """The configuration; for a run that goes on the stored one, or with another bound. Raises BadConfig for other changes."""
+    if not (resume and folder.is_run):
+        return resolve_config(options, file=file)
+    wanted = resolve_config(options, file=file, stored=folder.config())
+    changed = differences(folder.resolved_config(), wanted)
+    if changed:
+        fix = "leave these options out to resume, or train anew with --overwrite"
+        raise BadConfig.of(changed, where=str(folder.path), fix=fix)
+    return wanted
+
+
+def _name_of(pipeline: LearnerPipeline | None) -> str:
+    return "" if pipeline is None else f"{pipeline.__module__}:{getattr(pipeline, '__qualname__', type(pipeline).__qualname__)}"
+
+
+def _finish(session: Session) -> TrainResult:
+    """Write policy, curve and result of a session that has ended."""
+    kept = session.keep_best()
+    result = _result(session, kept)
+    session.folder.finish(session.module.state_dict(), result.as_dict())
+    return result
+
+
+def _result(session: Session, kept: int) -> TrainResult:
+    state, config, data = session.state, session.config, session.data
+    figures = state.best.figures if state.best is not None and state.best.update == kept else state.figures
+    played = "confirm" if "confirm_return_mean" in figures else "eval"
+    counts = {"confirm": config.confirm_episodes, "eval": config.eval_episodes}
+    return TrainResult(
+        run=str(session.folder.path),
+        updates=state.update,
+        epochs=round(session.epochs, 6),
+        seconds=round(state.seconds, 3),
+        samples_per_second=round(session.samples_per_second, 1),
+        loss=state.loss,
+        val_loss=figures.get("val_loss"),
+        eval_return_mean=figures.get(f"{played}_return_mean"),
+        eval_return_ci95=figures.get(f"{played}_return_ci95"),
+        eval_episodes=counts[played] if f"{played}_return_mean" in figures else None,
+        val_accuracy=figures.get("val_accuracy"),
+        val_mse=figures.get("val_mse"),
+        policy_update=kept,
+        stopped_by=config.bound_name if state.stopped_by in (None, "bound") else state.stopped_by,
+        episodes=data.episodes,
+        steps=data.steps,
+        device=state.device,
+        threads=state.threads,
+    )
+
+
+def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
+    """`result`, or TargetNotMet where a return was wanted and not confirmed."""
+    if config.until_return is None or result.stopped_by == "target":
+        return result
+    best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"
+    raise TargetNotMet(
+        f"no policy was confirmed at a return of {config.until_return:g} in {result.updates} updates; best: {best}",
+        where=result.run,
+        fix=f"--resume with more --{config.bound_name}, more or better data, or another --lr; the run keeps its best policy",
+        details=result.as_dict(),
+    )
+
+
+def _interrupted(session: Session, number: int) -> Interrupted:
+    return Interrupted(
+        f"stopped by {signal.Signals(number).name} after {session.state.update} updates; all of them are saved",
+        where=str(session.folder.path),
+        fix="the same command with --resume goes on from there",
+        details={"exit_code": 128 + number, "updates": session.state.update, "run": str(session.folder.path)},
+    )

@@ -1,0 +1,122 @@
+"""What is measured at a check, and what follows from it: held-out loss, played returns, best policy, the end of training.
+
+Measuring changes nothing, so that a signal may cut it short and a resumed run measures again. Checks belong to update numbers,
+never to wall time. Which policy a run keeps:
+
+* with `until_return` the confirmed one, or, where none was confirmed, the one of the check with the highest return;
+* else with `val_fraction` the one of the check with the lowest held-out loss;
+* else the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from offline_cli.columns import Columns
+from offline_cli.environments import Environment
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.training.batches import StepLoader
+from offline_cli.training.config import BCConfig
+from offline_cli.training.devices import autocast
+from offline_cli.training.playing import Played, play
+from offline_cli.training.seeds import Purpose
+from offline_cli.training.signals import StopSignals
+from offline_cli.training.state import Best, TrainState
+
+__all__ = ["Checks", "score"]
+
+CONFIRMED = "confirm_return_mean"
+
+
+class Checks:
+    """Measures one module; `val` and `environment` are None where there is nothing to measure on."""
+
+    def __init__(
+        self,
+        module: RLModule,
+        config: BCConfig,
+        *,
+        val: StepLoader | None,
+        environment: Environment | None,
+        updates_per_epoch: int,
+    ) -> None:
+        self._module, self._config, self._val, self._environment = module, config, val, environment
+        self.bound = config.bound(updates_per_epoch)
+        self._every = config.check_every(updates_per_epoch)
+
+    def due(self, update: int) -> bool:
+        """Whether there is a check after that many updates."""
+        return update > 0 and (update % self._every == 0 or update == self.bound)
+
+    def measure(self, update: int, stop: StopSignals) -> dict[str, float]:
+        """Figures by name: `val_*`, `eval_return_*`, `confirm_return_*`. Raises StopRequested, BadData from the environment."""
+        figures: dict[str, float] = {}
+        if self._val is not None:
+            figures |= {f"val_{name}": value for name, value in score(self._module, self._val, self._config.precision).items()}
+        if self._environment is not None:
+            checked = self._play(self._config.eval_episodes, Purpose.CHECK, update, stop)
+            figures |= _returns("eval", checked)
+            if self._config.until_return is not None and checked.mean >= self._config.until_return:
+                figures |= _returns("confirm", self._play(self._config.confirm_episodes, Purpose.CONFIRM, update, stop))
+        return figures
+
+    def _play(self, episodes: int, purpose: Purpose, update: int, stop: StopSignals) -> Played:
+        assert self._environment is not None
+        seed = self._config.seed
+        return play(self._module, self._environment, episodes, seed=seed, purpose=purpose, round_=update, on_step=stop.check)
+
+    def decide(self, state: TrainState, figures: Mapping[str, float]) -> bool:
+        """Note what `figures` mean for `state`, ending it where they do; gives whether this policy is the best so far."""
+        state.figures = dict(figures)
+        self._count_stale(state, figures)
+        value = self._score_of(figures)
+        better = value is not None and (state.best is None or value > state.best.score)
+        if value is not None and better:
+            state.best = Best(value, state.update, dict(figures))
+        target, patience = self._config.until_return, self._config.patience
+        if target is not None and figures.get(CONFIRMED, float("-inf")) >= target:
+            state.stopped_by = "target"
+        elif patience is not None and state.stale_checks >= patience:
+            state.stopped_by = "patience"
+        elif state.update >= self.bound:
+            state.stopped_by = "bound"
+        return better
+
+    def _count_stale(self, state: TrainState, figures: Mapping[str, float]) -> None:
+        loss = figures.get("val_loss")
+        if loss is None:
+            return
+        if state.best_val_loss is None or loss < state.best_val_loss:
+            state.best_val_loss, state.stale_checks = loss, 0
+        else:
+            state.stale_checks += 1
+
+    def _score_of(self, figures: Mapping[str, float]) -> float | None:
+        """What policies are compared by; None: the last one is kept."""
+        if self._config.until_return is not None:
+            return figures.get(CONFIRMED, figures["eval_return_mean"])  # of two estimates the one from more episodes
+        return -figures["val_loss"] if "val_loss" in figures else None
+
+
+def _returns(name: str, played: Played) -> dict[str, float]:
+    values = {"mean": played.mean, "std": played.std, "ci95": played.ci95}
+    return {f"{name}_return_{key}": value for key, value in values.items()} | {
+        f"{name}_length_mean": float(played.lengths.mean())
+    }
+
+
+def score(module: RLModule, loader: StepLoader, precision: str) -> dict[str, float]:
+    """`loss` in nats per action, and `accuracy` or `mse`, as means over every step of `loader`; greedy."""
+    totals: dict[str, Any] = {}
+    head = module.action_head
+    device = next(module.parameters()).device
+    with torch.inference_mode(), autocast(device, precision):
+        for batch, _ in loader.in_order():
+            inputs = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+            parts = {"loss": -head.logp(inputs, batch[Columns.ACTIONS]), **head.scores(inputs, batch[Columns.ACTIONS])}
+            for name, values in parts.items():
+                totals[name] = totals.get(name, 0) + values.double().sum()
+    return {name: float(total) / loader.steps for name, total in totals.items()}

@@ -1,0 +1,67 @@
+"""Mistakes of a configuration, in words that fit where each key came from; refuses to know more of a key than the schema.
+
+A key that was given as an option is named as on the command line, any other as in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from offline_cli.storage.schemas import load_schema, mistakes
+
+__all__ = ["BOUNDS", "SCHEMA", "allowed", "config_mistakes"]
+
+SCHEMA = "config.v1.json"  # says what each key means
+BOUNDS = ("updates", "epochs")
+TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list"}
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+MAX_SHOWN = 80  # letters of one offending value
+
+
+def config_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
+    """Every mistake of `config`, whose keys in `options` were given as options; empty when there is none."""
+    keys = load_schema(SCHEMA)["properties"]
+    found = [_unknown(name, keys) for name in config if name not in keys]
+    for name, value in config.items():
+        if name in keys and mistakes({name: value}, SCHEMA):
+            found.append(f"{_spelled(name, name in options)}: must be {allowed(keys[name])}, not {_shown(value)}")
+    return found + _contradictions(config, options)
+
+
+def allowed(key: Mapping[str, Any]) -> str:
+    """What a key may be, by its part of the schema: `a number above 0 and below 1`."""
+    if "enum" in key:
+        return "one of " + ", ".join(f'"{value}"' for value in key["enum"])
+    limits = " and ".join(f"{words} {key[limit]}" for limit, words in LIMITS.items() if limit in key)
+    text = f"{TYPES[key['type']]} {limits}".rstrip()
+    return f"{text}, each item {allowed(key['items'])}" if "items" in key else text
+
+
+def _unknown(name: str, keys: Collection[str]) -> str:
+    near = get_close_matches(name.replace("-", "_"), keys, n=1)
+    return f"unknown key '{name}'" + (f", did you mean '{near[0]}'?" if near else "")
+
+
+def _spelled(name: str, as_option: bool) -> str:
+    return f"--{name.replace('_', '-')}" if as_option else name
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
+    found = []
+    if config.keys() >= set(BOUNDS):
+        updates, epochs = (_spelled(name, name in options) for name in BOUNDS)
+        found.append(f"{updates} and {epochs}: give one of the two")
+    if "until_return" in config and "env" not in config:
+        asked = "until_return" in options
+        found.append(f"{_spelled('until_return', asked)}: needs {_spelled('env', asked)}, an environment to play in")
+    if "patience" in config and "val_fraction" not in config:
+        asked = "patience" in options
+        found.append(f"{_spelled('patience', asked)}: needs {_spelled('val_fraction', asked)}, episodes held out to measure on")
+    return found

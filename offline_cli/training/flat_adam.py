@@ -1,0 +1,58 @@
+"""Adam over all weights as one flat tensor; refuses parameters of several dtypes or devices.
+
+Weights and gradients of the module become views of two flat tensors, so that one step is a handful of operations whatever the
+number of layers, its whole state is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA
+graph can hold it. (torch's own optimizers would also cost each start about 1.4 s: their first use loads torch._dynamo.)
+Source: Kingma and Ba 2015, Algorithm 1; equal to torch.optim.Adam to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FlatAdam"]
+
+
+class FlatAdam:
+    """Takes over `parameters` (their memory moves into `weights`); gradients must be accumulated, never replaced."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        owners = list(parameters)
+        self.weights = torch.cat([owner.detach().reshape(-1) for owner in owners])
+        self.gradients = torch.zeros_like(self.weights)
+        self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        self.step_number = torch.zeros((), dtype=torch.float64, device=self.weights.device)  # 1 - beta^t needs the digits
+        self.lr = torch.full((), lr, device=self.weights.device)  # a tensor, so that a captured graph reads it anew
+        self._beta1, self._beta2, self._eps = *betas, eps
+        self._decay = torch.tensor(betas, dtype=torch.float64, device=self.weights.device)
+        self._scratch = torch.empty_like(self.weights)
+        first = 0
+        for owner in owners:
+            part = slice(first, first + owner.numel())
+            owner.data, owner.grad = self.weights[part].view_as(owner), self.gradients[part].view_as(owner)
+            first += owner.numel()
+
+    def zero_grad(self) -> None:
+        """Before each backward pass."""
+        self.gradients.zero_()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from the gradients."""
+        self.step_number += 1
+        correction1, correction2 = (1 - self._decay**self.step_number).unbind()
+        self.mean.lerp_(self.gradients, 1 - self._beta1)
+        self.square.mul_(self._beta2).addcmul_(self.gradients, self.gradients, value=1 - self._beta2)
+        torch.sqrt(self.square, out=self._scratch)
+        self._scratch.mul_(correction2.rsqrt()).add_(self._eps)
+        torch.div(self.mean, self._scratch, out=self._scratch)
+        self.weights.sub_(self._scratch.mul_(self.lr / correction1))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a step changes but the weights, by name: to be saved, and written back in place with `copy_`."""
+        return {"mean": self.mean, "square": self.square, "step_number": self.step_number}

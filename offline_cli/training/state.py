@@ -1,0 +1,54 @@
+"""How far a run is: everything of a checkpoint that is not a tensor; refuses anything that JSON cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["Best", "TrainState"]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The check at which the policy was best so far."""
+
+    score: float  # higher is better: a mean return, or minus a held-out loss
+    update: int
+    figures: Mapping[str, float]  # that check's
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Counters of one run; `update` is also the position in the data."""
+
+    update: int = 0  # updates made
+    settled: int = 0  # the update number up to which rows are written and checks are made
+    summed: int = 0  # updates in the loss sum since the last row
+    samples: int = 0  # steps learned from, padding not counted
+    train_seconds: float = 0.0  # in updates alone
+    seconds: float = 0.0  # checks and checkpoints included
+    loss: float | None = None  # nats per action, mean over the updates of the last row
+    figures: dict[str, float] = field(default_factory=dict)  # of the last check
+    best: Best | None = None
+    best_val_loss: float | None = None
+    stale_checks: int = 0  # checks since the held-out loss was last better
+    stopped_by: str | None = None  # "target", "patience", "bound"; None: still training
+    metrics_bytes: int = 0  # length of metrics.jsonl that belongs to this state
+    # What a resumed run must share with this one, besides its configuration.
+    data: str = ""  # TrainingData.digest
+    threads: int = 1
+    device: str = "cpu"
+    pipeline: str = ""  # the builder's name; empty: the default pipeline
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
+        """The state that `as_dict` gave. Raises TypeError for unknown names."""
+        plain = dict(values)
+        if plain.get("best") is not None:
+            plain["best"] = Best(**plain["best"])
+        return cls(**plain)

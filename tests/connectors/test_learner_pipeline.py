@@ -1,0 +1,212 @@
+"""The base of connector pieces, pipelines, and the default learner pipeline on batches and on single episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from offline_cli.columns import Columns
+from offline_cli.connectors import BatchIndividualItems, ConnectorPipelineV2, ConnectorV2, NumpyToTensor
+from offline_cli.connectors.connector_v2 import Batch, Episodes
+from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadConfig
+
+OBS_SPACE = spaces.Dict({"p": spaces.Box(-1, 1, (2,)), "q": spaces.Discrete(3)})
+ACT_SPACE = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,))])
+
+
+@pytest.fixture
+def episodes() -> EpisodeBatch:
+    rng = np.random.default_rng(0)
+    return EpisodeBatch(
+        ids=("a", "b"),
+        starts=np.array([0, 3, 5]),
+        obs={"p": rng.normal(size=(7, 2)).astype(np.float32), "q": rng.integers(0, 3, 7)},
+        actions=(rng.integers(0, 2, 5), rng.normal(size=(5, 1)).astype(np.float32)),
+        rewards=np.arange(5.0),
+        terminated=np.array([True, False]),
+        truncated=np.array([False, True]),
+        extra={"action_logp": rng.normal(size=5)},
+        observation_space=OBS_SPACE,
+        action_space=ACT_SPACE,
+    )
+
+
+class AddToRewards(ConnectorV2):
+    """Writes into the episodes, as RLlib's intrinsic-reward example does."""
+
+    def __init__(self, amount: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.amount, self.calls = amount, 0
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            episode.set_rewards(new_data=episode.get_rewards() + self.amount)
+        self.calls += 1
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+def same(one: Batch, two: Batch) -> None:
+    assert one.keys() == two.keys()
+    for column in one:
+        pairs = zip(_leaves(one[column]), _leaves(two[column]), strict=True)
+        for left, right in pairs:
+            assert left.dtype == right.dtype, column
+            assert torch.equal(left, right), column
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for key in tree for leaf in _leaves(tree[key])]
+    return [leaf for part in tree for leaf in _leaves(part)] if isinstance(tree, tuple) else [tree]
+
+
+def test_the_train_batch_holds_each_step_once_with_its_own_observation(episodes: EpisodeBatch) -> None:
+    batch = learner_pipeline(OBS_SPACE, ACT_SPACE)(episodes=episodes)
+    assert batch[Columns.OBS]["q"].tolist() == [*episodes.obs["q"][:3], *episodes.obs["q"][4:6]]
+    assert batch[Columns.REWARDS].tolist() == [0, 1, 2, 3, 4]
+    assert batch[Columns.TERMINATEDS].tolist() == [False, False, True, False, False]
+    assert batch[Columns.TRUNCATEDS].tolist() == [False, False, False, False, True]
+    assert batch["action_logp"].dtype == torch.float32
+
+
+def test_single_episodes_give_the_same_train_batch_as_the_batch_they_are_in(episodes: EpisodeBatch) -> None:
+    pipeline = learner_pipeline(OBS_SPACE, ACT_SPACE)
+    same(pipeline(episodes=episodes), pipeline(episodes=list(episodes)))
+
+
+def test_episodes_that_are_not_arrays_yet_give_the_same_train_batch() -> None:
+    growing = SingleAgentEpisode(observation_space=spaces.Box(-9, 9, (2,)), action_space=spaces.Discrete(3))
+    growing.add_env_reset(np.array([0.0, 1.0], np.float32))
+    for t in range(3):
+        growing.add_env_step(np.array([t, t], np.float32), t, 0.5, terminated=t == 2)
+    batch = learner_pipeline(spaces.Box(-9, 9, (2,)), spaces.Discrete(3))(episodes=[growing])
+    assert batch[Columns.OBS].tolist() == [[0, 1], [0, 0], [1, 1]]
+    assert batch[Columns.ACTIONS].tolist() == [0, 1, 2]
+    assert batch[Columns.TERMINATEDS].tolist() == [False, False, True]
+
+
+def test_what_a_custom_piece_writes_into_episodes_reaches_the_train_batch(episodes: EpisodeBatch) -> None:
+    pipeline = learner_pipeline(OBS_SPACE, ACT_SPACE, custom=lambda obs, act: [AddToRewards(10.0), AddToRewards(0.5)])
+    assert pipeline(episodes=episodes)[Columns.REWARDS].tolist() == [10.5, 11.5, 12.5, 13.5, 14.5]
+    assert episodes.rewards.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_column_that_a_custom_piece_has_made_stays(episodes: EpisodeBatch) -> None:
+    class Ones(ConnectorV2):
+        whole_arrays = True
+
+        def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+            batch[Columns.REWARDS] = np.ones(5)
+            return batch
+
+    pipeline = learner_pipeline(OBS_SPACE, ACT_SPACE, custom=lambda obs, act: Ones())
+    assert pipeline(episodes=episodes)[Columns.REWARDS].tolist() == [1.0] * 5
+
+
+def test_a_builder_that_gives_no_piece_is_refused() -> None:
+    with pytest.raises(BadConfig, match="not a ConnectorV2"):
+        learner_pipeline(OBS_SPACE, ACT_SPACE, custom=lambda obs, act: "FrameStacking")  # type: ignore[arg-type,return-value]
+
+
+def test_two_pieces_of_one_class_keep_two_states() -> None:
+    one, two = AddToRewards(1.0), AddToRewards(2.0)
+    one.calls, two.calls = 3, 4
+    state = ConnectorPipelineV2(connectors=[one, two]).get_state()
+    fresh = ConnectorPipelineV2(connectors=[AddToRewards(1.0), AddToRewards(2.0)])
+    fresh.set_state(state)
+    assert state == {"AddToRewards": {"calls": 3}, "AddToRewards_2": {"calls": 4}}
+    assert [piece.calls for piece in fresh.connectors if isinstance(piece, AddToRewards)] == [3, 4]
+
+
+def test_unknown_piece_names_raise() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[BatchIndividualItems()])
+    with pytest.raises(ValueError, match="no piece 'NumpyToTensor' among"):
+        pipeline.insert_before("NumpyToTensor", NumpyToTensor())
+    with pytest.raises(ValueError, match="state for a piece"):
+        pipeline.set_state({"NumpyToTensor": {"x": 1}})
+
+
+def test_pieces_are_put_where_they_are_asked_for() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[BatchIndividualItems()])
+    pipeline.insert_before(BatchIndividualItems, AddToRewards(1.0))
+    pipeline.insert_after("BatchIndividualItems", NumpyToTensor())
+    pipeline.append(AddToRewards(2.0))
+    assert [name for name, _ in pipeline.named()] == ["AddToRewards", "BatchIndividualItems", "NumpyToTensor", "AddToRewards_2"]
+    assert pipeline.remove("AddToRewards_2") not in pipeline.connectors
+
+
+def test_spaces_are_chained_through_the_pipeline_before_any_data() -> None:
+    class Widen(ConnectorV2):
+        def recompute_output_observation_space(self, observation: Any, action: Any) -> Any:
+            return spaces.Box(-1, 1, (observation.shape[0] * 2,))
+
+        def __call__(self, *, batch: Batch, **_: Any) -> Batch:
+            return batch
+
+    pipeline = ConnectorPipelineV2(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), connectors=[Widen(), Widen()])
+    assert pipeline.observation_space is not None
+    assert pipeline.observation_space.shape == (12,)
+    pipeline.remove("Widen")
+    assert pipeline.observation_space.shape == (6,)
+
+
+def test_a_piece_that_gives_no_batch_is_named() -> None:
+    class Forgetful(ConnectorV2):
+        def __call__(self, **_: Any) -> Batch:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(TypeError, match="piece Forgetful gave NoneType"):
+        ConnectorPipelineV2(connectors=[Forgetful()])(episodes=[])
+
+
+def test_items_are_filed_by_episode_and_stacked_in_order() -> None:
+    batch: Batch = {}
+    first, second = SingleAgentEpisode(id_="one"), SingleAgentEpisode(id_="two")
+    ConnectorV2.add_batch_item(batch, "x", 1.0, first)
+    ConnectorV2.add_n_batch_items(batch, "x", [2.0, 3.0], 2, second)
+    ConnectorV2.add_n_batch_items(batch, "x", np.array([4.0]), 1, first)
+    ConnectorV2.add_batch_item(batch, "y", 7)
+    ConnectorV2.add_batch_item(batch, "y", 8)
+    assert list(batch["x"]) == [("one",), ("two",)]
+    stacked = BatchIndividualItems()(batch=batch)
+    assert stacked["x"].tolist() == [1.0, 4.0, 2.0, 3.0]
+    assert stacked["y"].tolist() == [7, 8]
+
+
+def test_each_item_can_be_changed_in_place() -> None:
+    batch: Batch = {"x": {("one",): [1, 2]}, "y": {("one",): [10, 20]}}
+    ConnectorV2.foreach_batch_item_change_in_place(batch, "x", lambda item, eps_id, agent_id, module_id: (eps_id, item + 1))
+    assert batch["x"] == {("one",): [("one", 2), ("one", 3)]}
+    ConnectorV2.foreach_batch_item_change_in_place(batch, ["x", "y"], lambda items, *ids: (items[1], items[0]))
+    assert batch["x"] == {("one",): [10, 20]}
+
+
+def test_items_of_different_shapes_are_refused_by_column() -> None:
+    with pytest.raises(ValueError, match="column 'x'"):
+        BatchIndividualItems()(batch={"x": [np.zeros(2), np.zeros(3)]})
+
+
+def test_text_has_no_tensor_and_is_refused_by_column() -> None:
+    with pytest.raises(TypeError, match="column 'words'"):
+        NumpyToTensor()(batch={"words": np.array(["a"])})
+
+
+def test_tensors_never_share_memory_that_may_not_be_written_to() -> None:
+    array = np.zeros(3, np.float32)
+    array.flags.writeable = False
+    NumpyToTensor()(batch={"x": array})["x"].fill_(1)
+    assert array.tolist() == [0, 0, 0]

@@ -1,0 +1,116 @@
+"""Resolving a configuration: precedence, contradictions, every mistake at once."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from offline_cli.errors import BadConfig, StorageNotFound
+from offline_cli.storage.schemas import load_schema
+from offline_cli.training.config import BCConfig, differences, resolve_config
+from offline_cli.training.config_mistakes import SCHEMA
+
+
+def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("lr = 0.1\nbatch_size = 7\nhidden = [3]\n")
+    config = resolve_config({"lr": 0.2, "seed": None}, file=tmp_path / "c.toml")
+    assert (config.lr, config.batch_size, config.hidden, config.seed) == (0.2, 7, (3,), 0)
+
+
+def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('lr = -1\nactivaton = "relu"\npatience = 3\n')
+    with pytest.raises(BadConfig) as caught:
+        resolve_config({"updates": 5, "epochs": 2, "until_return": 3.0}, file=tmp_path / "c.toml")
+    problems = " | ".join(caught.value.details["problems"])
+    for word in ("lr", "activaton", "patience", "--updates and --epochs", "--until-return"):
+        assert word in problems
+
+
+def test_the_schema_and_the_type_agree_on_names_and_defaults() -> None:
+    properties = load_schema(SCHEMA)["properties"]
+    defaults = BCConfig().as_dict()
+    assert {field.name for field in fields(BCConfig)} == properties.keys()
+    assert {name: prop["default"] for name, prop in properties.items() if "default" in prop} == defaults
+
+
+@pytest.mark.parametrize(("options", "epochs"), [({}, 20), ({"until_return": 1.0, "env": "X"}, 200)])
+def test_training_is_bounded_even_unasked(options: dict[str, object], epochs: int) -> None:
+    assert resolve_config(options).bound(updates_per_epoch=10) == epochs * 10
+
+
+def test_an_asked_for_number_of_updates_is_the_bound() -> None:
+    assert resolve_config({"updates": 33}).bound(10) == 33
+
+
+@pytest.mark.parametrize(("per_epoch", "every"), [(5, 100), (250, 250), (9000, 1000)])
+def test_checks_come_about_once_an_epoch(per_epoch: int, every: int) -> None:
+    assert BCConfig().check_every(per_epoch) == every
+
+
+def test_a_stored_configuration_stands_for_what_is_not_given() -> None:
+    stored = resolve_config({"lr": 0.5, "epochs": 3}).as_dict()
+    assert resolve_config({}, stored=stored).lr == 0.5
+    changed = differences(resolve_config({}, stored=stored), resolve_config({"lr": 0.1, "seed": 2}, stored=stored))
+    assert changed == ["lr: the run has 0.5, this call asks for 0.1", "seed: the run has 0, this call asks for 2"]
+
+
+def test_another_bound_replaces_a_stored_one_and_is_no_difference() -> None:
+    stored = resolve_config({"epochs": 3})
+    wanted = resolve_config({"updates": 9}, stored=stored.as_dict())
+    assert (wanted.updates, wanted.epochs) == (9, None)
+    assert differences(stored, wanted) == []
+
+
+@pytest.mark.parametrize(
+    "option", [{"updates": 0}, {"epochs": 0}, {"batch_size": 0}, {"eval_episodes": 0}, {"val_fraction": 1.0}]
+)
+def test_a_number_out_of_range_is_refused_by_name(option: dict[str, object]) -> None:
+    with pytest.raises(BadConfig, match="--" + next(iter(option)).replace("_", "-")) as caught:
+        resolve_config(option)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"patience": 3}, "--patience: needs --val-fraction, episodes held out to measure on"),
+        ({"until_return": 450.0}, "--until-return: needs --env, an environment to play in"),
+        ({"updates": 5, "epochs": 3}, "--updates and --epochs: give one of the two"),
+        ({"val_fraction": 1.5}, "--val-fraction: must be a number above 0 and below 1, not 1.5"),
+        ({"lr": 0.0}, "--lr: must be a number above 0, not 0.0"),
+    ],
+)
+def test_a_mistake_in_options_is_told_in_their_words(options: dict[str, float], problem: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        resolve_config(options)
+    assert (caught.value.details["problems"], caught.value.where) == ([problem], "options")
+    assert "schema" not in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("batch-size = 3", "unknown key 'batch-size', did you mean 'batch_size'?"),
+        ("zzz = 3", "unknown key 'zzz'"),
+        ("patience = 3", "patience: needs val_fraction, episodes held out to measure on"),
+        ("batch_size = 0", "batch_size: must be a whole number at least 1, not 0"),
+        ('lr = "fast"', "lr: must be a number above 0, not 'fast'"),
+        ("hidden = [0]", "hidden: must be a list, each item a whole number at least 1, not [0]"),
+        ('activation = "sine"', 'activation: must be one of "relu", "tanh", "silu", "gelu", not \'sine\''),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_in_its_words(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(BadConfig) as caught:
+        resolve_config({}, file=tmp_path / "c.toml")
+    assert (caught.value.details["problems"], caught.value.where) == ([problem], str(tmp_path / "c.toml"))
+
+
+def test_a_missing_file_and_a_broken_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageNotFound):
+        resolve_config({}, file=tmp_path / "none.toml")
+    (tmp_path / "c.toml").write_text("lr = = 3")
+    with pytest.raises(BadConfig, match="not TOML"):
+        resolve_config({}, file=tmp_path / "c.toml")

@@ -1,0 +1,125 @@
+"""evaluate: the policy of a finished run, measured on its own episodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from offline_cli.errors import (
+    BadConfig,
+    BadData,
+    NoData,
+    SpaceMismatch,
+    StorageNotFound,
+    TargetNotMet,
+    Uncommitted,
+    UnknownEnvironment,
+)
+from offline_cli.progress import Progress
+from offline_cli.training.bc import train_bc
+from offline_cli.training.evaluate import evaluate
+
+
+@pytest.fixture
+def run(write_dataset: Callable[..., Path], tmp_path: Path) -> Path:
+    """A finished run that was trained with Sign-v0."""
+    (tmp_path / "c.toml").write_text("hidden = [16]\nbatch_size = 64\nlr = 0.01\n")
+    train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml", env="Sign-v0", updates=60, eval_episodes=1)
+    return tmp_path / "run"
+
+
+def test_it_gives_mean_spread_and_interval_of_exactly_n_episodes(run: Path) -> None:
+    result = evaluate(run, env="Sign-v0", episodes=40)
+    assert result.episodes == 40
+    assert 10 < result.return_mean < result.length_mean + 1e-9
+    assert result.return_ci95 == pytest.approx(1.96 * result.return_std / 40**0.5)
+    assert {"episodes", "return_mean", "return_std", "return_ci95", "length_mean"} <= result.as_dict().keys()
+    json.dumps(result.as_dict())
+
+
+def test_the_environment_of_the_run_is_taken_where_none_is_named(run: Path) -> None:
+    assert evaluate(run, episodes=5).environment == "Sign-v0"
+
+
+def test_code_that_a_run_folder_names_is_not_imported(run: Path) -> None:
+    policy = json.loads((run / "policy.json").read_text())
+    (run / "policy.json").write_text(json.dumps({**policy, "environment": "python:os:getcwd"}))
+    with pytest.raises(BadConfig, match="no environment to play in"):
+        evaluate(run)
+
+
+def test_exploring_differs_from_greedy_and_repeats_with_its_seed(run: Path) -> None:
+    greedy, one, two = (evaluate(run, episodes=30, explore=explore) for explore in (False, True, True))
+    assert one.as_dict() == two.as_dict()
+    assert one.return_mean < greedy.return_mean
+
+
+def test_a_return_below_the_gate_is_exit_7_with_the_figures(run: Path) -> None:
+    with pytest.raises(TargetNotMet) as caught:
+        evaluate(run, episodes=5, min_return=1000)
+    assert caught.value.exit_code == 7
+    assert caught.value.details["episodes"] == 5
+    assert evaluate(run, episodes=5, min_return=1).episodes == 5
+
+
+def test_a_return_that_is_no_number_passes_no_gate(run: Path) -> None:
+    with pytest.raises(TargetNotMet):
+        evaluate(run, episodes=5, min_return=float("nan"))
+
+
+@pytest.mark.parametrize("env", ["Failing-v0", "Misshapen-v0"])
+def test_an_environment_that_fails_is_bad_data_with_its_name(run: Path, env: str) -> None:
+    with pytest.raises(BadData) as caught:
+        evaluate(run, env=env, episodes=3)
+    assert (caught.value.exit_code, caught.value.where.split(",")[0]) == (3, env)
+
+
+def test_a_policy_of_unknown_make_is_bad_data(run: Path) -> None:
+    policy = json.loads((run / "policy.json").read_text())
+    for change in ({"activation": "magic"}, {"version": 99}, {"hidden": "wide"}):
+        (run / "policy.json").write_text(json.dumps({**policy, **change}))
+        with pytest.raises(BadData, match="cannot be read"):
+            evaluate(run, env="Sign-v0")
+
+
+def test_progress_counts_episodes(run: Path) -> None:
+    reports: list[Progress] = []
+    evaluate(run, episodes=5, on_progress=reports.append)
+    assert [(report.done, report.total) for report in reports] == [(i, 5) for i in range(1, 6)]
+
+
+def test_an_environment_that_does_not_fit_is_refused(run: Path) -> None:
+    with pytest.raises(SpaceMismatch, match="the policy has Box"):
+        evaluate(run, env="CartPole-v1")
+
+
+def test_an_unknown_environment_is_refused(run: Path) -> None:
+    with pytest.raises(UnknownEnvironment):
+        evaluate(run, env="Nope-v0")
+
+
+def test_a_missing_folder_an_empty_one_and_an_unfinished_run_each_have_their_error(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(StorageNotFound):
+        evaluate(tmp_path / "none", env="Sign-v0")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoData):
+        evaluate(tmp_path / "empty", env="Sign-v0")
+    (run / "policy.safetensors").unlink()
+    with pytest.raises(Uncommitted) as caught:
+        evaluate(run, env="Sign-v0")
+    assert "--resume" in caught.value.fix
+
+
+def test_weights_that_were_cut_are_bad_data(run: Path) -> None:
+    weights = (run / "policy.safetensors").read_bytes()
+    (run / "policy.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(BadData, match="cannot be read"):
+        evaluate(run, env="Sign-v0")
+
+
+def test_no_episodes_are_refused(run: Path) -> None:
+    with pytest.raises(BadConfig, match="at least 1"):
+        evaluate(run, episodes=0)

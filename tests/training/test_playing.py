@@ -1,0 +1,139 @@
+"""Playing: exactly the first N episodes, each with its own seed and to its own end."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from offline_cli.environments import open_environment
+from offline_cli.errors import BadData
+from offline_cli.modules.policy import build_module
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.spaces import Space
+from offline_cli.training.misfits import misfits
+from offline_cli.training.playing import Played, play
+from offline_cli.training.seeds import Purpose, episode_seed, episode_seeds
+from offline_cli.training.signals import StopRequested
+
+
+def policy_for(name: str) -> RLModule:
+    env = gym.make(name)
+    scale = "env"
+    return build_module(env.observation_space, env.action_space, hidden=[8], action_scale=scale)
+
+
+def lengths_by_hand(count: int, seed: int) -> list[int]:
+    return [int(np.random.default_rng(episode_seed(seed, Purpose.EVALUATE, i)).integers(5, 25)) for i in range(count)]
+
+
+def test_exactly_the_first_n_started_count_each_with_its_own_seed(seeds: list[int | None]) -> None:
+    env = open_environment("Sign-v0")
+    played = play(policy_for("Sign-v0"), env, 50, seed=3, purpose=Purpose.EVALUATE)
+    assert played.lengths.tolist() == lengths_by_hand(50, 3)
+    assert sorted(filter(None, seeds)) == sorted(episode_seeds(3, Purpose.EVALUATE, 50))
+
+
+def test_the_first_episodes_are_the_same_however_many_are_played() -> None:
+    module = policy_for("Sign-v0")
+    few = play(module, open_environment("Sign-v0"), 20, seed=0, purpose=Purpose.EVALUATE)
+    many = play(module, open_environment("Sign-v0"), 60, seed=0, purpose=Purpose.EVALUATE)
+    assert few.returns.tolist() == many.returns[:20].tolist()
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Sign-v0"])
+@pytest.mark.parametrize("explore", [False, True])
+def test_the_same_seed_gives_the_same_episodes(name: str, explore: bool) -> None:
+    module = policy_for(name)
+    one, two, other = (
+        play(module, open_environment(name), 12, seed=seed, purpose=Purpose.EVALUATE, explore=explore) for seed in (1, 1, 2)
+    )
+    assert one.returns.tolist() == two.returns.tolist()
+    assert one.returns.tolist() != other.returns.tolist()
+
+
+def test_drawn_actions_differ_from_the_likeliest() -> None:
+    module = policy_for("Sign-v0")
+    greedy, drawn = (
+        play(module, open_environment("Sign-v0"), 30, seed=0, purpose=Purpose.EVALUATE, explore=explore)
+        for explore in (False, True)
+    )
+    assert greedy.lengths.tolist() == drawn.lengths.tolist()
+    assert greedy.returns.tolist() != drawn.returns.tolist()
+
+
+def test_an_environments_own_vector_class_gives_what_single_copies_give() -> None:
+    """CartPole's rewards are 1 per step, in single copies and in its vector class, and no step after an end counts."""
+    module = policy_for("CartPole-v1")
+    fast = open_environment("CartPole-v1")
+    assert fast.has_vector_class
+    played = play(module, fast, 300, seed=0, purpose=Purpose.EVALUATE)
+    slow = open_environment("CartPole-v1")
+    slow._make_vector = None
+    reference = play(module, slow, 300, seed=0, purpose=Purpose.EVALUATE)
+    assert len(played.returns) == 300
+    assert played.returns.tolist() == played.lengths.tolist()
+    assert played.mean == pytest.approx(reference.mean, abs=3 * (played.ci95 + reference.ci95))
+
+
+def test_no_two_purposes_share_a_seed() -> None:
+    drawn = [set(episode_seeds(0, purpose, 5000)) for purpose in Purpose]
+    assert sum(map(len, drawn)) == len(set().union(*drawn))
+    assert all(0 <= seed < 2**31 for seeds in drawn for seed in seeds)
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    played = Played(np.array([1.0, 3.0]), np.array([1, 1]))
+    assert (played.mean, played.std) == (2.0, pytest.approx(np.sqrt(2)))
+    assert played.ci95 == pytest.approx(1.96)
+    assert Played(np.array([5.0]), np.array([2])).ci95 == 0.0
+
+
+def test_an_environment_that_raises_is_blamed_with_the_place() -> None:
+    with pytest.raises(BadData, match="motor is on fire") as caught:
+        play(policy_for("Failing-v0"), open_environment("Failing-v0"), 1, seed=0, purpose=Purpose.EVALUATE)
+    assert caught.value.where == "Failing-v0, episode 0, step 2"
+
+
+@pytest.mark.parametrize(("name", "match"), [("Numberless-v0", "a return of nan"), ("Misshapen-v0", r"shape \(1,\)")])
+def test_what_an_environment_says_is_checked(name: str, match: str) -> None:
+    with pytest.raises(BadData, match=match) as caught:
+        play(policy_for(name), open_environment(name), 3, seed=0, purpose=Purpose.EVALUATE)
+    assert caught.value.where.startswith(f"{name}, episode 0")
+
+
+def test_a_module_is_training_again_even_after_a_check_that_was_cut_short() -> None:
+    def stop() -> None:
+        raise StopRequested
+
+    module = policy_for("Sign-v0").train()
+    with pytest.raises(StopRequested):
+        play(module, open_environment("Sign-v0"), 3, seed=0, purpose=Purpose.CHECK, on_step=stop)
+    assert module.training
+
+
+D, B = gym.spaces.Discrete, gym.spaces.Box
+
+
+@pytest.mark.parametrize(
+    ("data", "environment", "inferred", "fits"),
+    [
+        (D(2), D(2), False, True),
+        (D(2), D(3), False, False),
+        (D(2), D(3), True, True),
+        (D(4), D(3), True, False),
+        (D(3), D(2, start=1), True, True),
+        (B(-1, 1, (4,)), B(-9, 9, (4,)), False, True),
+        (B(-1, 1, (4,)), B(-1, 1, (3,)), False, False),
+        (B(0, 1, (16,)), D(16), False, False),
+        (gym.spaces.MultiDiscrete([2, 2]), gym.spaces.MultiBinary(2), True, True),
+        (gym.spaces.Dict({"a": D(2)}), gym.spaces.Dict({"b": D(2)}), False, False),
+    ],
+)
+def test_spaces_fit_where_a_policy_could_play(data: Space, environment: Space, inferred: bool, fits: bool) -> None:
+    assert (misfits(data, environment, inferred=inferred, what="actions") == []) == fits
+
+
+def test_misfits_are_named() -> None:
+    [problem] = misfits(D(2), D(3), inferred=False, what="actions")
+    assert problem == "actions: the data has Discrete(2), the environment Discrete(3)"

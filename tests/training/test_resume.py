@@ -1,0 +1,264 @@
+"""Stopping and going on: the same final weights, bit for bit, as a run that nothing disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData, Interrupted
+from offline_cli.progress import Progress
+from offline_cli.training import playing
+from offline_cli.training.bc import train_bc
+
+Write = Callable[..., Path]
+Make = Callable[..., EpisodeBatch]
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
+OPTIONS: dict[str, Any] = {"updates": 95, "val_fraction": 0.25, "eval_every": 15, "seed": 4}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A small network, many checkpoints, and row and check intervals that do not divide each other."""
+    (tmp_path / "c.toml").write_text(CONFIG)
+    return tmp_path / "c.toml"
+
+
+def signal_at(update: int, number: int = signal.SIGINT) -> Callable[[Progress], None]:
+    """A progress listener that sends this process a signal once `update` updates are made."""
+    sent: list[int] = []
+
+    def listen(progress: Progress) -> None:
+        if progress.stage == "training" and progress.done >= update and not sent:
+            sent.append(1)
+            os.kill(os.getpid(), number)
+
+    return listen
+
+
+def comparable(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    """The policy's bytes, and all rows of metrics without what the clock says."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    untimed = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in rows]
+    return (run / "policy.safetensors").read_bytes(), untimed
+
+
+@pytest.mark.parametrize("update", [7, 30, 45, 84])
+def test_a_run_stopped_by_ctrl_c_ends_as_an_undisturbed_one(
+    write_dataset: Write, config: Path, tmp_path: Path, update: int
+) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "whole", config=config, **OPTIONS)
+    with pytest.raises(Interrupted) as caught:
+        train_bc(data, tmp_path / "cut", config=config, on_progress=signal_at(update), **OPTIONS)
+    assert caught.value.details["exit_code"] == 130
+    assert "--resume" in caught.value.fix
+    assert not (tmp_path / "cut" / "policy.safetensors").exists()
+    train_bc(data, tmp_path / "cut", resume=True)
+    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
+
+
+def test_a_run_stopped_many_times_ends_as_an_undisturbed_one(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "whole", config=config, env="Sign-v0", eval_episodes=5, **OPTIONS)
+    for update in (7, 21, 42, 60, 77):
+        with pytest.raises(Interrupted):
+            train_bc(
+                data,
+                tmp_path / "cut",
+                config=config,
+                env="Sign-v0",
+                eval_episodes=5,
+                resume=True,
+                on_progress=signal_at(update, signal.SIGTERM),
+                **OPTIONS,
+            )
+    train_bc(data, tmp_path / "cut", resume=True)
+    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
+
+
+def test_a_signal_inside_a_check_saves_and_the_check_is_made_again(
+    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_dataset()
+    options = {**OPTIONS, "env": "Sign-v0", "eval_episodes": 5}
+    train_bc(data, tmp_path / "whole", config=config, **options)
+    real, calls = playing._write_row, []
+
+    def writes(*args: Any) -> None:
+        calls.append(1)
+        if len(calls) == 40:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(playing, "_write_row", writes)
+        with pytest.raises(Interrupted) as caught:
+            train_bc(data, tmp_path / "cut", config=config, **options)
+    assert caught.value.details == {"exit_code": 143, "updates": 15, "run": str(tmp_path / "cut")}
+    train_bc(data, tmp_path / "cut", resume=True)
+    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
+
+
+def test_the_thread_count_of_the_checkpoint_is_used(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    config.write_text(CONFIG + "threads = 2\n")
+    with pytest.raises(Interrupted):
+        train_bc(data, tmp_path / "run", config=config, on_progress=signal_at(7), updates=12)
+    assert train_bc(data, tmp_path / "run", resume=True).threads == 2
+
+
+def test_resuming_a_finished_run_gives_its_result_again(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    first = train_bc(data, tmp_path / "run", config=config, **OPTIONS)
+    before = comparable(tmp_path / "run")
+    again = train_bc(data, tmp_path / "run", resume=True)
+    assert again.as_dict() == first.as_dict()
+    assert comparable(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(("first", "then"), [(50, 95), (60, 95), (95, 96)])
+def test_a_finished_run_goes_on_to_a_larger_bound_as_if_it_had_had_that_from_the_start(
+    write_dataset: Write, config: Path, tmp_path: Path, first: int, then: int
+) -> None:
+    """Checks are due at 15, 30, ...: one bound lies between two, the other on one."""
+    data = write_dataset()
+    train_bc(data, tmp_path / "whole", config=config, **{**OPTIONS, "updates": then})
+    train_bc(data, tmp_path / "grown", config=config, **{**OPTIONS, "updates": first})
+    result = train_bc(data, tmp_path / "grown", resume=True, updates=then)
+    assert result.updates == then
+    assert comparable(tmp_path / "grown") == comparable(tmp_path / "whole")
+    assert (tmp_path / "grown" / "config.toml").read_bytes() == (tmp_path / "whole" / "config.toml").read_bytes()
+
+
+def test_a_run_that_grew_and_was_stopped_still_ends_as_an_undisturbed_one(
+    write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "whole", config=config, **OPTIONS)
+    train_bc(data, tmp_path / "grown", config=config, **{**OPTIONS, "updates": 40})
+    with pytest.raises(Interrupted):
+        train_bc(data, tmp_path / "grown", resume=True, updates=95, on_progress=signal_at(70))
+    assert (tmp_path / "grown" / "policy.safetensors").is_file()  # of the smaller bound, until the larger one is reached
+    train_bc(data, tmp_path / "grown", resume=True)
+    assert comparable(tmp_path / "grown") == comparable(tmp_path / "whole")
+
+
+def test_a_bound_in_epochs_can_replace_one_in_updates(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "run", config=config, updates=5)
+    assert train_bc(data, tmp_path / "run", resume=True, epochs=3).epochs == 3
+    stored = (tmp_path / "run" / "config.toml").read_text()
+    assert "epochs = 3" in stored
+    assert "updates" not in stored
+
+
+def test_fewer_updates_than_are_made_are_refused(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "run", config=config, updates=5)
+    before = comparable(tmp_path / "run")
+    with pytest.raises(BadConfig, match="5 updates are made, and 4 asked for"):
+        train_bc(data, tmp_path / "run", resume=True, updates=4)
+    assert comparable(tmp_path / "run") == before
+
+
+def test_patience_that_ran_out_is_not_given_back_by_a_larger_bound(
+    write_dataset: Write, make_batch: Make, tmp_path: Path
+) -> None:
+    batch = make_batch(episodes=8, length=10)
+    noise = np.random.default_rng(0).integers(0, 2, batch.num_steps)
+    data = write_dataset(replace(batch, actions=noise))
+    (tmp_path / "c.toml").write_text("hidden = [64]\nlr = 0.02\neval_every = 5\nval_fraction = 0.5\npatience = 4\n")
+    first = train_bc(data, tmp_path / "run", config=tmp_path / "c.toml", updates=400)
+    again = train_bc(data, tmp_path / "run", resume=True, updates=800)
+    assert (again.updates, again.stopped_by) == (first.updates, "patience")
+
+
+def test_a_checkpoint_of_another_network_is_refused(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    with pytest.raises(Interrupted):
+        train_bc(data, tmp_path / "run", config=config, on_progress=signal_at(30), **OPTIONS)
+    stored = tmp_path / "run" / "config.toml"
+    stored.write_text(stored.read_text().replace("16,", "32,"))
+    with pytest.raises(BadData, match=r"does not fit the run's configuration: weights"):
+        train_bc(data, tmp_path / "run", resume=True)
+
+
+def test_resuming_where_nothing_was_begun_begins(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    assert train_bc(write_dataset(), tmp_path / "run", config=config, resume=True, updates=3).updates == 3
+
+
+def test_resuming_with_other_options_is_refused_by_name(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    with pytest.raises(Interrupted):
+        train_bc(data, tmp_path / "run", config=config, on_progress=signal_at(30), **OPTIONS)
+    with pytest.raises(BadConfig) as caught:
+        train_bc(data, tmp_path / "run", resume=True, lr=0.5, seed=9)
+    assert caught.value.details["problems"] == [
+        "lr: the run has 0.01, this call asks for 0.5",
+        "seed: the run has 4, this call asks for 9",
+    ]
+
+
+def test_resuming_with_other_data_is_refused_by_name(
+    write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Interrupted):
+        train_bc(write_dataset(), tmp_path / "run", config=config, on_progress=signal_at(30), **OPTIONS)
+    other = write_dataset(make_batch(seed=1), name="other")
+    with pytest.raises(BadConfig, match="the data differs"):
+        train_bc(other, tmp_path / "run", resume=True)
+
+
+def test_resuming_with_another_pipeline_is_refused_by_name(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    with pytest.raises(Interrupted):
+        train_bc(data, tmp_path / "run", config=config, on_progress=signal_at(30), **OPTIONS)
+    with pytest.raises(BadConfig, match="the learner pipeline differs"):
+        train_bc(data, tmp_path / "run", resume=True, pipeline=lambda obs, act: [])
+
+
+PROGRAM = """
+import sys
+from offline_cli.training.bc import train_bc
+train_bc(sys.argv[1], sys.argv[2], config=sys.argv[3], updates=3000, val_fraction=0.25, eval_every=150, seed=4, resume=True)
+"""
+
+
+@pytest.mark.kill
+def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data = write_dataset()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+
+    def start(run: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", PROGRAM, str(data), str(tmp_path / run), str(config)], env=env)
+
+    def checkpoints() -> set[str]:
+        folder = tmp_path / "cut" / "checkpoints"
+        return set(os.listdir(folder)) if folder.is_dir() else set()
+
+    assert start("whole").wait(timeout=300) == 0
+    chance = random.Random(0)
+    for longest in (0.0, 0.01, 0.1, 0.2, 0.2, 0.2):  # seconds after it has begun to write
+        before, process = checkpoints(), start("cut")
+        while checkpoints() == before and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(longest * chance.random())
+        process.kill()
+        process.wait()
+    assert not (tmp_path / "cut" / "result.json").exists(), "every kill came too late"
+    assert start("cut").wait(timeout=300) == 0
+    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")

@@ -1,0 +1,201 @@
+"""Run folders: what may be written where, and that a kill at any moment leaves a checkpoint to go on from."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offline_cli.errors import BadData, OutputExists, UsageError
+from offline_cli.training import run_folder
+from offline_cli.training.config import BCConfig
+from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.state import Best, TrainState
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder(tmp_path / "run")
+    made.begin(BCConfig(), {"spaces": 1})
+    return made
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"weights": torch.full((4,), value), "step": torch.tensor(value, dtype=torch.float64)}
+
+
+def test_a_checkpoint_comes_back_as_it_was(folder: RunFolder) -> None:
+    state = TrainState(update=7, loss=0.1, best=Best(3.0, 5, {"x": 1.0}), figures={"x": 2.0}, stopped_by="bound")
+    folder.save_checkpoint(state, tensors(2.5))
+    loaded = folder.load_checkpoint()
+    assert loaded is not None
+    assert loaded[0] == state
+    assert all(torch.equal(loaded[1][name], tensor) for name, tensor in tensors(2.5).items())
+
+
+def test_only_the_newest_checkpoint_is_kept_even_of_one_update(folder: RunFolder) -> None:
+    for update, value in ((5, 1.0), (10, 2.0), (10, 3.0)):
+        folder.save_checkpoint(TrainState(update=update), tensors(value))
+    loaded = folder.load_checkpoint()
+    assert loaded is not None
+    assert loaded[1]["weights"][0] == 3.0
+    assert len(list((folder.path / "checkpoints").iterdir())) == 1
+
+
+class Killed(BaseException):
+    """Not an Exception, so that nothing in between catches it, as nothing catches a kill."""
+
+
+def _operations(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    """Let that many operations on files succeed, then die as a killed process would."""
+    left = [allowed]
+
+    def counted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def operation(*args: Any, **kwargs: Any) -> Any:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, operation)
+
+    for module, name in ((os, "replace"), (os, "fsync"), (os, "truncate"), (run_folder.shutil, "rmtree")):
+        counted(module, name)
+    for name in ("mkdir", "unlink"):
+        counted(Path, name)
+
+
+@pytest.mark.parametrize("allowed", range(10))
+def test_dying_inside_a_save_leaves_the_checkpoint_before_or_after_it(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    folder.save_checkpoint(TrainState(update=5), tensors(1.0))
+    with monkeypatch.context() as patched:
+        _operations(patched, allowed)
+        with contextlib.suppress(Killed):
+            folder.save_checkpoint(TrainState(update=10), tensors(2.0))
+    loaded = folder.load_checkpoint()
+    assert loaded is not None
+    assert (loaded[0].update, float(loaded[1]["weights"][0])) in {(5, 1.0), (10, 2.0)}
+    folder.save_checkpoint(TrainState(update=15), tensors(3.0))
+    assert [path.name for path in (folder.path / "checkpoints").iterdir()] == ["000000015"]
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(folder: RunFolder) -> None:
+    length = folder.append_metrics({"update": 1})
+    folder.append_metrics({"update": 2})
+    folder.go_on(BCConfig(), length)
+    assert folder.metrics() == [{"update": 1}]
+
+
+@pytest.mark.parametrize("allowed", range(8))
+def test_dying_while_a_run_begins_leaves_a_place_that_can_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    run = RunFolder(tmp_path / "new" / "run")
+    with monkeypatch.context() as patched:
+        _operations(patched, allowed)
+        with contextlib.suppress(Killed):
+            run.begin(BCConfig(), {"spaces": 1})
+    run.claim(resume=True, overwrite=False)
+    assert run.load_checkpoint() is None
+    run.begin(BCConfig(), {"spaces": 1})
+    run.save_checkpoint(TrainState(update=5), tensors(1.0))
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "config.toml", "policy.json"]
+
+
+@pytest.mark.parametrize("allowed", range(16))
+def test_dying_while_a_run_is_replaced_never_leaves_an_old_checkpoint_under_a_new_config(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    folder.save_checkpoint(TrainState(update=5), tensors(1.0))
+    folder.finish(tensors(1.0), {"loss": 1.0})
+    with monkeypatch.context() as patched:
+        _operations(patched, allowed)
+        with contextlib.suppress(Killed):
+            folder.begin(BCConfig(lr=1.0), {"spaces": 2})
+    folder.claim(resume=True, overwrite=False)
+    folder.claim(resume=False, overwrite=True)
+    if folder.resolved_config().lr == 1.0:
+        assert folder.load_checkpoint() is None
+        assert not (folder.path / "policy.safetensors").exists()
+    folder.begin(BCConfig(lr=1.0), {"spaces": 2})
+    assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", "config.toml", "policy.json"]
+
+
+def test_going_on_keeps_the_policy_but_no_result(folder: RunFolder) -> None:
+    folder.finish(tensors(1.0), {"loss": 1.0})
+    folder.go_on(BCConfig(updates=9), 0)
+    assert folder.result() is None
+    assert folder.resolved_config().updates == 9
+    assert (folder.path / "policy.safetensors").is_file()
+
+
+def test_a_full_disk_is_an_error_of_the_disk(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        folder.save_checkpoint(TrainState(update=5), tensors(1.0))
+
+
+def test_an_existing_run_is_not_touched_unasked(folder: RunFolder) -> None:
+    with pytest.raises(OutputExists, match="a run is there already") as caught:
+        folder.claim(resume=False, overwrite=False)
+    assert "--resume" in caught.value.fix
+    folder.claim(resume=True, overwrite=False)
+    folder.claim(resume=False, overwrite=True)
+
+
+def test_going_on_and_replacing_at_once_is_refused(folder: RunFolder) -> None:
+    with pytest.raises(UsageError, match="both"):
+        folder.claim(resume=True, overwrite=True)
+
+
+def test_a_folder_of_something_else_is_never_taken(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("do not lose")
+    with pytest.raises(OutputExists, match="something else"):
+        RunFolder(tmp_path).claim(resume=True, overwrite=False)
+    with pytest.raises(OutputExists, match="something else"):
+        RunFolder(tmp_path / "thesis.tex").claim(resume=False, overwrite=True)
+
+
+def test_an_empty_folder_is_free(tmp_path: Path) -> None:
+    RunFolder(tmp_path).claim(resume=False, overwrite=False)
+
+
+def test_other_files_in_a_run_survive_overwriting(folder: RunFolder) -> None:
+    (folder.path / "notes.txt").write_text("mine")
+    folder.save_checkpoint(TrainState(update=5), tensors(1.0))
+    folder.begin(BCConfig(lr=1.0), {})
+    assert folder.load_checkpoint() is None
+    assert folder.resolved_config().lr == 1.0
+    assert (folder.path / "notes.txt").read_text() == "mine"
+
+
+def test_a_remote_run_folder_is_refused() -> None:
+    with pytest.raises(UsageError, match="this machine's disk"):
+        RunFolder("s3://bucket/run")
+
+
+def test_a_broken_checkpoint_is_named(folder: RunFolder) -> None:
+    folder.save_checkpoint(TrainState(update=5), tensors(1.0))
+    (folder.path / "checkpoints" / "000000005" / "state.json").write_text("{")
+    with pytest.raises(BadData, match=r"state\.json cannot be read"):
+        folder.load_checkpoint()
+
+
+def test_a_cut_tensor_file_is_named(folder: RunFolder) -> None:
+    folder.save_checkpoint(TrainState(update=5), tensors(1.0))
+    file = folder.path / "checkpoints" / "000000005" / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(BadData, match="cannot be read"):
+        folder.load_checkpoint()
