@@ -1,3 +1,66 @@
 """Record, convert and learn from offline reinforcement-learning data; imports nothing heavy until a name is used."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what the names below are, for type checkers and editors
+    from offline_cli.columns import Columns as Columns
+    from offline_cli.connectors import ConnectorPipelineV2 as ConnectorPipelineV2
+    from offline_cli.connectors import ConnectorV2 as ConnectorV2
+    from offline_cli.converting.convert import convert as convert
+    from offline_cli.datasets.inspect import inspect as inspect
+    from offline_cli.datasets.opening import open_dataset as open_dataset
+    from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
+    from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
+    from offline_cli.errors import OfflineCliError as OfflineCliError
+    from offline_cli.modules import RLModule as RLModule
+    from offline_cli.training.bc import train_bc as train_bc
+    from offline_cli.training.evaluate import evaluate as evaluate
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Columns": "offline_cli.columns",
+    "ConnectorPipelineV2": "offline_cli.connectors",
+    "ConnectorV2": "offline_cli.connectors",
+    "EpisodeBatch": "offline_cli.episodes.batch",
+    "OfflineCliError": "offline_cli.errors",
+    "RLModule": "offline_cli.modules",
+    "SingleAgentEpisode": "offline_cli.episodes.single_agent_episode",
+    "convert": "offline_cli.converting.convert",
+    "evaluate": "offline_cli.training.evaluate",
+    "inspect": "offline_cli.datasets.inspect",
+    "open_dataset": "offline_cli.datasets.opening",
+    "train_bc": "offline_cli.training.bc",
+}
+
+__all__ = [
+    "Columns",
+    "ConnectorPipelineV2",
+    "ConnectorV2",
+    "EpisodeBatch",
+    "OfflineCliError",
+    "RLModule",
+    "SingleAgentEpisode",
+    "__version__",
+    "convert",
+    "evaluate",
+    "inspect",
+    "open_dataset",
+    "train_bc",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module behind a public name when it is first asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,135 @@
+"""The command line: which commands there are, and the boundary that no error passes; refuses to load anything heavy.
+
+Every command parses, calls one library function and shows its result. What the function raises becomes one message and one
+exit code here, from the shell and from a test runner alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from offline_cli import __version__
+from offline_cli.cli import convert, evaluate, inspect, train_bc
+from offline_cli.cli.failures import UsageProblem, report
+from offline_cli.cli.invocation import Invocation
+from offline_cli.cli.signals import sigterm_raises
+from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
+
+__all__ = ["ErrorBoundary", "app", "main"]
+
+_EXIT_CODES = """\b
+Exit codes:
+    0  done
+    1  a bug in offline-cli
+    2  wrong usage, or --out exists
+    3  data that cannot be read, or none
+    4  config, environment or spaces that do not fit
+    5  storage: missing, denied, unreachable, full
+    6  this machine lacks a package, a device or memory
+    7  a target or gate was not met
+  130  interrupted (Ctrl-C), 143 terminated (SIGTERM)"""
+
+
+class ErrorBoundary(TyperGroup):
+    """Turns every exception of a command, and every usage error, into a message and an exit code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run one command line and exit; with `standalone_mode=False` return the exit code instead."""
+        invocation = Invocation(tuple(sys.argv[1:] if args is None else args))
+        extra.setdefault("obj", invocation)
+        with sigterm_raises():
+            try:
+                outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+                code = outcome if isinstance(outcome, int) else 0
+            except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  a wrong command line, help that cannot be written
+                code = report(error, invocation)
+        settle()
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the arguments before the command; `--help` and `--version` print here."""
+        return _with_quiet_pipe(lambda: super(ErrorBoundary, self).make_context(info_name, args, parent, **extra))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does, but without pydantic (0.1 s), which it loads to read the None of its own flags when not given."""
+        for param in self.get_params(ctx):
+            if getattr(param, "is_flag", False) and param.default is None:
+                param.default = False
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises typer.Exit with its exit code where it failed."""
+        try:
+            return _with_quiet_pipe(lambda: super(ErrorBoundary, self).invoke(ctx))
+        except (typer.Exit, UsageProblem):
+            raise
+        except (KeyboardInterrupt, Exception) as error:  # the boundary: nothing passes, whatever its class
+            raise typer.Exit(report(error, ctx.obj)) from error
+
+
+def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
+    """What `call` returns. A reader of stdout that has gone ends it early, and that is no failure."""
+    try:
+        return call()
+    except BrokenPipeError as error:
+        if not stdout_is_closed():
+            raise
+        discard(sys.stdout)
+        raise typer.Exit(0) from error
+
+
+app = typer.Typer(
+    name="offline-cli",
+    cls=ErrorBoundary,
+    rich_markup_mode=None,  # rich would double the time that --help takes
+    pretty_exceptions_enable=False,
+    epilog=_EXIT_CODES,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        write(sys.stdout, f"offline-cli {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Convert and learn from offline reinforcement-learning data.
+
+    The result of a command goes to stdout, progress and messages to stderr.
+    """
+    if ctx.invoked_subcommand is None:  # a script whose command came out empty should fail
+        write(sys.stderr, ctx.get_help() + "\n")
+        raise typer.Exit(2)
+
+
+app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
+app.command("train-bc", epilog=train_bc.EXAMPLES)(train_bc.train_bc)
+app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

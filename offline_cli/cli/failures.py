@@ -1,0 +1,138 @@
+"""Turns any exception into one message and one exit code; refuses to show a traceback unless `--debug` asks for it."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from pathlib import Path
+
+import typer
+
+from offline_cli.cli.invocation import Invocation
+from offline_cli.cli.render import to_json
+from offline_cli.cli.signals import signal_exit_code
+from offline_cli.cli.streams import colour_wanted, printable, write
+from offline_cli.errors import Interrupted, MissingPackage, OfflineCliError, StorageError, StorageNotFound, UsageError
+
+__all__ = ["Bug", "OutOfMemory", "UsageProblem", "explain", "report"]
+
+UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
+
+_EXTRA_OF = {"adlfs": "azure", "ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
+_STORAGE_ERRNOS = {
+    errno.EACCES: "write permission, or another place",
+    errno.EPERM: "write permission, or another place",
+    errno.EROFS: "a place that can be written",
+    errno.ENOSPC: "to free some space, or another disk",
+    errno.EDQUOT: "to free some of the quota, or another place",
+    errno.EIO: "another disk: this one reports faults",
+    errno.ENOENT: "a path that exists",
+    errno.ENOTDIR: "a path whose parents are folders",
+    errno.EISDIR: "a path of a file",
+    errno.ENAMETOOLONG: "a shorter path",
+}
+
+
+class Bug(OfflineCliError):
+    """Something that should not happen."""
+
+    exit_code = 1
+
+
+class OutOfMemory(OfflineCliError):
+    """This machine, or its device, has too little memory."""
+
+    exit_code = 6
+
+
+def report(error: BaseException, invocation: Invocation) -> int:
+    """Show `error` on stderr, under `--json` on stdout too, and return the exit code."""
+    told = explain(error, invocation)
+    exit_code = _exit_code(error, told)
+    if invocation.debug:
+        write(sys.stderr, "".join(traceback.format_exception(error)))
+    write(sys.stderr, _message(told))
+    if invocation.as_json:
+        fields = {key: value for key, value in told.as_dict().items() if key != "exit_code"}
+        write(sys.stdout, to_json({"error": fields, "exit_code": exit_code}))
+    return exit_code
+
+
+def _exit_code(error: BaseException, told: OfflineCliError) -> int:
+    """That of the class; an interruption's is that of the signal, which is known here even if the library did not ask."""
+    if not isinstance(told, Interrupted):
+        return told.exit_code
+    return signal_exit_code(error) or int(told.details.get("exit_code", told.exit_code))
+
+
+def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
+    """`error` as something that a user can act on."""
+    if isinstance(error, OfflineCliError):
+        return error
+    if isinstance(error, UsageProblem):
+        return _usage(error, invocation)
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, known without loading torch
+        return OutOfMemory(
+            f"out of memory: {error}".rstrip(": "),
+            where=invocation.command,
+            fix="a smaller input, --batch-size, or more memory",
+        )
+    if isinstance(error, ImportError):
+        return _missing(error, invocation)
+    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
+        return _storage(error, invocation)
+    return Bug(
+        f"a bug in offline-cli: {type(error).__name__}: {error}",
+        where=_innermost_place(error),
+        fix="the same command with --debug, and report the traceback together with the command",
+    )
+
+
+def _usage(error: Exception, invocation: Invocation) -> UsageError:
+    message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
+    place = getattr(getattr(error, "ctx", None), "command_path", invocation.command)  # an unknown command has no help
+    return UsageError(message, where=place, fix=f"{place} --help")
+
+
+def _again(invocation: Invocation) -> str:
+    resumable = invocation.args[:1] in (("convert",), ("train-bc",))
+    return "the same command with --resume, or with --overwrite to begin again" if resumable else "the same command again"
+
+
+def _missing(error: ImportError, invocation: Invocation) -> OfflineCliError:
+    package = (error.name or "").partition(".")[0]
+    if not package or package == "offline_cli":
+        return Bug(f"a bug in offline-cli: {error}", where=_innermost_place(error), fix="the same command with --debug")
+    extra = _EXTRA_OF.get(package)
+    install = f"pip install 'offline-cli[{extra}]'" if extra else f"pip install --upgrade {package}"
+    return MissingPackage(f"the package {package} cannot be imported: {error}", where=invocation.command, fix=install)
+
+
+def _storage(error: OSError, invocation: Invocation) -> StorageError:
+    kind = StorageNotFound if error.errno == errno.ENOENT else StorageError
+    place = str(error.filename) if error.filename is not None else invocation.command
+    return kind(str(error.strerror or error), where=place, fix=_STORAGE_ERRNOS[error.errno or 0])
+
+
+def _innermost_place(error: BaseException) -> str:
+    """File and line of the deepest frame in this package, or of the deepest frame at all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    package = Path(__file__).resolve().parents[1]
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
+    if not frames:
+        return "(nowhere)"
+    frame = (ours or frames)[-1]
+    name = Path(frame.filename).relative_to(package.parent) if ours else frame.filename
+    return f"{name}, line {frame.lineno}"
+
+
+def _message(error: OfflineCliError) -> str:
+    labels = ("error:", "at:", "try:")
+    if colour_wanted(sys.stderr):
+        labels = ("\x1b[1;31merror:\x1b[0m", "\x1b[1mat:\x1b[0m", "\x1b[1;32mtry:\x1b[0m")
+    what, where, fix = (printable(text) for text in (error.what, error.where, error.fix))
+    return f"{labels[0]} {what}\n  {labels[1]}  {where}\n  {labels[2]} {fix}\n"

@@ -1,0 +1,108 @@
+"""Options that several commands share, each described once; refuses values that cannot mean anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import typer
+
+from offline_cli.errors import UsageError
+
+__all__ = [
+    "DEVICE",
+    "ENV_FORMS",
+    "SEED",
+    "ActionScale",
+    "AsJson",
+    "Debug",
+    "DeviceName",
+    "Environment",
+    "FromFormat",
+    "Overwrite",
+    "Quiet",
+    "Resume",
+    "Sources",
+    "StorageOptions",
+    "examples",
+    "pairs",
+    "storage_options",
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress on stderr.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="Setting for the storage behind URLs, such as anon=true; may be repeated. Values that are JSON are read as such.",
+        show_default=False,
+    ),
+]
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SRC",
+        help="Recordings: folders, files or globs, as paths or URLs (s3://, gs://, memory://).",
+        show_default=False,
+    ),
+]
+FromFormat = Annotated[
+    Literal["auto", "episodes", "columns", "sample-batch"],
+    typer.Option(
+        "--from",
+        metavar="auto|episodes|columns|sample-batch",
+        help="Format of the recordings; auto looks at their content, not at file names.",
+    ),
+]
+ENV_FORMS = "a gymnasium id, module:EnvId or python:package.module:make_env"
+Environment = Annotated[
+    str | None,
+    typer.Option("--env", metavar="ENV", help=f"Environment to play in: {ENV_FORMS}."),
+]
+ActionScale = Annotated[
+    Literal["env", "normalized"] | None,
+    typer.Option(
+        "--action-scale",
+        metavar="env|normalized",
+        help="Scale of recorded Box actions: the environment's own, or [-1, 1]. Default: what the source declares.",
+    ),
+]
+DeviceName = Literal["auto", "cpu", "cuda"]
+DEVICE = typer.Option("--device", metavar="auto|cpu|cuda", help="Where the network runs; auto takes a GPU if there is one.")
+SEED = typer.Option("--seed", min=0, metavar="N", help="Seed of everything random.")
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same command.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier command of this kind left at --out.")]
+
+
+def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
+    """`["a=1", "b=x"]` as `{"a": "1", "b": "x"}`. Raises UsageError naming the ones that are not KEY=VALUE, or given twice."""
+    found: dict[str, str] = {}
+    for pair in given or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{pair!r} is not KEY=VALUE", where=option, fix=f"for example {option} key=value")
+        if key.strip() in found:
+            raise UsageError(f"{key.strip()} is given twice", where=option, fix="one value for each key")
+        found[key.strip()] = value
+    return found
+
+
+def storage_options(given: Sequence[str] | None) -> Mapping[str, Any] | None:
+    """Storage options by name, None without any; `anon=true` is a bool, `key='"007"'` a string."""
+    return {key: _value(text) for key, text in pairs(given, option="--storage-option").items()} or None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: `lines` as they are, neither joined nor wrapped."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,78 @@
+"""Shows progress on stderr: a bar on a terminal, an occasional line elsewhere; refuses to touch stdout or to slow the work.
+
+A report costs next to nothing unless it is time to draw again, so that library code may report as often as it likes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from types import TracebackType
+from typing import Self, TextIO
+
+from offline_cli.cli.pace import Pace
+from offline_cli.cli.streams import is_terminal, printable, write
+from offline_cli.progress import OnProgress, Progress, no_progress
+
+__all__ = ["Lines", "working"]
+
+LINE_SECONDS = 10.0  # between two lines of one stage
+END_SECONDS = 1.0  # between two lines that tell the end of a stage: evaluations may come often
+
+
+@contextmanager
+def working(*, quiet: bool) -> Iterator[OnProgress]:
+    """A listener for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone."""
+    with redirect_stdout(sys.stderr), _display(quiet=quiet) as listener:
+        yield listener
+
+
+def _display(*, quiet: bool) -> AbstractContextManager[OnProgress]:
+    if quiet:
+        return nullcontext(no_progress)
+    if not is_terminal(sys.stderr):
+        return Lines(sys.stderr)
+    from offline_cli.cli.bars import Bars
+
+    return Bars()
+
+
+class Lines:
+    """Progress as lines: one when a stage ends, and one every LINE_SECONDS of a long stage."""
+
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._stages: dict[str, Pace] = {}
+        self._current: Pace | None = None
+        self._next_line = 0.0
+        self._next_end = 0.0
+
+    def __call__(self, report: Progress) -> None:
+        now = self._clock()
+        if self._current is None or self._current.last.stage != report.stage:
+            self._end_stage(now)
+            self._current = self._stages.setdefault(report.stage, Pace(now, report.done, report))
+            self._next_line = max(self._next_line, now + LINE_SECONDS)
+        self._current.follow(report, now)
+        if now >= self._next_line:
+            self._print(self._current)
+            self._next_line = now + LINE_SECONDS
+
+    def _end_stage(self, now: float) -> None:
+        if self._current is not None and now >= self._next_end:
+            self._print(self._current)
+            self._next_end = now + END_SECONDS
+
+    def _print(self, pace: Pace) -> None:
+        text = ", ".join([pace.count(), *pace.figures(), *pace.left()])
+        write(self._stream, printable(f"{pace.last.stage}: {text}") + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._current is not None:  # the last line is never left out: it says how far the work came
+            self._print(self._current)

@@ -1,0 +1,108 @@
+"""Shows a command's result, as JSON or as a small table; refuses to write anything else on stdout.
+
+JSON is one line and valid: NaN and infinities, which JSON has no words for, become null. The table is for people; it
+loads rich, and colours only a terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from offline_cli.cli.streams import colour_wanted, is_terminal, printable, write
+
+__all__ = ["Result", "Summary", "in_words", "plain", "show", "to_json"]
+
+_WIDE = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
+
+
+Summary = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Rows of a table from the keys of `--json`."""
+
+
+class Result(Protocol):
+    """What every command's library function returns."""
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """The keys that `--json` prints."""
+
+
+def show(result: Result, *, as_json: bool, summary: Summary = dict) -> None:
+    """Write `result` on stdout: all of it as JSON, or for people what `summary` makes of it."""
+    told = result.as_dict()
+    write(sys.stdout, to_json(told) if as_json else _table(plain(summary(told))))
+
+
+def to_json(value: Any) -> str:
+    """`value` as one line of valid JSON."""
+    return json.dumps(plain(value), allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """`value` in JSON's own types: arrays as lists, NaN and infinities as None. Raises TypeError for what has no such form."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):  # numpy arrays and scalars, known without loading numpy
+        return plain(value.tolist())
+    raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def _table(result: Mapping[str, Any]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in result.items():
+        table.add_row(Text(printable(name.replace("_", " "))), Text(printable(in_words(value))))
+    coloured = colour_wanted(sys.stdout)
+    text = io.StringIO()
+    console = Console(
+        file=text,
+        force_terminal=coloured,
+        color_system="standard" if coloured else None,
+        width=None if is_terminal(sys.stdout) else _WIDE,
+        highlight=False,
+    )
+    console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def in_words(value: Any) -> str:
+    """One value for people: thousands set apart, five significant digits, a dash where there is nothing."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {in_words(item)}" for name, item in value.items()) or "none"
+    return ", ".join(in_words(item) for item in value) or "none"
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}" if abs(value) >= 100_000 else f"{value:,.1f}"
+    return f"{value:.5g}"

@@ -1,0 +1,51 @@
+"""Turns SIGTERM into an exception, so that work is saved and half-written files go; refuses to act in child processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+__all__ = ["Terminated", "signal_exit_code", "sigterm_raises"]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. A KeyboardInterrupt, so that whatever saves its work on Ctrl-C saves it here too."""
+
+    exit_code: Final = 143
+
+
+def signal_exit_code(error: BaseException) -> int:
+    """143 where `error` is, or came from, a SIGTERM; else 0: no signal known."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, Terminated):
+            return Terminated.exit_code
+        seen = seen.__cause__ or seen.__context__
+    return 0
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise Terminated in the main thread on SIGTERM, unless the program around us has its own handler."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    owner = os.getpid()
+
+    def on_sigterm(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a forked worker that is told to stop must stop, not unwind our stack
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

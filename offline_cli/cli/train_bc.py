@@ -1,0 +1,135 @@
+"""`offline-cli train-bc`: a policy that imitates recordings; parses, calls the library once, shows the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import typer
+
+from offline_cli.cli import options, render
+from offline_cli.cli.progress import working
+
+__all__ = ["EXAMPLES", "KEYS", "train_bc"]
+
+KEYS = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean")
+"""What `--json` prints at least, kept for good."""
+
+EXAMPLES = options.examples(
+    "offline-cli train-bc dataset --out run --env CartPole-v1 --until-return 450",
+    "offline-cli train-bc dataset --out run --val-fraction 0.1 --patience 5",
+    "offline-cli train-bc dataset --out run --updates 20000 --device cuda --json",
+    "offline-cli train-bc dataset --out run --resume",
+    "offline-cli train-bc dataset --out run --resume --epochs 400",
+)
+
+
+def train_bc(
+    sources: options.Sources,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="RUN", help="Run folder to make.", show_default=False)],
+    env: options.Environment = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="TOML file with these options and the network's (keys: docs/config.md); what is given here wins.",
+        ),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps per update. Default: 1024.")] = None,
+    lr: Annotated[float | None, typer.Option(metavar="RATE", help="Learning rate of Adam. Default: 0.0005.")] = None,
+    updates: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Stop after this many updates; excludes --epochs.")
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Stop after this many passes over the data. Default: 20, or 200 with --until-return or --patience.",
+        ),
+    ] = None,
+    until_return: Annotated[
+        float | None,
+        typer.Option(
+            metavar="R",
+            help="Stop once the mean return, confirmed on 100 fresh episodes, is at least R; else exit code 7. Needs --env.",
+        ),
+    ] = None,
+    val_fraction: Annotated[
+        float | None,
+        typer.Option(metavar="F", help="Share of the episodes held out to measure on, between 0 and 1. Default: none."),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Stop after this many checks without a better held-out loss. Needs --val-fraction."
+        ),
+    ] = None,
+    eval_every: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Updates between two checks. Default: an epoch, but from 100 to 1000."),
+    ] = None,
+    eval_episodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Episodes played per check, greedily. Default: 20.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Updates between two checkpoints. Default: 500.")
+    ] = None,
+    device: Annotated[options.DeviceName | None, options.DEVICE] = None,
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"] | None,
+        typer.Option(metavar="auto|fp32|bf16", help="Arithmetic of the network; weights are always fp32. Default: auto."),
+    ] = None,
+    seed: Annotated[int | None, options.SEED] = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check options, environment and all data, write nothing.")] = False,
+    from_: options.FromFormat = "auto",
+    action_scale: options.ActionScale = None,
+    storage_option: options.StorageOptions = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Train a policy to imitate recordings (behaviour cloning).
+
+    The run folder holds the resolved configuration, the policy, metrics, a curve and what --resume needs to go on
+    exactly where the run stopped. What is not given comes from --config, else from the run that is resumed. Only --epochs or
+    --updates may change on the way: a resumed run is the one that would have had them from the start.
+    """
+    from offline_cli.training.bc import train_bc as train
+
+    with working(quiet=quiet) as on_progress:
+        result = train(
+            sources,
+            out,
+            env=env,
+            config=config,
+            batch_size=batch_size,
+            lr=lr,
+            updates=updates,
+            epochs=epochs,
+            until_return=until_return,
+            val_fraction=val_fraction,
+            patience=patience,
+            eval_every=eval_every,
+            eval_episodes=eval_episodes,
+            checkpoint_every=checkpoint_every,
+            device=device,
+            precision=precision,
+            seed=seed,
+            resume=resume,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            from_=from_,
+            action_scale=action_scale,
+            storage_options=options.storage_options(storage_option),
+            on_progress=on_progress,
+        )
+    render.show(result, as_json=as_json, summary=_measured)
+
+
+def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rows that this run has: what was not asked for is not measured."""
+    return {name: value for name, value in told.items() if value is not None}

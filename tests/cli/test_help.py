@@ -1,0 +1,143 @@
+"""Help: complete, quick, and without anything heavy."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from offline_cli import __version__
+from offline_cli.cli import reference
+from offline_cli.cli.app import app
+from offline_cli.training.config import resolve_config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+Shell = Callable[..., Any]
+
+COMMANDS = ("convert", "train-bc", "evaluate", "inspect")
+HEAVY = ("numpy", "gymnasium", "torch", "polars", "pyarrow", "ray", "rich", "fsspec", "matplotlib", "pydantic")
+PAGES = ([], *([name] for name in COMMANDS))
+SECONDS = 0.25  # what help may take, process start included
+
+
+def command_named(name: str) -> Any:
+    group: Any = typer.main.get_command(app)
+    return group.commands[name]
+
+
+def test_the_commands_are_those_that_are_tested_here() -> None:
+    group: Any = typer.main.get_command(app)
+    assert tuple(group.commands) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_sentence_options_that_explain_themselves_and_examples(name: str) -> None:
+    command = command_named(name)
+    assert command.help
+    assert [param.name for param in command.params if not param.help] == []
+    done = CliRunner().invoke(app, [name, "--help"])
+    assert done.exit_code == 0
+    assert done.stdout.count(f"    offline-cli {name} ") >= 3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_the_flags_that_all_have(name: str) -> None:
+    opts = {opt for param in command_named(name).params for opt in param.opts}
+    assert {"--json", "--quiet", "--debug", "--storage-option"} <= opts
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_the_help_parse(name: str) -> None:
+    command = command_named(name)
+    for line in command.epilog.splitlines()[2:]:
+        words = line.split()
+        assert words[:2] == ["offline-cli", name]
+        command.make_context(name, [word.strip("'") for word in words[2:]])
+
+
+def test_defaults_that_the_help_of_train_bc_tells_are_those_that_hold() -> None:
+    told = {param.name: re.search(r"Default: (?:an? )?([\w.]*\w)", param.help) for param in command_named("train-bc").params}
+    numbers = {name: found[1] for name, found in told.items() if found and found[1][0].isdigit()}
+    schema = json.loads((REPOSITORY / "schemas" / "config.v1.json").read_text(encoding="utf-8"))["properties"]
+    held = {name: str(schema[name].get("default", 20 if name == "epochs" else None)) for name in numbers}
+    assert numbers == held
+    assert numbers.keys() >= {"lr", "batch_size", "eval_episodes", "checkpoint_every", "epochs"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=" ".join)
+def test_help_loads_nothing_heavy(page: list[str], shell: Shell) -> None:
+    script = (
+        "import json, sys\nfrom offline_cli.cli.app import app\n"
+        f"code = app({[*page, '--help']}, standalone_mode=False)\n"
+        f"print(json.dumps([code, [name for name in {HEAVY} if name in sys.modules]]))"
+    )
+    done = shell("-c", script)
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []], done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=" ".join)
+def test_help_answers_in_a_quarter_of_a_second(page: list[str], child_env: dict[str, str]) -> None:
+    """In processor time, which is wall time on an idle machine, and does not count the waiting on a busy one."""
+    command = [sys.executable, "-m", "offline_cli", *page, "--help"]
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, env=child_env, stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    medians: list[float] = []
+    while len(medians) < 3:  # two hardware threads on one core slow each other; slow help stays slow
+        medians.append(median(seconds() for _ in range(9)))
+        if medians[-1] <= SECONDS:
+            return
+    pytest.fail(f"medians {medians}")
+
+
+def test_the_version_is_the_packages() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"offline-cli {__version__}\n"
+
+
+def test_no_command_shows_the_help_and_fails() -> None:
+    done = CliRunner().invoke(app, [])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Commands:" in done.stderr
+
+
+def test_the_module_runs_like_the_command(shell: Shell) -> None:
+    assert shell("-m", "offline_cli", "--version").stdout == f"offline-cli {__version__}\n"
+
+
+def test_a_misspelt_command_is_guessed() -> None:
+    assert "Did you mean 'convert'" in CliRunner().invoke(app, ["convret"]).stderr
+
+
+def test_a_wrong_choice_lists_the_right_ones() -> None:
+    done = CliRunner().invoke(app, ["convert", "x", "--out", "y", "--to", "csv"])
+    assert done.exit_code == 2
+    assert "'csv' is not one of 'episodes', 'columns'" in done.stderr
+
+
+def test_the_reference_page_is_what_the_commands_say() -> None:
+    page = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert page == reference.page(), "run `make docs`"
+
+
+def test_the_page_of_config_keys_is_what_the_schema_says() -> None:
+    page = (REPOSITORY / "docs" / "config.md").read_text(encoding="utf-8")
+    assert page == reference.config_page(), "run `make docs`"
+
+
+def test_the_example_on_the_page_of_config_keys_holds(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(reference.config_page().split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    assert resolve_config({}, file=tmp_path / "c.toml").hidden == (64, 64)

@@ -1,0 +1,188 @@
+"""Ctrl-C, SIGTERM and readers that go away, as a shell sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from offline_cli.cli.signals import sigterm_raises
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Shell = Callable[..., Any]
+
+# A program with the real boundary around commands that do what a test needs.
+PROGRAM = '''
+import multiprocessing, os, sys, time
+import typer
+from offline_cli.cli.app import ErrorBoundary
+from offline_cli.cli.options import AsJson
+from offline_cli.cli.streams import write
+from offline_cli.errors import Interrupted
+
+app = typer.Typer(name="offline-cli", cls=ErrorBoundary, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+@app.callback()
+def root() -> None:
+    """Only so that commands have names."""
+
+def sleep_long():
+    time.sleep(60)
+
+@app.command("train-bc")
+def wait(as_json: AsJson = False):
+    write(sys.stdout, "" if as_json else "ready\\n")
+    write(sys.stderr, "ready\\n")
+    sleep_long()
+
+@app.command()
+def save():
+    try:
+        write(sys.stderr, "ready\\n")
+        sleep_long()
+    except KeyboardInterrupt as stop:
+        raise Interrupted("stopped, update 7 is saved", where="run", fix="--resume") from stop
+
+@app.command()
+def flood(as_json: AsJson = False):
+    for _ in range(1000):
+        write(sys.stdout, "x" * 1000 + "\\n")
+
+@app.command()
+def parent():
+    child = multiprocessing.get_context("fork").Process(target=sleep_long)
+    child.start()
+    time.sleep(0.5)
+    child.terminate()
+    child.join()
+    write(sys.stdout, str(child.exitcode))
+
+@app.command()
+def broken_elsewhere():
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.write(writer, b"x")
+
+app()
+'''
+
+
+@pytest.fixture
+def started(child_env: dict[str, str]) -> Iterator[Start]:
+    """Starts the program, and gives it once it says on stderr that it is at work."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*args: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *args],
+            env=child_env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs ignore it
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_with_its_exit_code_and_says_how_to_go_on(started: Start, number: int, exit_code: int) -> None:
+    process = started("train-bc")
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == exit_code
+    assert stderr.startswith("error: interrupted\n")
+    assert "--resume" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_saves_its_work_may_do_so_and_keeps_the_exit_code(started: Start, number: int, exit_code: int) -> None:
+    process = started("save")
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr.splitlines()[0]) == (exit_code, "error: stopped, update 7 is saved")
+
+
+def test_a_signal_under_json_gives_one_object(started: Start) -> None:
+    process = started("train-bc", "--json")
+    process.send_signal(signal.SIGTERM)
+    stdout, _ = process.communicate(timeout=30)
+    told = json.loads(stdout)
+    assert (told["error"]["code"], told["exit_code"]) == ("interrupted", 143)
+
+
+def test_a_forked_worker_that_is_terminated_dies_quietly(shell: Shell) -> None:
+    done = shell("-c", PROGRAM, "parent")
+    assert (done.stdout, done.stderr) == (str(-signal.SIGTERM), "")
+
+
+def test_the_handler_of_a_program_around_us_is_left_alone() -> None:
+    def theirs(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, theirs)
+    try:
+        with sigterm_raises():
+            assert signal.getsignal(signal.SIGTERM) is theirs
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_afterwards_sigterm_kills_as_before() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with sigterm_raises():
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+PRINTING = (["-c", PROGRAM, "flood"], ["-m", "offline_cli", "--help"], ["-m", "offline_cli", "convert", "--help"])
+
+
+@pytest.mark.parametrize("args", PRINTING, ids=("result", "help", "command-help"))
+def test_a_reader_of_stdout_that_goes_away_is_no_failure_and_makes_no_noise(args: list[str], child_env: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, *args]
+    done = subprocess.run(command, env=child_env, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_broken_pipe_that_is_not_stdout_is_not_hidden(shell: Shell) -> None:
+    done = shell("-c", PROGRAM, "broken-elsewhere")
+    assert done.returncode == 1
+    assert "BrokenPipeError" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize("args", [*PRINTING, [*PRINTING[0], "--json"]], ids=("result", "help", "command-help", "result-json"))
+def test_a_result_that_cannot_be_written_is_a_storage_failure(args: list[str], child_env: dict[str, str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *args], env=child_env, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 5
+    assert done.stderr.startswith("error: No space left on device\n")
+    assert len(done.stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_stream_that_was_closed_from_the_start_is_no_failure(closed: str, child_env: dict[str, str]) -> None:
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m offline_cli --version {closed}"], env=child_env, check=False)
+    assert done.returncode == 0
