@@ -1,0 +1,1 @@
+"""One file per question; `python -m benchmarks.run` answers all of them in one run and writes docs/benchmarks.md."""
