@@ -1,0 +1,27 @@
+"""The pages in docs/ are complete: what the code counts, they explain."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def counted_kinds() -> set[str]:
+    """Every kind that the code gives to `Tally.assume` as a literal."""
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (REPOSITORY / "offline_cli").rglob("*.py"))
+    return set(re.findall(r"\.assume\(\s*\"([a-z-]+)\"", code))
+
+
+def test_every_kind_of_assumption_is_explained() -> None:
+    page = (REPOSITORY / "docs" / "assumptions.md").read_text(encoding="utf-8")
+    kinds = counted_kinds()
+    assert len(kinds) > 20
+    assert {kind for kind in kinds if f"`{kind}`" not in page} == set()
+
+
+def test_every_page_that_a_page_links_to_is_there() -> None:
+    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,0 +1,53 @@
+"""The README's tour runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def tour_commands() -> list[str]:
+    """The shell commands of the README's tour, in order."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    tour = readme.split("## A tour in 60 seconds")[1].split("\n## ")[0]
+    blocks = re.findall(r"```sh\n(.*?)```", tour, flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """An empty folder with nothing but the sample data in it."""
+    (tmp_path / "sample_data").symlink_to(REPOSITORY / "sample_data")
+    return tmp_path
+
+
+def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", "-euc", script], cwd=cwd, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_tour_has_commands_for_every_step() -> None:
+    assert {command.split()[1] for command in tour_commands()} == {"inspect", "convert", "train-bc", "evaluate"}
+
+
+def test_the_tour_of_the_readme_runs_as_it_stands(workplace: Path) -> None:
+    done = shell("\n".join(tour_commands()), workplace)
+    assert done.returncode == 0, done.stderr
+    assert (workplace / "run" / "policy.safetensors").is_file()
+    assert (workplace / "run-without-env" / "curve.png").is_file()
+
+
+def test_the_demo_ends_with_a_return_of_450_and_the_learning_curve(tmp_path: Path) -> None:
+    done = shell(f"sh {REPOSITORY}/sample_data/demo.sh {tmp_path}/demo", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("curve.png")
+    assert (tmp_path / "demo" / "run" / "curve.png").stat().st_size > 1000
