@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
     from offline_cli.modules import RLModule as RLModule
+    from offline_cli.recording.record import record as record
     from offline_cli.training.bc import train_bc as train_bc
     from offline_cli.training.evaluate import evaluate as evaluate
 
@@ -33,6 +34,7 @@ _HOMES = {
     "evaluate": "offline_cli.training.evaluate",
     "inspect": "offline_cli.datasets.inspect",
     "open_dataset": "offline_cli.datasets.opening",
+    "record": "offline_cli.recording.record",
     "train_bc": "offline_cli.training.bc",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "evaluate",
     "inspect",
     "open_dataset",
+    "record",
     "train_bc",
 ]
 

@@ -13,13 +13,13 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import gymnasium as gym
 
-from offline_cli.errors import BadData, MissingPackage, UnknownEnvironment
+from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
 from offline_cli.spaces import Space, check_supported
 
 __all__ = ["Env", "Environment", "open_environment", "spaces_of_env"]
@@ -85,19 +85,39 @@ class Environment:
         self.close()
 
 
-def open_environment(name: str) -> Environment:
-    """The environment of that name.
+def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str] = ()) -> Environment:
+    """The environment of that name, made with `kwargs`, inside `wrappers`: the first is the innermost.
 
-    Raises UnknownEnvironment, with near matches, UnsupportedSpace, MissingPackage for what it needs, and BadData where its
-    code raises.
+    A wrapper is `package.module:Class`, or the name of one of gymnasium.wrappers. Raises UnknownEnvironment, with near
+    matches, UnsupportedSpace, MissingPackage for what it needs, BadConfig for kwargs that it does not take and for unknown
+    wrappers, and BadData where its code raises.
     """
+    given, around = dict(kwargs or {}), [_wrapper(text) for text in wrappers]
     if name.startswith(PYTHON):
-        return Environment(name, _maker(name), None)
+        return Environment(name, _fitted_out(name, _maker(name), given, around), None)
     spec = _spec(name)
-    wrapped = bool(spec.additional_wrappers) or spec.vector_entry_point is None
-    vector = None if wrapped else lambda count: gym.make_vec(name, count, vectorization_mode="vector_entry_point")
+    wrapped = bool(spec.additional_wrappers) or bool(wrappers) or spec.vector_entry_point is None
+    vector = None if wrapped else lambda count: gym.make_vec(name, count, vectorization_mode="vector_entry_point", **given)
     # The checker prints about style and slows each step; what comes back is held against the spaces by who plays.
-    return Environment(name, lambda: gym.make(name, disable_env_checker=True), vector)
+    return Environment(
+        name, _fitted_out(name, lambda **own: gym.make(name, disable_env_checker=True, **own), given, around), vector
+    )
+
+
+def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wrappers: list[Any]) -> Callable[[], Any]:
+    def made() -> Any:
+        try:
+            env = make(**kwargs)
+        except TypeError as err:
+            if not kwargs:
+                raise
+            fix = "name arguments that the environment takes, with values that it accepts"
+            raise BadConfig(f"{name} cannot be made with {kwargs}: {err}", where="--env-kwargs", fix=fix) from err
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    return made
 
 
 def spaces_of_env(name: str) -> tuple[Space, Space]:
@@ -130,6 +150,25 @@ def _maker(name: str) -> Callable[[], Any]:
     return make
 
 
+def _wrapper(text: str) -> Any:
+    """The class that `--wrapper` names. Raises BadConfig."""
+    module, colon, attribute = text.removeprefix(PYTHON).rpartition(":")
+    module = module if colon else "gymnasium.wrappers"
+    try:
+        found = getattr(_imported(module, text), attribute, None)
+    except UnknownEnvironment as err:
+        raise _no_wrapper(text, f"there is no module {module!r}", []) from err
+    if not callable(found):
+        near = difflib.get_close_matches(attribute, dir(importlib.import_module(module)), n=3, cutoff=0.5)
+        raise _no_wrapper(text, f"{module} has no class {attribute!r}", near)
+    return found
+
+
+def _no_wrapper(text: str, why: str, near: list[str]) -> BadConfig:
+    fix = f"did you mean {' or '.join(near)}?" if near else "package.module:Class, or the name of one of gymnasium.wrappers"
+    return BadConfig(f"no wrapper {text!r}: {why}", where=f"--wrapper {text}", fix=fix, details={"near": near})
+
+
 def _imported(module: str, name: str) -> ModuleType:
     if not module or module.startswith("."):
         raise _unknown(name, "it names no module")
@@ -149,6 +188,8 @@ def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
     """What `call` gives. Raises MissingPackage or BadData in place of what it raises."""
     try:
         return call()
+    except OfflineCliError:
+        raise
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as err:
         raise _missing(name, err) from err
     except Exception as err:

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from offline_cli import __version__
-from offline_cli.cli import convert, evaluate, inspect, train_bc
+from offline_cli.cli import convert, evaluate, inspect, record, train_bc
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.signals import sigterm_raises
@@ -115,7 +115,7 @@ def _root(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Convert and learn from offline reinforcement-learning data.
+    """Record, convert and learn from offline reinforcement-learning data.
 
     The result of a command goes to stdout, progress and messages to stderr.
     """
@@ -124,6 +124,7 @@ def _root(
         raise typer.Exit(2)
 
 
+app.command("record", epilog=record.EXAMPLES)(record.record)
 app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
 app.command("train-bc", epilog=train_bc.EXAMPLES)(train_bc.train_bc)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)

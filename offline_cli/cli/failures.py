@@ -99,7 +99,7 @@ def _usage(error: Exception, invocation: Invocation) -> UsageError:
 
 
 def _again(invocation: Invocation) -> str:
-    resumable = invocation.args[:1] in (("convert",), ("train-bc",))
+    resumable = invocation.args[:1] in (("record",), ("convert",), ("train-bc",))
     return "the same command with --resume, or with --overwrite to begin again" if resumable else "the same command again"
 
 

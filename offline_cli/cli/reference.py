@@ -12,7 +12,7 @@ from typing import Any
 
 import typer.main
 
-from offline_cli.cli import convert, evaluate, train_bc
+from offline_cli.cli import convert, evaluate, record, train_bc
 from offline_cli.cli import inspect as inspect_command
 from offline_cli.cli.app import app
 from offline_cli.cli.streams import write
@@ -62,6 +62,7 @@ until_return = 450.0
 
 
 _KEYS = {
+    "record": record.KEYS,
     "convert": convert.KEYS,
     "train-bc": train_bc.KEYS,
     "evaluate": evaluate.KEYS,

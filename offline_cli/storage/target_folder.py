@@ -14,16 +14,19 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from offline_cli.errors import BadData, OutputExists
 from offline_cli.storage.layout import DATA, MANIFEST, PART_PREFIX, QUARANTINE, SHARD_PATH, WRITING
 from offline_cli.storage.locations import Location
+from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.quarantine import next_number, quarantine_files
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["TargetFolder", "check_target"]
+__all__ = ["UNFINISHED_WRITING", "TargetFolder", "check_target"]
+
+UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to go on from
 
 
 def check_target(folder: Location, *, overwrite: bool = False, resume: bool = False) -> WritingNote | None:
@@ -35,7 +38,7 @@ def check_target(folder: Location, *, overwrite: bool = False, resume: bool = Fa
         raise OutputExists("a file is here; a dataset is a folder", where=folder.url, fix="give another --out")
     if not folder.exists():
         return None
-    note = _note(folder, needed=resume)
+    note = _note(folder, needed=resume) or (_unfinished(folder) if resume else None)
     if note is not None and (resume or overwrite):
         note.refuse_if_alive(folder)
     if resume and note is not None:
@@ -55,6 +58,16 @@ def _note(folder: Location, *, needed: bool) -> WritingNote | None:
         if needed:
             raise
         return None
+
+
+def _unfinished(folder: Location) -> WritingNote | None:
+    """The note of a writer that committed what it had, before all that was asked for was in it."""
+    place = folder.join(MANIFEST)
+    if not place.exists():
+        return None
+    found = Manifest.from_bytes(place.read_bytes(), where=place.url)
+    kept = found.provenance.get(UNFINISHED_WRITING)
+    return None if found.complete or kept is None else WritingNote.of_document(kept, where=f"{place.url}, {UNFINISHED_WRITING}")
 
 
 def _exists(folder: Location, *, resume: bool) -> OutputExists:
@@ -154,7 +167,11 @@ class TargetFolder:
                 file.remove()
 
     def _write_note(self, options: Mapping[str, Any]) -> None:
-        WritingNote.of_this_process(self.generation, options, self._first_quarantine).write(self.folder)
+        self.note(options).write(self.folder)
+
+    def note(self, options: Mapping[str, Any]) -> WritingNote:
+        """The note of this writing: also what a manifest keeps of one that is committed before it is complete."""
+        return WritingNote.of_this_process(self.generation, options, self._first_quarantine)
 
     def own_shards(self) -> list[Location]:
         """The complete shards of this writing, in order. Raises BadData where one is missing between others."""

@@ -37,7 +37,7 @@ from offline_cli.storage.shards import check_compression
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.statistics import StatisticsBuilder
 from offline_cli.storage.step_tables import with_empty_infos
-from offline_cli.storage.target_folder import TargetFolder
+from offline_cli.storage.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.tally import UNFINISHED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
@@ -121,6 +121,11 @@ class DatasetWriter:
     def episodes_written(self) -> int:
         """Episodes taken so far, those of the shards that `resume` found included; ones without a row are not counted."""
         return len(self._ids)
+
+    @property
+    def steps_written(self) -> int:
+        """Steps in blocks by now: all of the shards that `resume` found, but maybe not of the last episodes written."""
+        return self._statistics.steps
 
     @property
     def ids_written(self) -> frozenset[str]:
@@ -239,8 +244,12 @@ class DatasetWriter:
             shards=tuple(shards.finished),
             statistics=found.as_json(),
             assumptions=dict(assumptions),
-            provenance=with_defaults(self._given_provenance, started=self._started),
+            provenance=self._provenance(complete=complete),
         )
+
+    def _provenance(self, *, complete: bool) -> dict[str, Any]:
+        known = with_defaults(self._given_provenance, started=self._started)
+        return known if complete else {**known, UNFINISHED_WRITING: asdict(self._target.note(self._options()))}
 
     def _adopt_shards(self, shards: ShardSequence) -> None:
         reader = ShardReader(self._rows.name, *self._spaces)

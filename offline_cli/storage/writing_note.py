@@ -22,6 +22,7 @@ from offline_cli.storage.staging import write_whole
 
 __all__ = ["WritingNote"]
 
+FIX = "write the dataset again, with --overwrite"
 KINDS = {
     "generation": str,
     "options": dict,
@@ -67,14 +68,18 @@ class WritingNote:
         place = folder.join(WRITING)
         if not place.exists():
             return None
-        fix = "write the dataset again, with --overwrite"
         try:
             document = orjson.loads(place.read_bytes())
         except ValueError as err:
-            raise BadData(f"no JSON: {err}", where=place.url, fix=fix) from err
+            raise BadData(f"no JSON: {err}", where=place.url, fix=FIX) from err
+        return WritingNote.of_document(document, where=place.url)
+
+    @staticmethod
+    def of_document(document: Any, *, where: str) -> WritingNote:
+        """The note that plain values make. Raises BadData where they make none."""
         wrong = [name for name, kind in KINDS.items() if not isinstance(document, dict) or type(document.get(name)) is not kind]
         if wrong:
-            raise BadData(f"missing or of the wrong kind: {', '.join(wrong)}", where=place.url, fix=fix)
+            raise BadData(f"missing or of the wrong kind: {', '.join(wrong)}", where=where, fix=FIX)
         return WritingNote(**{name: document[name] for name in KINDS})
 
     def write(self, folder: Location) -> None:

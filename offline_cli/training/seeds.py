@@ -1,7 +1,7 @@
 """Where chance comes from: one seed per purpose and number, derived from the run's; refuses to let two purposes share seeds.
 
 A seed for an environment has 31 bits, since some environments take no more. Its highest two bits are the purpose, so that
-checks during training, confirmations and `evaluate` never play the same episode.
+checks during training, confirmations, `evaluate` and `record` never play the same episode.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     EVALUATE = 0
     CHECK = 1
     CONFIRM = 2
+    RECORD = 3
 
 
 def episode_seed(seed: int, purpose: Purpose, index: int, round_: int = 0) -> int:

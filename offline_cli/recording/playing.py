@@ -1,0 +1,87 @@
+"""A plan brought to life: environment, slots, policy and chance of one runner; refuses what does not fit together.
+
+Used by this process where there are no runner processes, and by each of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+
+from offline_cli.environments import Environment, open_environment
+from offline_cli.errors import BadData
+from offline_cli.recording.async_slots import AsyncSlots
+from offline_cli.recording.chance import Chance, EpisodeChance, SharedChance
+from offline_cli.recording.env_runner import EnvRunner
+from offline_cli.recording.own_vector_slots import OwnVectorSlots
+from offline_cli.recording.plan import Plan
+from offline_cli.recording.policies import open_policy
+from offline_cli.recording.policy import Blocks, Policy, fixed_rows
+from offline_cli.recording.slots import SlotFailure, Slots, SyncSlots
+from offline_cli.training.devices import use_threads
+
+__all__ = ["open_planned", "open_runner", "policy_of"]
+
+
+def open_planned(plan: Plan) -> Environment:
+    """The plan's environment. Raises as `open_environment` does."""
+    return open_environment(plan.env, plan.env_kwargs, plan.wrappers)
+
+
+def policy_of(plan: Plan, environment: Environment) -> Policy:
+    """The plan's policy for `environment`. Raises as `open_policy` does."""
+    return open_policy(
+        plan.policy,
+        environment.observation_space,
+        environment.action_space,
+        env=plan.env,
+        explore=plan.explore,
+        device=plan.device,
+        storage_options=plan.storage_options,
+    )
+
+
+@contextmanager
+def open_runner(
+    plan: Plan, runner: int, *, environment: Environment, policy: Policy, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[EnvRunner]:
+    """Runner `runner`, with torch on one thread; its slots are closed at the end. Raises as `open_environment` does."""
+    spaces = environment.observation_space, environment.action_space
+    with use_threads(1):
+        blocks = Blocks(policy, _count(plan, runner), block_rows=None if plan.own_class else fixed_rows(policy, spaces[0]))
+        with _slots(plan, runner, environment, blocks.padded) as slots:
+            yield EnvRunner(
+                plan,
+                runner,
+                slots,
+                blocks,
+                _chance(plan, runner, len(slots.ready), policy.chance_size),
+                spaces=spaces,
+                fingerprint=policy.fingerprint,
+                stopped=stopped,
+            )
+
+
+def _count(plan: Plan, runner: int) -> int:
+    """Slots: no more than there are episodes, unless their number changes the episodes."""
+    share = plan.share(runner)
+    return plan.num_envs if plan.own_class or share is None else max(1, min(plan.num_envs, share))
+
+
+def _slots(plan: Plan, runner: int, environment: Environment, padded: int) -> AbstractContextManager[Slots]:
+    count, space = _count(plan, runner), environment.observation_space
+    if plan.own_class:
+        try:
+            return closing(OwnVectorSlots(environment.vector(count), space, plan.vector_seed(runner), plan.env))
+        except SlotFailure as err:
+            what = f"its vector class raised {err.cause} ({err.doing})"
+            raise BadData(what, where=plan.env, fix="--vectorize sync, or mend the class") from err
+    if plan.vectorize == "async":
+        return closing(AsyncSlots(plan.env, plan.env_kwargs, plan.wrappers, count, space, padded))
+    return closing(SyncSlots(environment.singles(count), space, padded))
+
+
+def _chance(plan: Plan, runner: int, slots: int, size: int) -> Chance:
+    if plan.own_class:
+        return SharedChance(plan.vector_seed(runner), slots, size)
+    return EpisodeChance(plan.seed, slots, size)

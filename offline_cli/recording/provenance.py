@@ -1,0 +1,60 @@
+"""What a manifest says of a recording beyond its data, and whether a dataset is that recording already; refuses nothing."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from offline_cli.recording.plan import Plan, environment_seed
+from offline_cli.storage.layout import MANIFEST, WRITING
+from offline_cli.storage.locations import Location
+from offline_cli.storage.manifest import Manifest
+
+__all__ = ["is_finished", "provenance"]
+
+RECORDING = "recording"
+
+
+def provenance(plan: Plan, fingerprint: str, command: Sequence[str]) -> dict[str, Any]:
+    """For `DatasetWriter`: policy, seeds, and all that the episodes follow from."""
+    known: dict[str, Any] = {"policy": plan.policy, "seeds": [plan.seed], RECORDING: _described(plan, fingerprint)}
+    if command:
+        known["commands"] = [shlex.join(command)]
+    return known
+
+
+def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "identity": plan.identity(fingerprint),
+        "policy_fingerprint": fingerprint,
+        "explore": plan.explore,
+        "seed": plan.seed,
+        "first_episode": plan.first,
+        "wrappers": list(plan.wrappers),
+        "vectorize": plan.vectorize,
+        "num_envs": plan.num_envs,
+        "runners": plan.runners,
+        "device": plan.device,
+    }
+    if plan.own_class:
+        return {**described, "vector_seeds": [plan.vector_seed(runner) for runner in range(plan.runners)]}
+    return {
+        **described,
+        "first_environment_seed": environment_seed(plan.seed, plan.first),
+    }  # the next episode has the next seed
+
+
+def is_finished(target: Location, plan: Plan, fingerprint: str, format: str) -> Manifest | None:
+    """The manifest of a dataset that holds all that the plan asks for, recorded the same way; None for any other."""
+    place = target.join(MANIFEST)
+    if target.join(WRITING).exists() or not place.exists():
+        return None
+    found = Manifest.from_bytes(place.read_bytes(), where=place.url)
+    told = found.provenance.get(RECORDING)
+    same = isinstance(told, dict) and (told.get("identity"), told.get("first_episode")) == (
+        plan.identity(fingerprint),
+        plan.first,
+    )
+    enough = found.counts.episodes == plan.episodes if plan.episodes is not None else found.counts.steps >= (plan.steps or 0)
+    return found if found.complete and found.format == format and same and enough else None

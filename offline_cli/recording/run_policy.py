@@ -1,0 +1,127 @@
+"""A `train-bc` run, or any RLModule, as a policy to record; refuses modules that carry a state from step to step.
+
+Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions: they are certain.
+Actions are recorded in the scale that the module works in. `normalized`: its own outputs, before they are stretched to the
+bounds; `env`: as the environment takes them, within its bounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offline_cli.columns import Columns
+from offline_cli.errors import BadConfig
+from offline_cli.modules.distributions import ActionHead, DiagonalGaussian
+from offline_cli.modules.drawing import chance_size, drawn_actions
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.straight import straight_forward
+from offline_cli.recording.policy import Acted
+from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.trees import Tree, flatten, map_leaves
+
+__all__ = ["ModulePolicy", "run_policy"]
+
+
+class ModulePolicy:
+    """An RLModule in evaluation mode."""
+
+    rows_alike = False
+
+    def __init__(self, module: RLModule, *, explore: bool, device: torch.device, fingerprint: str, name: str) -> None:
+        if module.get_initial_state():
+            fix = "record a policy without a state, or wrap it as python:module:attribute"
+            raise BadConfig("the policy carries a state from step to step", where=f"--policy {name}", fix=fix)
+        self.fingerprint = fingerprint
+        self._module = module.to(device).eval()
+        self._head: ActionHead = module.action_head
+        self._device, self._explore = device, explore
+        self._straight = straight_forward(self._module)
+        self._normalized = _is_normalized(self._head)
+        self._dtypes = {path: _recorded_dtype(leaf) for path, leaf in leaf_spaces(module.action_space).items()}
+        self.action_scale = "normalized" if self._normalized else "env"
+        self.chance_size = chance_size(self._head) if explore else 0
+        self._certain = np.zeros(0, np.float32)
+
+    def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
+        """See Policy."""
+        with torch.inference_mode():
+            inputs = self._forward(self._tensors(observations))
+            return self._explored(inputs, chance) if self._explore else self._greedy(inputs)
+
+    def _forward(self, observations: Tree) -> Tensor:
+        if self._straight is not None:
+            return self._straight(observations)
+        forward = self._module.forward_exploration if self._explore else self._module.forward_inference
+        inputs: Tensor = forward({Columns.OBS: observations})[Columns.ACTION_DIST_INPUTS]
+        return inputs
+
+    def _tensors(self, tree: Tree) -> Tree:
+        if isinstance(tree, np.ndarray) and self._device.type == "cpu":  # the usual case
+            return torch.from_numpy(tree)
+        return map_leaves(lambda leaf: torch.as_tensor(leaf, device=self._device), tree)
+
+    def _greedy(self, inputs: Tensor) -> Acted:
+        recorded, for_env = self._both(self._head.greedy(inputs))
+        found = _array(inputs)
+        if len(self._certain) != len(found):
+            self._certain = np.zeros(len(found), np.float32)
+        return Acted(recorded, for_env, {Columns.ACTION_DIST_INPUTS: found, Columns.ACTION_LOGP: self._certain})
+
+    def _explored(self, inputs: Tensor, chance: NDArray[np.float64]) -> Acted:
+        numbers = torch.as_tensor(chance, dtype=inputs.dtype, device=inputs.device)
+        recorded, for_env = self._both(drawn_actions(self._head, inputs, numbers))
+        logp = self._head.logp(inputs, self._tensors(recorded))  # of what is recorded: a clipped action has its own
+        return Acted(
+            recorded,
+            for_env,
+            {Columns.ACTION_DIST_INPUTS: _array(inputs), Columns.ACTION_LOGP: _array(logp)},
+        )
+
+    def _both(self, actions: Tree) -> tuple[Tree, Tree]:
+        """Actions as they are recorded, and as the environment takes them."""
+        arrays = _array(actions) if isinstance(actions, Tensor) else map_leaves(_array, actions)
+        for_env = self._head.for_env(arrays)
+        if not self._normalized:
+            return for_env, for_env
+        typed = iter([leaf.astype(self._dtypes[path], copy=False) for path, leaf in flatten(arrays)])
+        return map_leaves(lambda _: next(typed), arrays), for_env
+
+
+def run_policy(
+    run: str, *, explore: bool, device: torch.device, storage_options: Mapping[str, Any] | None
+) -> tuple[ModulePolicy, Space, Space]:
+    """The policy of a run folder, and its observation and action space. Raises as `load_policy` does."""
+    from offline_cli.training.policy_files import load_policy
+
+    module, description = load_policy(run, storage_options)
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    policy = ModulePolicy(module, explore=explore, device=device, fingerprint=digest.hexdigest(), name=run)
+    return policy, module.observation_space, module.action_space
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    found: NDArray[Any] = (tensor.cpu() if tensor.is_cuda else tensor).numpy()
+    return found
+
+
+def _is_normalized(head: ActionHead) -> bool:
+    """Whether a Box among the actions is recorded in [-1, 1]; all of them are, where one is."""
+    return any(isinstance(part, DiagonalGaussian) and part.normalized for part in head.modules())
+
+
+def _recorded_dtype(space: Space) -> Any:
+    """The space's; an integer box in [-1, 1] would be no integers any more."""
+    return (
+        np.dtype(np.float32) if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iub" else np.dtype(space.dtype)
+    )

@@ -1,0 +1,285 @@
+"""Steps of many slots as they come, put together to whole episodes in order; refuses to give a part of one.
+
+Each step writes one row per slot into arrays made beforehand (C, S, ...), without an object per step. Every C steps the rows
+are gathered into a store that holds what has not been given out: runs of rows, each of one episode. Whole episodes leave it in
+order of their numbers. An episode has T + 1 rows there, the last for its last observation alone. A row is copied three times
+on its way, and the store is packed when less than half of it is still wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.recording.policy import Acted
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, leaves, unflatten_like
+
+__all__ = ["StepStore", "bytes_per_row"]
+
+CHUNK_BYTES: Final = 8 << 20
+MIN_STEPS, MAX_STEPS = 8, 1024  # C
+Index = NDArray[np.int64]
+Rows = NDArray[Any]
+
+
+def bytes_per_row(obs: Tree, acted: Acted) -> int:
+    """Bytes of one step of one slot."""
+    trees = (obs, acted.actions, *acted.extras.values())
+    return 8 + sum(int(leaf.nbytes) // max(1, len(leaf)) for tree in trees for leaf in leaves(tree))
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Runs of rows, one row of arrays for each."""
+
+    episode: Index
+    order: Index  # of the runs of one episode
+    row: Index  # of its first row
+    length: Index
+
+    def part(self, chosen: Any) -> _Runs:
+        return _Runs(self.episode[chosen], self.order[chosen], self.row[chosen], self.length[chosen])
+
+    def rows(self, stride: Index | int = 1) -> Index:
+        """The rows of all runs, one after the other; `stride` between two rows of a run."""
+        ends = np.cumsum(self.length)
+        within: Index = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - self.length, self.length)
+        strides = np.repeat(stride, self.length) if isinstance(stride, np.ndarray) else stride
+        rows: Index = np.repeat(self.row, self.length) + within * strides
+        return rows
+
+
+def _no_runs() -> _Runs:
+    return _Runs(*(np.zeros(0, np.int64) for _ in range(4)))
+
+
+class _Column:
+    """One array of a recording: the rows of the current chunk, and those that are kept."""
+
+    def __init__(self, like: Rows, steps: int, slots: int, spare: int) -> None:
+        """`spare`: rows after the chunk's, for last observations; 0 for what steps have and observations have not."""
+        empty = None if like.dtype == object else 0
+        self.chunk = np.full((steps * slots + spare, *like.shape[1:]), empty, like.dtype)
+        self.by_step = self.chunk[: steps * slots].reshape(steps, slots, *like.shape[1:])
+        self.spare = self.chunk[steps * slots :]
+        self._store = self.chunk[:0]
+
+    def keep(self, rows: Index, used: int) -> None:
+        """Append these rows of the chunk to the `used` rows of the store."""
+        wanted = used + len(rows)
+        if wanted > len(self._store):
+            larger = np.empty((max(wanted, 2 * len(self._store)), *self.chunk.shape[1:]), self.chunk.dtype)
+            larger[:used] = self._store[:used]
+            self._store = larger
+        taken = rows if len(self.spare) else np.minimum(rows, len(self.chunk) - 1)  # a last observation has no step
+        np.take(self.chunk, taken, axis=0, out=self._store[used:wanted], mode="clip")
+
+    def given(self, rows: Index) -> Rows:
+        return self._store[rows]
+
+    def pack(self, rows: Index) -> None:
+        """Keep these rows alone, in this order."""
+        self._store = self._store[rows]
+
+
+class StepStore:
+    """Rows of S slots on their way to becoming episodes. Episodes are numbered from 0 as they begin."""
+
+    def __init__(self, obs: Tree, acted: Acted, slots: int, observation_space: Space, action_space: Space) -> None:
+        """`obs` and `acted` show what a row is made of: leaves (at least S, ...)."""
+        size = bytes_per_row(obs, acted)
+        steps = int(np.clip(CHUNK_BYTES // (size * slots), MIN_STEPS, MAX_STEPS))
+        self._spaces = observation_space, action_space
+        self._slots, self._steps = slots, steps
+        self._spare = slots * max(1, steps // 8)
+        self._obs_like, self._actions_like, self._extras_like = obs, acted.actions, dict(acted.extras)
+        self._obs = [self._column(leaf, self._spare) for leaf in leaves(obs)]
+        self._actions = [self._column(leaf) for leaf in leaves(acted.actions)]
+        self._extras = [self._column(leaf) for tree in acted.extras.values() for leaf in leaves(tree)]
+        self._of_acts = [*self._actions, *self._extras]
+        self._rewards = self._column(np.zeros(1))
+        self._infos: _Column | None = None
+        self._row = 0  # in the chunk
+        self._finals = 0  # rows of spare that are taken
+        self._used = 0  # rows of the store
+        self._chunks = 0
+        self._begun = np.zeros(slots, np.int64)  # the chunk's row that a slot's episode, or its part here, begins at
+        self._episode = np.full(slots, -1, np.int64)  # that each slot plays; -1: none
+        self._pieces: list[
+            tuple[Index, Index, Index, Index]
+        ] = []  # of the chunk: episodes, slots, first row, row after the last
+        self._last: list[tuple[Index, Index]] = []  # of the chunk: episodes, rows of their last observations
+        self._flags: list[tuple[Rows, Rows]] = []  # terminated and truncated of the same
+        self._runs = _no_runs()
+        self._ended = np.zeros((3, 0), np.int64)  # of whole episodes not given out: number, terminated, truncated
+        self._next = 0  # episode to give out
+
+    def _column(self, like: Rows, spare: int = 0) -> _Column:
+        return _Column(like, self._steps, self._slots, spare)
+
+    # ---- one step ----
+
+    @property
+    def full(self) -> bool:
+        """Whether `flush` must come before the next step."""
+        return self._row == self._steps or self._finals + self._slots > self._spare
+
+    def begin(self, slots: Index, episodes: Index) -> None:
+        """These slots begin these episodes at the next step."""
+        self._episode[slots] = episodes
+        self._begun[slots] = self._row
+
+    def act(self, obs: Tree, infos: Rows | None, acted: Acted) -> None:
+        """What was seen, and done about it; rows of slots without an episode are not looked at."""
+        row = self._row
+        for column, leaf in zip(self._obs, _flat(obs), strict=True):
+            column.by_step[row] = leaf if len(leaf) == self._slots else leaf[: self._slots]
+        columns = iter(self._of_acts)
+        for tree in (acted.actions, *acted.extras.values()):
+            for leaf in _flat(tree):
+                next(columns).by_step[row] = leaf
+        if infos is not None:
+            self._info_column().by_step[row] = infos
+
+    def _info_column(self) -> _Column:
+        if self._infos is None:
+            self._infos = self._column(np.full(1, None), self._spare)
+            self._infos.keep(np.zeros(self._used, np.int64), 0)  # nothing was said before: the chunk is still empty
+        return self._infos
+
+    def reward(self, rewards: NDArray[Any]) -> None:
+        """What came of it; ends the step."""
+        self._rewards.by_step[self._row] = rewards
+        self._row += 1
+
+    def end(self, slots: Index, flags: tuple[Rows, Rows], finals: Tree, infos: Rows | None) -> None:
+        """The episodes of these slots have ended with the last step; flags: terminated and truncated, (k,) each."""
+        episodes = self._episode[slots]
+        self._pieces.append((episodes, slots, self._begun[slots], np.full(len(slots), self._row)))
+        at = slice(self._finals, self._finals + len(slots))
+        for column, leaf in zip(self._obs, leaves(finals), strict=True):
+            column.spare[at] = leaf
+        if infos is not None or self._infos is not None:
+            self._info_column().spare[at] = infos if infos is not None else None
+        self._last.append((episodes, np.arange(at.start, at.stop) + self._steps * self._slots))
+        self._finals = at.stop
+        self._flags.append(flags)
+        self._episode[slots] = -1
+
+    # ---- many ----
+
+    def flush(self, ids: Any, *, limit: int | None = None) -> EpisodeBatch | None:
+        """The whole episodes that come next, up to number `limit`; None where there are none.
+
+        `ids`: from episode numbers (E,) to as many ids.
+        """
+        self._keep_chunk()
+        count = self._count_next(limit)
+        batch = self._given(count, ids) if count else None
+        self._drop(self._next + count)
+        return batch
+
+    def _keep_chunk(self) -> None:
+        playing = np.flatnonzero(self._episode >= 0)
+        open_ = (self._episode[playing], playing, self._begun[playing], np.full(len(playing), self._row))
+        episodes, slots, first, stop = (np.concatenate(parts) for parts in zip(*self._pieces, open_, strict=True))
+        last = [np.concatenate(parts) for parts in zip(*self._last, strict=True)] if self._last else [np.zeros(0, np.int64)] * 2
+        steps, ends = len(episodes), len(last[0])
+        if ends:
+            flags = [np.concatenate(parts) for parts in zip(*self._flags, strict=True)]
+            self._ended = np.concatenate([self._ended, np.stack([last[0], *flags])], axis=1)
+        runs = _Runs(
+            episode=np.concatenate([episodes, last[0]]),
+            order=np.repeat([2 * self._chunks, 2 * self._chunks + 1], [steps, ends]),
+            row=np.concatenate([first * self._slots + slots, last[1]]),
+            length=np.concatenate([stop - first, np.ones(ends, np.int64)]),
+        )
+        rows = runs.rows(np.repeat([self._slots, 1], [steps, ends]))
+        for column in self._columns():
+            column.keep(rows, self._used)
+        runs.row = self._used + np.cumsum(runs.length) - runs.length
+        self._runs = _joined(self._runs, runs)
+        self._used += len(rows)
+        self._row = self._finals = 0
+        self._begun[:] = 0
+        self._pieces, self._last, self._flags = [], [], []
+        self._chunks += 1
+        if self._infos is not None:
+            self._infos.chunk[:] = None
+
+    def _columns(self) -> list[_Column]:
+        infos = [] if self._infos is None else [self._infos]
+        return [*self._obs, *self._actions, *self._extras, self._rewards, *infos]
+
+    def _count_next(self, limit: int | None) -> int:
+        """How many whole episodes follow each other from `_next` on."""
+        self._ended = self._ended[:, np.argsort(self._ended[0])]
+        numbers = self._ended[0]
+        in_line = numbers == self._next + np.arange(len(numbers))
+        count = len(numbers) if in_line.all() else int(np.argmin(in_line))
+        return count if limit is None else max(0, min(count, limit - self._next))
+
+    def _given(self, count: int, ids: Any) -> EpisodeBatch:
+        runs = self._runs.part(self._runs.episode < self._next + count)
+        runs = runs.part(np.lexsort((runs.order, runs.episode)))
+        rows = runs.rows()
+        observed = np.zeros(count, np.int64)
+        np.add.at(observed, runs.episode - self._next, runs.length)
+        is_step = np.ones(len(rows), np.bool_)
+        is_step[np.cumsum(observed) - 1] = False
+        steps = rows[is_step]
+        return EpisodeBatch(
+            ids=ids(self._next + np.arange(count)),
+            starts=np.concatenate([[0], np.cumsum(observed - 1)]).astype(np.int64),
+            obs=unflatten_like(self._obs_like, [column.given(rows) for column in self._obs]),
+            actions=unflatten_like(self._actions_like, [column.given(steps) for column in self._actions]),
+            rewards=self._rewards.given(steps),
+            terminated=self._ended[1, :count].astype(np.bool_),
+            truncated=self._ended[2, :count].astype(np.bool_),
+            extra=self._extra(steps),
+            infos=None if self._infos is None else _dicts(self._infos.given(rows)),
+            observation_space=self._spaces[0],
+            action_space=self._spaces[1],
+        )
+
+    def _extra(self, steps: Index) -> Mapping[str, Tree]:
+        columns = iter(self._extras)
+        return {
+            name: unflatten_like(like, [next(columns).given(steps) for _ in leaves(like)])
+            for name, like in self._extras_like.items()
+        }
+
+    def _drop(self, first: int) -> None:
+        """Forget all episodes before `first`."""
+        count, self._next = first - self._next, first
+        self._ended = self._ended[:, count:]
+        self._runs = self._runs.part(self._runs.episode >= first)
+        wanted = int(self._runs.length.sum())
+        if 2 * wanted <= self._used:
+            rows = self._runs.rows()
+            for column in self._columns():
+                column.pack(rows)
+            self._runs.row = np.cumsum(self._runs.length) - self._runs.length
+            self._used = wanted
+
+
+def _flat(tree: Tree) -> list[Rows]:
+    """The leaves; the usual tree is one, and this is asked at every step."""
+    return [tree] if isinstance(tree, np.ndarray) else leaves(tree)
+
+
+def _joined(left: _Runs, right: _Runs) -> _Runs:
+    names = ("episode", "order", "row", "length")
+    return _Runs(*(np.concatenate([getattr(left, name), getattr(right, name)]) for name in names))
+
+
+def _dicts(infos: Rows) -> list[Mapping[str, Any]] | None:
+    """One dict per observation; None where all are empty."""
+    found = infos.tolist()
+    return [info or {} for info in found] if any(found) else None

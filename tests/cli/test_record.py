@@ -1,0 +1,73 @@
+"""`offline-cli record`: options in, dataset out, one JSON object; and what a wrong command line says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_cli.cli.record import KEYS
+
+Call = Callable[..., Any]
+
+
+def test_record_makes_a_dataset_that_inspect_reads(tmp_path: Path, call_json: Call) -> None:
+    out = tmp_path / "D"
+    code, told = call_json("record", "CartPole-v1", "--out", out, "--policy", "random", "--episodes", "6", "--num-envs", "4")
+    assert code == 0
+    assert told.keys() >= set(KEYS)
+    assert (told["episodes"], told["vectorize"], told["complete"]) == (6, "vector_entry_point", True)
+    code, seen = call_json("inspect", out)
+    assert (code, seen["episodes"], seen["steps"]) == (0, 6, told["steps"])
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["provenance"]["commands"][0].startswith("offline-cli record CartPole-v1 --out")
+
+
+def test_what_is_recorded_trains_and_the_run_is_recorded_again(tmp_path: Path, call_json: Call) -> None:
+    cpu = ("--device", "cpu")
+    data, run, again = tmp_path / "D", tmp_path / "run", tmp_path / "again"
+    words = ("record", "Pendulum-v1", "--out", data, "--policy", "random", "--steps", "300", "--format", "columns", *cpu)
+    assert call_json(*words)[0] == 0
+    assert call_json("train-bc", data, "--out", run, "--updates", "2", *cpu)[0] == 0
+    code, told = call_json("record", "Pendulum-v1", "--out", again, "--policy", run, "--episodes", "2", "--explore", *cpu)
+    assert (code, told["episodes"], told["steps"], told["action_scale"], told["explore"]) == (0, 2, 400, "env", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind", "place"),
+    [
+        (("CartPole-v1",), 2, "usage-error", "record"),
+        (("CartPole-v1", "--episodes", "1", "--steps", "1"), 2, "usage-error", "record"),
+        (("Kartpole-v1", "--episodes", "1"), 4, "unknown-environment", "Kartpole-v1"),
+        (("CartPole-v1", "--episodes", "1", "--env-kwargs", "{gravity: 9}"), 4, "bad-config", "--env-kwargs"),
+        (("CartPole-v1", "--episodes", "1", "--env-kwargs", "[1]"), 4, "bad-config", "--env-kwargs"),
+        (("CartPole-v1", "--episodes", "1", "--wrapper", "Nothing"), 4, "bad-config", "--wrapper Nothing"),
+        (("Pendulum-v1", "--episodes", "1", "--vectorize", "vector_entry_point"), 4, "bad-config", "--vectorize"),
+    ],
+)
+def test_what_cannot_be_recorded_says_where_and_leaves_nothing(
+    words: tuple[str, ...], code: int, kind: str, place: str, tmp_path: Path, call_json: Call
+) -> None:
+    exit_code, told = call_json("record", *words, "--out", tmp_path / "D", "--policy", "random")
+    assert (exit_code, told["error"]["code"]) == (code, kind)
+    assert place in told["error"]["where"]
+    assert told["error"]["fix"]
+    assert not (tmp_path / "D").exists()
+
+
+def test_arguments_and_wrappers_reach_the_environment(tmp_path: Path, call_json: Call) -> None:
+    words = ("record", "Pendulum-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", "--device", "cpu")
+    code, told = call_json(*words, "--env-kwargs", '{"max_episode_steps": 7}', "--wrapper", "FlattenObservation")
+    assert (code, told["steps"], told["vectorize"]) == (0, 14, "sync")
+
+
+def test_an_existing_dataset_is_not_touched_unasked(tmp_path: Path, call_json: Call) -> None:
+    words = ("record", "CartPole-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", "--device", "cpu")
+    assert call_json(*words)[0] == 0
+    assert call_json(*words)[0] == 2
+    assert call_json(*words, "--resume")[0] == 0
+    assert call_json(*words, "--overwrite", "--dry-run")[1]["dry_run"] is True
+    assert call_json(*words, "--overwrite", "--seed", "1")[1]["seed"] == 1

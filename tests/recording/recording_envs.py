@@ -1,0 +1,196 @@
+"""Environments and policies whose episodes are known; a module of its own, so that runner processes find it too."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+
+class Count(gym.Env):
+    """Counts its steps; length, 1 to 30, and the numbers beside the count follow from the seed. Infos at every other step."""
+
+    def __init__(self, fail_at=None, shift=0):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self.fail_at, self.shift = fail_at, shift
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = int(self.np_random.integers(1, 31))
+        self.t = 0
+        return self._seen(), {"seed": seed}
+
+    def _seen(self):
+        return np.array([self.t + self.shift, self.length, self.np_random.normal()], np.float32)
+
+    def step(self, action):
+        assert self.t < self.length, "stepped after its end"
+        if self.fail_at is not None and self.length == self.fail_at and self.t == 2:
+            raise RuntimeError("the motor is on fire")
+        self.t += 1
+        over = self.t == self.length
+        info = {"t": self.t, "over": over} if self.t % 2 else {}
+        return (
+            self._seen(),
+            float(self.t) + 0.1 * int(action),
+            over and self.length % 2 == 0,
+            over and self.length % 2 == 1,
+            info,
+        )
+
+
+class Aim(Count):
+    """Box actions within [-2, 3]."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Box(-2.0, 3.0, (2,), np.float32)
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return super().step(0)
+
+
+class Nested(Count):
+    """Dict observations with a Tuple inside, and a Tuple of actions."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict(
+            {"pair": spaces.Tuple([spaces.Discrete(31), spaces.Box(-9, 9, (2,), np.float64)]), "bits": spaces.MultiBinary(2)}
+        )
+        self.action_space = spaces.Tuple([spaces.Discrete(3, start=5), spaces.Box(0.0, np.inf, (1,), np.float32)])
+
+    def _seen(self):
+        return {"bits": np.array([self.t % 2, 1], np.int8), "pair": (self.t, self.np_random.uniform(size=2))}
+
+    def step(self, action):
+        assert self.action_space.contains(tuple(action)), action
+        return super().step(action[0] - 5)
+
+
+class OwnVector(VectorEnv):
+    """Resets in each of gymnasium's three ways; slot s plays episodes of 1 + s, 2 + s, ... steps. Seen: t, episode, s."""
+
+    def __init__(self, num_envs=1, mode="NextStep", **kwargs):
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode(mode)} if mode else {}
+        self.mode = mode
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.single_action_space = spaces.Discrete(3)
+        self.action_space = spaces.MultiDiscrete([3] * num_envs)
+
+    def _seen(self):
+        return np.stack([self.t, self.episode, np.arange(self.num_envs)], 1).astype(np.float32)
+
+    def _infos(self, mask):
+        return {"t": self.t.copy(), "_t": mask} if mask.any() else {}
+
+    def reset(self, *, seed=None, options=None):
+        mask = (options or {}).get("reset_mask")
+        if mask is None:
+            self.t, self.episode = np.zeros((2, self.num_envs), np.int64)
+            self.over = np.zeros(self.num_envs, bool)
+        else:
+            self.t[mask], self.over[mask] = 0, False
+            self.episode[mask] += 1
+        return self._seen(), {}
+
+    def step(self, actions):
+        assert self.action_space.contains(actions)
+        assert self.mode == "NextStep" or not self.over.any()
+        reset = self.over.copy()
+        self.t = np.where(reset, 0, self.t + 1)
+        self.episode += reset
+        self.over = self.t == 1 + np.arange(self.num_envs) + self.episode
+        rewards, over = np.where(reset, 0.0, self.t), self.over.copy()
+        infos = self._infos(~reset)
+        if self.mode == "SameStep" and over.any():
+            infos = {"final_obs": self._seen(), "_final_obs": over, "final_info": self._infos(over), "_final_info": over}
+            self.t[over], self.over = 0, np.zeros_like(over)
+            self.episode += over
+            infos |= self._infos(~over)
+        return self._seen(), rewards, over, np.zeros_like(over), infos
+
+
+class Slow(Count):
+    """Takes 2 ms for a step, so that there is time to interrupt it."""
+
+    def step(self, action):
+        time.sleep(0.002)
+        return super().step(action)
+
+
+gym.register("Count-v0", Count)
+gym.register("Slow-v0", Slow)
+gym.register("Aim-v0", Aim)
+gym.register("Nested-v0", Nested)
+for name in ("NextStep", "SameStep", "Disabled"):
+    gym.register(f"Own{name}-v0", Count, vector_entry_point=partial(OwnVector, mode=name))
+gym.register("OwnSilent-v0", Count, vector_entry_point=partial(OwnVector, mode=None))
+
+
+def make_count(**kwargs: Any) -> Count:
+    """For `python:recording_envs:make_count`."""
+    return Count(**kwargs)
+
+
+class Doubled(gym.ObservationWrapper[Any, Any, Any]):
+    """Twice every observation."""
+
+    def observation(self, observation: Any) -> Any:
+        return 2 * observation
+
+
+def one_at_a_time(observation: Any) -> int:
+    """A policy of single observations."""
+    return int(observation[0]) % 3
+
+
+def batched(observations: Any) -> Any:
+    """The same, of batches; with an extra model output."""
+    choice = observations[:, 0].astype(int) % 3
+    return {"actions": choice, "guess": np.stack([choice, -choice], 1).astype(np.float32)}
+
+
+def by_chance(observation: Any, rng: Any, explore: bool) -> int:
+    """Draws where it explores."""
+    return int(rng.integers(3)) if explore else 0
+
+
+def failing(observation: Any) -> int:
+    """Raises at the third step of every episode of 20 steps."""
+    if observation[0] == 2 and observation[1] == 20:
+        raise ValueError("no idea")
+    return 1
+
+
+def too_many(observations: Any) -> Any:
+    """Two numbers where the space takes one choice."""
+    return np.zeros((len(observations), 2), int)
+
+
+class Teacher:
+    """With `predict`, as models of stable-baselines3 have; a class is made."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def predict(self, observations: Any, deterministic: bool = True) -> tuple[Any, None]:
+        """Always 2, or anything."""
+        import torch
+
+        drawn = torch.randint(0, 3, (len(observations),)).numpy()
+        return (np.full(len(observations), 2) if deterministic else drawn), None
+
+
+class Stranger(Teacher):
+    """For an environment with other spaces."""
+
+    action_space = spaces.Discrete(4)

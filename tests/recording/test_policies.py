@@ -1,0 +1,202 @@
+"""What can play: run folders, Python code, models of stable-baselines3; and what cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from offline_cli.datasets.opening import open_dataset
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
+from offline_cli.modules.distributions import build_head
+from offline_cli.modules.drawing import chance_size, drawn_actions
+from offline_cli.recording.uniform import uniform_size, uniform_values
+from offline_cli.training.policy_files import load_policy
+from offline_cli.trees import leaves
+
+Record = Callable[..., Path]
+Read = Callable[[Path], EpisodeBatch]
+Same = Callable[[EpisodeBatch, EpisodeBatch], None]
+
+
+def test_a_run_plays_greedily_and_keeps_its_model_outputs(
+    recorded: Record, read: Read, run_folder: Callable[..., Path]
+) -> None:
+    run = str(run_folder("CartPole-v1"))
+    batch = read(recorded("CartPole-v1", policy=run, episodes=4))
+    module, _ = load_policy(run)
+    with torch.no_grad():
+        wanted = module.forward_inference({"obs": torch.as_tensor(np.array(batch.acted_obs()))})["action_dist_inputs"].numpy()
+    np.testing.assert_allclose(batch.extra["action_dist_inputs"], wanted, atol=1e-6)
+    np.testing.assert_array_equal(batch.actions, batch.extra["action_dist_inputs"].argmax(-1))
+    assert not batch.extra["action_logp"].any()
+
+
+def test_a_run_that_explores_draws_by_its_own_likelihoods(
+    recorded: Record, read: Read, run_folder: Callable[..., Path]
+) -> None:
+    batch = read(recorded("CartPole-v1", policy=str(run_folder("CartPole-v1")), explore=True, episodes=60))
+    logits = torch.as_tensor(np.array(batch.extra["action_dist_inputs"]))
+    chance = torch.log_softmax(logits, -1)
+    picked = chance[torch.arange(len(chance)), torch.as_tensor(np.array(batch.actions))]
+    np.testing.assert_allclose(batch.extra["action_logp"], picked.numpy(), atol=1e-6)
+    share, expected = float((batch.actions == 1).mean()), float(chance.exp()[:, 1].mean())
+    assert abs(share - expected) < 4 * np.sqrt(0.25 / len(chance))
+
+
+@pytest.mark.parametrize(("scale", "low", "high"), [("normalized", -99.0, 99.0), ("env", -2.0, 3.0)])
+def test_actions_are_recorded_in_the_scale_that_the_run_was_trained_in(
+    scale: str, low: float, high: float, recorded: Record, read: Read, run_folder: Callable[..., Path]
+) -> None:
+    run = str(run_folder("recording_envs:Aim-v0", action_scale=scale))
+    out = recorded("recording_envs:Aim-v0", policy=run, explore=True)
+    actions = read(out).actions
+    assert open_dataset(str(out)).manifest.action_scale == scale
+    assert actions.dtype == np.float32
+    assert low <= actions.min() <= actions.max() <= high
+    assert (np.abs(actions) > 1.0).any()
+
+
+def test_functions_of_one_observation_and_of_batches_play_alike(recorded: Record, read: Read) -> None:
+    one = read(recorded(policy="python:recording_envs:one_at_a_time"))
+    many = read(recorded(policy="python:recording_envs:batched"))
+    np.testing.assert_array_equal(one.actions, many.actions)
+    np.testing.assert_array_equal(one.obs, many.obs)
+
+
+def test_a_function_gets_the_flag_and_the_chance_that_it_asks_for(recorded: Record, read: Read) -> None:
+    policy = "python:recording_envs:by_chance"
+    assert not read(recorded(policy=policy)).actions.any()
+    assert set(read(recorded(policy=policy, explore=True)).actions.tolist()) == {0, 1, 2}
+
+
+def test_a_class_with_predict_is_made_and_plays(recorded: Record, read: Read) -> None:
+    assert set(read(recorded(policy="python:recording_envs:Teacher")).actions.tolist()) == {2}
+
+
+def test_a_policy_for_other_spaces_is_refused_with_both(recorded: Record, run_folder: Callable[..., Path]) -> None:
+    cases = {
+        "python:recording_envs:Stranger": r"Discrete\(4\).*Discrete\(3\)",
+        "python:recording_envs:too_many": r"\(3, 2\).*Discrete\(3\)",
+    }
+    cases[str(run_folder("CartPole-v1"))] = r"Box\(4, float32\).*Box\(3, float32\)"
+    for policy, told in cases.items():
+        with pytest.raises(SpaceMismatch, match=told) as caught:
+            recorded(policy=policy)
+        assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+def test_a_policy_that_raises_is_named_with_episode_and_step(runners: int, recorded: Record, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no idea") as caught:
+        recorded(policy="python:recording_envs:failing", episodes=200, num_envs=40, num_env_runners=runners)
+    name, episode, step = caught.value.where.split(", ")
+    assert (name, step) == ("recording_envs:Count-v0", "step 2")
+    index = int(episode.removeprefix("episode "))
+    again = pytest.raises(BadData, match="no idea")
+    with again:
+        recorded(policy="python:recording_envs:failing", first_episode=index, episodes=1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "error"),
+    [
+        ("python:recording_envs:nobody", BadConfig),
+        ("python:nowhere_at_all:policy", BadConfig),
+        ("python:policy", BadConfig),
+        ("python:.:x", BadConfig),
+        ("rllib:folder", BadConfig),
+        ("sb3:missing.zip", StorageNotFound),
+        ("no-such-run", StorageNotFound),
+    ],
+)
+def test_what_is_no_policy_is_refused_by_name(policy: str, error: type[Exception], recorded: Record, tmp_path: Path) -> None:
+    with pytest.raises(error):
+        recorded(policy=policy)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_no_model_is_bad_data(recorded: Record, tmp_path: Path) -> None:
+    (tmp_path / "model.zip").write_bytes(b"PK not really")
+    with pytest.raises(BadData, match="not a model"):
+        recorded(policy=f"sb3:{tmp_path / 'model.zip'}")
+
+
+def test_without_the_package_the_line_to_install_it_is_told(
+    recorded: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+    import sys
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("data", json.dumps({"policy_class": {"__module__": "stable_baselines3.common.policies"}}))
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    with pytest.raises(MissingPackage) as caught:
+        recorded(policy=f"sb3:{tmp_path / 'model.zip'}")
+    assert "offline-cli[sb3]" in caught.value.fix
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "A2C", "DQN", "SAC", "TD3"])
+@pytest.mark.parametrize("explore", [False, True])
+def test_models_of_stable_baselines3_play(
+    algorithm: str, explore: bool, recorded: Record, read: Read, tmp_path: Path, same: Same
+) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    env = "recording_envs:Aim-v0" if algorithm in ("SAC", "TD3") else "recording_envs:Count-v0"
+    options = {"buffer_size": 100} if algorithm in ("DQN", "SAC", "TD3") else {}
+    model = getattr(sb3, algorithm)("MlpPolicy", gym.make(env), device="cpu", seed=0, **options)
+    model.save(tmp_path / "model")
+    few, many = (read(recorded(env, policy=f"sb3:{tmp_path / 'model'}", explore=explore, num_envs=slots)) for slots in (1, 5))
+    same(few, many)
+    if not explore:
+        wanted, _ = model.predict(np.array(few.acted_obs()), deterministic=True)
+        np.testing.assert_allclose(few.actions, wanted, atol=1e-5)
+
+
+SPACES: list[Any] = [
+    gym.spaces.Discrete(4, start=-2),
+    gym.spaces.MultiDiscrete([2, 5], start=[1, -1]),
+    gym.spaces.MultiBinary([2, 3]),
+    gym.spaces.Box(-1.0, 5.0, (2, 2), np.float32),
+    gym.spaces.Box(np.array([0, -np.inf, -np.inf]), np.array([np.inf, 1, np.inf]), dtype=np.float64),
+    gym.spaces.Box(0, 255, (3,), np.uint8),
+    gym.spaces.Dict(
+        {"a": gym.spaces.Discrete(2), "b": gym.spaces.Tuple([gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(3)])}
+    ),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_uniform_numbers_make_values_of_the_space_up_to_its_bounds(space: Any) -> None:
+    chance = np.random.default_rng(0).random((500, uniform_size(space)))
+    chance[0], chance[1] = 0.0, 1 - 2.0**-53
+    values = uniform_values(space, chance)
+    rows = [_row(values, row) for row in range(500)]
+    assert all(space.contains(row) for row in rows)
+    assert [leaf.dtype for leaf in leaves(values)] == [np.asarray(leaf).dtype for leaf in leaves(space.sample())]
+
+
+def _row(values: Any, row: int) -> Any:
+    if isinstance(values, dict):
+        return {key: _row(part, row) for key, part in values.items()}
+    return tuple(_row(part, row) for part in values) if isinstance(values, tuple) else values[row]
+
+
+@pytest.mark.parametrize("space", [space for space in SPACES if np.dtype(space.dtype or float).kind != "u"], ids=str)
+def test_actions_drawn_with_given_chance_are_spread_as_the_head_s_own(space: Any) -> None:
+    head = build_head(space, action_scale="env")
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1, head.size, generator=generator).expand(20_000, -1)
+    given = drawn_actions(head, inputs, torch.rand(20_000, chance_size(head), generator=generator))
+    own = head.sample(inputs, generator)
+    for here, there in zip(leaves(given), leaves(own), strict=True):
+        assert here.shape == there.shape
+        spread = there.double().std(0) / np.sqrt(10_000) * 5 + 1e-3
+        assert ((here.double().mean(0) - there.double().mean(0)).abs() <= spread).all()

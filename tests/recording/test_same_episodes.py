@@ -1,0 +1,94 @@
+"""The same episodes, bit for bit, however many slots and runners play them, in turn or at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.modules.policy import build_module
+from offline_cli.recording.policy import BLOCK_ROWS, Blocks, fixed_rows
+from offline_cli.recording.run_policy import ModulePolicy
+
+Record = Callable[..., Path]
+Read = Callable[[Path], EpisodeBatch]
+Same = Callable[[EpisodeBatch, EpisodeBatch], None]
+MANNERS: list[dict[str, Any]] = [
+    {"num_envs": 64},
+    {"num_envs": 7, "format": "columns"},
+    {"num_envs": 3, "num_env_runners": 1},
+    {"num_envs": 1, "num_env_runners": 2, "format": "columns"},
+    {"num_envs": 40, "num_env_runners": 4},
+    {"num_envs": 3, "vectorize": "async"},
+    {"num_envs": 2, "num_env_runners": 2, "vectorize": "async"},
+]
+
+
+@pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: "-".join(map(str, manner.values())))
+def test_slots_runners_and_formats_do_not_matter_to_a_policy_that_explores(
+    manner: dict[str, Any], recorded: Record, read: Read, same: Same, run_folder: Callable[..., Path]
+) -> None:
+    run = str(run_folder("CartPole-v1"))
+    one = recorded("CartPole-v1", policy=run, explore=True, num_envs=1)
+    same(read(one), read(recorded("CartPole-v1", policy=run, explore=True, **manner)))
+
+
+@pytest.mark.parametrize("policy", ["random", "python:recording_envs:by_chance", "python:recording_envs:Teacher"])
+def test_slots_do_not_matter_to_other_policies_that_draw(policy: str, recorded: Record, read: Read, same: Same) -> None:
+    few, many = (read(recorded(policy=policy, explore=True, num_envs=slots, episodes=20)) for slots in (1, 9))
+    same(few, many)
+    assert len(set(few.actions.tolist())) == 3
+
+
+def test_steps_do_not_depend_on_slots_and_runners(recorded: Record, read: Read, same: Same) -> None:
+    one = read(recorded(steps=150, num_envs=1))
+    same(one, read(recorded(steps=150, num_envs=16)))
+    same(one, read(recorded(steps=150, num_envs=5, num_env_runners=2)))
+
+
+def test_data_files_are_the_same_bytes(recorded: Record) -> None:
+    shards = [next((recorded(num_envs=slots) / "data").iterdir()) for slots in (2, 11)]
+    assert shards[0].name == shards[1].name
+    assert shards[0].read_bytes() == shards[1].read_bytes()
+
+
+def module_policy(hidden: tuple[int, ...], *, explore: bool = False) -> ModulePolicy:
+    import gymnasium as gym
+
+    space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+    module = build_module(space, gym.spaces.Discrete(3), hidden=hidden, action_scale="env", seed=0)
+    return ModulePolicy(module, explore=explore, device=torch.device("cpu"), fingerprint="", name="test")
+
+
+@pytest.mark.parametrize("hidden", [(64, 64), (63, 65), (256,), (7,)])
+def test_a_row_gives_the_same_bits_in_any_slot_of_any_number(hidden: tuple[int, ...]) -> None:
+    import gymnasium as gym
+
+    policy = module_policy(hidden)
+    rows = fixed_rows(policy, gym.spaces.Box(-np.inf, np.inf, (5,), np.float32))
+    assert rows in (1, BLOCK_ROWS)
+    row = np.random.default_rng(0).normal(size=5).astype(np.float32)
+    found = set()
+    for slots in (1, 2, 31, 32, 33, 70):
+        blocks = Blocks(policy, slots, block_rows=rows)
+        observations = np.random.default_rng(slots).normal(size=(blocks.padded, 5)).astype(np.float32)
+        observations[slots - 1] = row
+        found.add(blocks.act(observations, np.zeros((slots, 0))).extras["action_dist_inputs"][-1].tobytes())
+    assert len(found) == 1
+
+
+def test_the_same_command_gives_the_same_dataset_with_an_own_vector_class(recorded: Record, read: Read, same: Same) -> None:
+    for runners in (0, 2):
+        options = {"vectorize": "vector_entry_point", "num_envs": 6, "num_env_runners": runners, "policy": "random"}
+        same(*(read(recorded("CartPole-v1", **options)) for _ in range(2)))
+
+
+def test_ids_with_an_own_vector_class_differ_where_the_episodes_do(recorded: Record, read: Read) -> None:
+    options = {"vectorize": "vector_entry_point", "policy": "random"}
+    ids = [name for slots in (2, 3) for name in read(recorded("CartPole-v1", num_envs=slots, **options)).ids]
+    assert len(set(ids)) == 24
