@@ -11,14 +11,18 @@ DEMO ?= out/demo
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-# Three layers of packages; each is installed once, again when the project file changes.
+# Four layers of packages; each is installed once, again when the project file changes.
 $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-sb3: $(VENV)/.installed
+	$(PIP) -e '.[sb3]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-sb3
 	$(PIP) -e '.[dev]'
 	touch $@
 
@@ -26,7 +30,7 @@ $(VENV)/.installed-full: $(VENV)/.installed-dev
 	$(PIP) -e '.[dev,ray]'
 	touch $@
 
-demo: $(VENV)/.installed  ## Convert a recording by RLlib, clone the expert, play it: under a minute.
+demo: $(VENV)/.installed-sb3  ## Record an expert, convert, clone it, play the clone: under a minute.
 	@PATH="$(abspath $(BIN)):$$PATH" sh sample_data/demo.sh $(DEMO)
 
 test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
@@ -49,8 +53,9 @@ format: $(VENV)/.installed-dev  ## Format the code and mend what the linter can.
 bench: $(VENV)/.installed-full  ## Measure against rivals in one run; rewrite docs/benchmarks.md.
 	$(BIN)/python -m benchmarks.run
 
-sample-data: $(VENV)/.installed  ## Make sample_data/ again from RLlib's own recording (RECORDING=folder).
-	$(BIN)/python sample_data/make.py $(RECORDING)
+sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again; RECORDING=folder copies RLlib's recording again.
+	$(BIN)/python sample_data/train_experts.py
+	$(if $(RECORDING),$(BIN)/python sample_data/copy_recording.py $(RECORDING))
 
 docs: $(VENV)/.installed-dev  ## Write the pages that are generated from the code.
 	$(BIN)/python -m offline_cli.cli.reference > docs/cli.md

@@ -1,6 +1,6 @@
 """Make sample_data/rllib_cartpole_expert again: some files of a recording by RLlib, unchanged; refuses to alter bytes.
 
-    python sample_data/make.py [RECORDING]
+    python sample_data/copy_recording.py [RECORDING]
 
 RECORDING is a folder that RLlib 2.60's OfflineSingleAgentEnvRunner wrote with output_write_episodes=True: a PPO expert on
 CartPole-v1, one episode per Parquet file. The first 20 files in sorted order are taken.
