@@ -49,7 +49,7 @@ def _drawn(head: ActionHead, inputs: Tensor, chance: Tensor) -> Tree:
         case MultiBernoulli():
             return (chance < torch.sigmoid(inputs)).long().reshape(-1, *head.shape)
         case DiagonalGaussian():
-            log_std = inputs[:, head.dimensions :].clamp(*LOG_STD_RANGE) + head.data_half.log()
+            log_std = inputs[:, head.dimensions :].clamp(*LOG_STD_RANGE)
             mean: Tensor = head.greedy(inputs)
             return mean + (torch.special.ndtri(chance) * log_std.exp()).reshape(mean.shape)
         case Nested():

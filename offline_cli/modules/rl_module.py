@@ -52,7 +52,10 @@ class RLModule(nn.Module, ABC):
         return {}
 
     def act(self, observations: Tree, *, explore: bool = False, generator: torch.Generator | None = None) -> Tree:
-        """Actions (B, ...) in the scale of the data for observations (B, ...): the likeliest, or drawn with `generator`."""
+        """Actions (B, ...) for observations (B, ...): the likeliest, or drawn with `generator`.
+
+        Box actions are in the units of networks, about [-1, 1]; `action_head.for_env` makes them the environment's.
+        """
         with torch.inference_mode():
             batch = {Columns.OBS: observations}
             outputs = self.forward_exploration(batch) if explore else self.forward_inference(batch)

@@ -8,7 +8,8 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from itertools import zip_longest
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,29 +22,43 @@ from offline_cli.modules.rl_module import RLModule
 
 __all__ = ["straight_forward"]
 
+IN_PLACE: Final[dict[type[nn.Module], Callable[[Tensor], Tensor]]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
+
 
 def straight_forward(module: RLModule) -> Callable[[Tensor], Tensor] | None:
-    """From observations (B, n) float32 to action distribution inputs; None for what is more than an MLP over one vector."""
+    """From observations (B, n) float32 to action distribution inputs, without gradients; None where `module` is more than an
+    MLP over one vector."""
     space = module.observation_space
     plain = type(module) is FeedForwardPolicy and isinstance(space, spaces.Box) and space.dtype == np.float32
     if not plain or len(space.shape or ()) != 1 or any(_has_hooks(part) for part in module.modules()):
         return None
     assert isinstance(module, FeedForwardPolicy), "just looked at"
-    calls = [_call(layer) for layer in module.network]
+    layers = [(*_detached(linear), _call(then)) for linear, then in _pairs(module.network)]
 
-    def forward(observations: Tensor) -> Tensor:
-        for call in calls:
-            observations = call(observations)
-        return observations
+    def forward(features: Tensor) -> Tensor:
+        for weight, bias, activation in layers:
+            features = functional.linear(features, weight, bias)
+            if activation is not None:
+                features = activation(features)
+        return features
 
     return forward
 
 
-def _call(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    if not isinstance(layer, nn.Linear):
-        return layer.forward
-    bias: Tensor | None = None if layer.bias is None else layer.bias.detach()
-    return partial(functional.linear, weight=layer.weight.detach(), bias=bias)
+def _pairs(network: nn.Sequential) -> list[tuple[nn.Linear, nn.Module | None]]:
+    """Each linear layer of an `mlp` and the activation after it, which the last one has not."""
+    linears = [layer for layer in network if isinstance(layer, nn.Linear)]
+    others = [layer for layer in network if not isinstance(layer, nn.Linear)]
+    return list(zip_longest(linears, others))
+
+
+def _detached(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    return layer.weight.detach(), layer.bias.detach()
+
+
+def _call(activation: nn.Module | None) -> Callable[[Tensor], Tensor] | None:
+    """What gives the same numbers, in place where that is known to."""
+    return None if activation is None else IN_PLACE.get(type(activation), activation.forward)
 
 
 def _has_hooks(part: nn.Module) -> bool:

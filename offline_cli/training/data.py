@@ -4,7 +4,8 @@ Episodes are held out whole, by a hash of seed and id: the same ones in every ru
 
 Decisions: NaN and infinity are refused in actions and in observations that were acted on; the observation after the last action
 is never learned from, and may be anything. Episodes without a step teach nothing and are left out. Extra outputs that are text
-have no tensor form and are left out too.
+have no tensor form and are left out too. Box actions come to the learner pipeline in the units of networks, as RLlib's pieces
+know them, whatever the scale they were recorded in.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, SpaceMismatch
 from offline_cli.formats.source import UNKNOWN_SCALE
+from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import check_scale
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
@@ -81,6 +83,8 @@ def load_data(
     episodes = _with_steps(stream, where)
     _check_values(episodes, episodes.acted_obs(), observations, "observations", where)
     _check_values(episodes, episodes.actions, actions, "actions", where)
+    learned = in_network_units(episodes.actions, actions, action_scale=stream.action_scale)
+    episodes = replace(episodes, actions=learned, action_space=network_space(actions))
     to_columns = learner_pipeline(observations, actions, custom=pipeline)
     kept, aside = _split(episodes, config, where)
     seen, done = to_columns.observation_space or observations, to_columns.action_space or actions

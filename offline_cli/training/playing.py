@@ -78,6 +78,7 @@ def play(
     Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are
     no finite numbers.
     """
+    module.action_head.play_in(environment.action_space)
     choose = _chooser(module, seed=draw(seed, purpose, round_), explore=explore)
     playing = _in_rounds if environment.has_vector_class else _in_slots
     was_training = module.training

@@ -1,0 +1,99 @@
+"""Box actions between an environment's units and those that networks work in; refuses nothing but guesses.
+
+A network works in about [-1, 1] whatever the bounds, and its outputs are stretched to them for the environment. Data of the
+scale `env` is brought there before it is learned from; data of the scale `normalized`, a module's own outputs, is there
+already: both teach the same policy. Decisions, which are RLlib's (`normalize_action`, `unsquash_action`) wherever it has one:
+
+* A Box without a bound somewhere is not scaled at all: its units are the environment's. The largest number of a wide dtype,
+  which some environments put there in place of infinity, is no bound.
+* Integer boxes are recorded in the environment's units at either scale. Networks work in [-1, 1] there too.
+* A normalized action beyond [-1, 1] is learned as it was recorded. What goes to an environment is clipped to its bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.trees import Tree, flatten, map_leaves
+
+__all__ = ["Span", "in_network_units", "network_space", "span_of"]
+
+ROWS: Final = 1 << 16  # scaled at a time: float64 in between, and no second copy of all the actions
+WIDE: Final = 4  # bytes from which on the limits of an integer type are not taken for bounds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """The bounds of a Box, all of them finite, by their middle: arrays of the Box's shape, in the environment's units."""
+
+    centre: NDArray[np.float64]
+    half: NDArray[np.float64]  # of the width; 1 in dimensions of a single value
+
+    def normalised(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """(B, *shape) in [-1, 1] within the bounds."""
+        within: NDArray[np.float64] = (values.astype(np.float64) - self.centre) / self.half
+        return within
+
+    def stretched(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """(B, *shape) in the environment's units: the way back."""
+        found: NDArray[np.float64] = self.centre + self.half * values
+        return found
+
+
+def span_of(space: spaces.Box) -> Span | None:
+    """The bounds that actions are scaled by; None: there are none to scale by."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    limit = _limit(np.dtype(space.dtype))
+    if not ((np.abs(low) < limit) & (np.abs(high) < limit)).all():
+        return None
+    width = high - low
+    return Span((high + low) / 2, np.where(width > 0, width / 2, 1.0))
+
+
+def _limit(dtype: np.dtype[Any]) -> float:
+    """The number from which on a bound is none."""
+    if dtype.kind == "f":
+        return float(np.finfo(np.float16 if dtype.itemsize == 2 else np.float32).max)  # many a float64 box has float32's
+    return float(np.iinfo(dtype).max) if dtype.itemsize >= WIDE else float("inf")
+
+
+def in_network_units(actions: Tree, space: Space, *, action_scale: str) -> Tree:
+    """Recorded actions (leaves (N, *shape)) as a network learns them: Box leaves with bounds in about [-1, 1], float32.
+
+    `action_scale`: `env` or `normalized`, of the boxes that are no integers. Boxes of floats that need no scaling become
+    float32 all the same; all other leaves stay as they are.
+    """
+    parts = leaf_spaces(space)
+    scaled = iter([_scaled(leaf, parts[path], action_scale) for path, leaf in flatten(actions)])
+    return map_leaves(lambda _: next(scaled), actions)
+
+
+def network_space(space: Space) -> Space:
+    """The space of what `in_network_units` gives for actions of `space`: its boxes have no bounds, for values lie beyond."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, network_space(part)) for key, part in space.spaces.items()])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([network_space(part) for part in space.spaces])
+    if not isinstance(space, spaces.Box) or (span_of(space) is None and np.dtype(space.dtype).kind != "f"):
+        return space
+    return spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+
+
+def _scaled(leaf: NDArray[Any], space: Space, action_scale: str) -> NDArray[Any]:
+    if not isinstance(space, spaces.Box):
+        return leaf
+    floats = np.dtype(space.dtype).kind == "f"
+    span = None if floats and action_scale == "normalized" else span_of(space)
+    if span is None:
+        return leaf.astype(np.float32, copy=False) if floats else leaf
+    scaled = np.empty(leaf.shape, np.float32)
+    for first in range(0, len(leaf), ROWS):
+        rows = slice(first, first + ROWS)
+        scaled[rows] = span.normalised(leaf[rows])
+    return scaled

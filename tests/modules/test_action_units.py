@@ -1,0 +1,115 @@
+"""Box actions in the environment's units and in those of networks: the same formulas as RLlib's, and what it leaves open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli.modules.action_units import in_network_units, network_space, span_of
+from offline_cli.modules.distributions import build_head
+
+LARGEST = np.finfo(np.float32).max
+ASYMMETRIC = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([0.5, 10.0], np.float32))
+WIDE = spaces.Box(1e6, 1e6 + 1, (2, 3), np.float64)
+
+
+def test_actions_of_the_environment_come_to_lie_in_minus_one_to_one() -> None:
+    actions = np.array([[-2.0, 0.0], [0.5, 10.0], [-0.75, 5.0], [3.0, -5.0]], np.float32)
+    found = in_network_units(actions, ASYMMETRIC, action_scale="env")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [[-1, -1], [1, 1], [0, 0], [3, -2]])
+
+
+def test_normalized_actions_stay_as_they_were_recorded_beyond_the_bounds_too() -> None:
+    actions = np.array([[-1.7, 0.2]], np.float32)
+    assert in_network_units(actions, ASYMMETRIC, action_scale="normalized") is actions
+
+
+def test_float64_actions_are_scaled_before_they_lose_digits() -> None:
+    actions = 1e6 + np.random.default_rng(0).random((100, 2, 3))
+    found = in_network_units(actions, WIDE, action_scale="env")
+    np.testing.assert_allclose(found, 2 * (actions - 1e6) - 1, atol=1e-7)
+
+
+def test_actions_are_scaled_alike_in_blocks_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    actions = np.random.default_rng(0).random((100, 2)).astype(np.float32)
+    at_once = in_network_units(actions, ASYMMETRIC, action_scale="env")
+    monkeypatch.setattr("offline_cli.modules.action_units.ROWS", 7)
+    np.testing.assert_array_equal(in_network_units(actions, ASYMMETRIC, action_scale="env"), at_once)
+
+
+@pytest.mark.parametrize("scale", ["env", "normalized"])
+def test_integer_boxes_are_in_the_units_of_the_environment_at_either_scale(scale: str) -> None:
+    box = spaces.Box(-3, 5, (1,), np.int32)
+    found = in_network_units(np.array([[-3], [1], [5]], np.int32), box, action_scale=scale)
+    np.testing.assert_array_equal(found, [[-1], [0], [1]])
+    head = build_head(box, action_scale=scale)
+    played = head.for_env(np.array([[-1.0], [0.1], [0.2], [2.0]], np.float32))
+    assert played.dtype == np.int32
+    np.testing.assert_array_equal(played, [[-3], [1], [2], [5]])
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        spaces.Box(-np.inf, np.inf, (2,)),
+        spaces.Box(np.array([0.0, -1.0]), np.array([1.0, np.inf]), dtype=np.float64),
+        spaces.Box(-LARGEST, LARGEST, (2,), np.float32),
+        spaces.Box(-float(LARGEST), float(LARGEST), (2,), np.float64),
+        spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64),
+    ],
+    ids=str,
+)
+def test_a_box_without_a_bound_somewhere_is_not_scaled(box: spaces.Box) -> None:
+    assert span_of(box) is None
+    actions = np.array([[0, 100]], box.dtype)
+    np.testing.assert_array_equal(in_network_units(actions, box, action_scale="env"), actions)
+    np.testing.assert_array_equal(build_head(box, action_scale="env").for_env(actions), np.clip(actions, box.low, box.high))
+
+
+def test_the_whole_range_of_a_byte_is_bounds() -> None:
+    found = in_network_units(np.array([[0], [255]], np.uint8), spaces.Box(0, 255, (1,), np.uint8), action_scale="env")
+    np.testing.assert_array_equal(found, [[-1], [1]])
+
+
+def test_a_dimension_of_one_value_only_is_played_at_that_value() -> None:
+    box = spaces.Box(np.array([3.0, 0.0], np.float32), np.array([3.0, 2.0], np.float32))
+    assert in_network_units(np.array([[3.0, 2.0]], np.float32), box, action_scale="env").tolist() == [[0.0, 1.0]]
+    assert build_head(box, action_scale="env").for_env(np.array([[7.0, 0.0]])).tolist() == [[3.0, 1.0]]
+
+
+def test_parts_of_a_nested_space_are_scaled_each_by_its_own_bounds() -> None:
+    space = spaces.Dict({"aim": ASYMMETRIC, "pair": spaces.Tuple([spaces.Discrete(3), spaces.Box(0.0, 4.0, ())])})
+    actions = {"aim": np.array([[0.5, 5.0]]), "pair": (np.array([2]), np.array([3.0]))}
+    found = in_network_units(actions, space, action_scale="env")
+    assert (found["aim"].tolist(), found["pair"][0].tolist(), found["pair"][1].tolist()) == ([[1.0, 0.0]], [2], [0.5])
+
+
+@pytest.mark.parametrize("scale", ["env", "normalized"])
+def test_scaled_actions_are_of_the_space_that_is_told(scale: str) -> None:
+    parts = [WIDE, spaces.Box(-3, 5, (1,), np.int32), spaces.Discrete(2), spaces.Box(0, np.inf, (1,), np.float64)]
+    space = spaces.Dict({"a": spaces.Tuple(parts)})
+    actions = {"a": tuple(np.stack([part.sample(), part.sample()]) for part in parts)}
+    scaled = in_network_units(actions, space, action_scale=scale)["a"]
+    for leaf, part in zip(scaled, network_space(space)["a"], strict=True):
+        assert part.contains(leaf[0]), part
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "box", [ASYMMETRIC, WIDE, spaces.Box(-np.inf, np.inf, (2,))], ids=["asymmetric", "float64", "unbounded"]
+)
+def test_both_ways_are_those_of_rllib(box: Any) -> None:
+    pytest.importorskip("ray")
+    from ray.rllib.utils.spaces.space_utils import normalize_action, unsquash_action
+
+    raw = np.random.default_rng(0).normal(scale=1.5, size=(200, *box.shape)).astype(box.dtype)
+    head = build_head(box, action_scale="normalized")
+    theirs = np.stack([unsquash_action(row, box) for row in raw])
+    np.testing.assert_allclose(head.for_env(raw), theirs, rtol=1e-5, atol=1e-6)
+    if np.isfinite(box.high).all():
+        back = np.stack([normalize_action(row, box) for row in theirs])
+        np.testing.assert_allclose(in_network_units(theirs, box, action_scale="env"), back, atol=1e-5)

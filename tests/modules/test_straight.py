@@ -1,0 +1,71 @@
+"""The straight forward pass gives what the module gives, bit for bit, and stands aside where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from offline_cli.modules.networks import ACTIVATIONS
+from offline_cli.modules.policy import build_module
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.straight import straight_forward
+
+VECTOR = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+
+
+def module(space: Any = VECTOR, hidden: Sequence[int] = (64, 64), activation: str = "relu") -> RLModule:
+    return build_module(space, gym.spaces.Discrete(3), hidden=hidden, activation=activation, action_scale="env").eval()
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("hidden", [(), (7,), (64, 64), (63, 65, 4)])
+def test_it_gives_what_the_module_gives(activation: str, hidden: tuple[int, ...]) -> None:
+    net = module(hidden=hidden, activation=activation)
+    straight = straight_forward(net)
+    assert straight is not None
+    observations = torch.randn(33, 5)
+    before = observations.clone()
+    with torch.no_grad():
+        wanted = net.forward_inference({"obs": observations})["action_dist_inputs"]
+    assert torch.equal(straight(observations), wanted)
+    assert torch.equal(observations, before)
+
+
+def test_it_keeps_no_gradients() -> None:
+    straight = straight_forward(module())
+    assert straight is not None
+    assert not straight(torch.randn(2, 5)).requires_grad
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Discrete(4),
+        gym.spaces.Box(-1, 1, (2, 3), np.float32),
+        gym.spaces.Box(-1, 1, (5,), np.float64),
+        gym.spaces.Dict({"a": VECTOR}),
+    ],
+    ids=str,
+)
+def test_it_stands_aside_for_what_is_more_than_one_vector(space: Any) -> None:
+    assert straight_forward(module(space)) is None
+
+
+def test_it_stands_aside_where_somebody_watches_a_layer() -> None:
+    net = module()
+    net.network[0].register_forward_hook(lambda *_: None)  # type: ignore[index,union-attr]
+    assert straight_forward(net) is None
+
+
+def test_it_stands_aside_for_a_module_of_another_class() -> None:
+    class Own(type(module())):  # type: ignore[misc]
+        """A policy that may do anything."""
+
+    net = module()
+    net.__class__ = Own
+    assert straight_forward(net) is None

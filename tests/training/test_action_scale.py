@@ -1,0 +1,270 @@
+"""The scale of Box actions, from recording to environment: the same episodes in either scale teach the same policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from safetensors.numpy import load_file
+
+from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.converting.convert import convert
+from offline_cli.converting.reading import read_episodes
+from offline_cli.datasets.inspect import inspect
+from offline_cli.datasets.opening import open_dataset
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, UsageError
+from offline_cli.recording.record import record
+from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.training.bc import train_bc
+from offline_cli.training.config import resolve_config
+from offline_cli.training.data import load_data
+from offline_cli.training.evaluate import evaluate
+from offline_cli.trees import Tree, flatten, map_leaves
+
+Write = Callable[..., Path]
+SMALL = "hidden = [16]\nbatch_size = 64\nlr = 0.01\n"
+ASYMMETRIC = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([0.5, 10.0], np.float32))
+SPACES: dict[str, Space] = {
+    "asymmetric": ASYMMETRIC,
+    "float64": spaces.Box(-3.0, 11.0, (2,), np.float64),
+    "integer": spaces.Box(-3, 8, (2,), np.int32),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "nested": spaces.Dict({"aim": ASYMMETRIC, "more": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 9, (1,), np.int64)])}),
+}
+GIVEN: list[Tree] = []  # every action that an environment was given since the test began
+
+
+class Taking(gym.Env[Any, Any]):
+    """Takes actions of `SPACES[name]` only, ten to an episode."""
+
+    def __init__(self, name: str) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = SPACES[name]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = 10
+        return self._seen(), {}
+
+    def _seen(self) -> Any:
+        return self.np_random.normal(size=3).astype(np.float32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        GIVEN.append(action)
+        self._left -= 1
+        return self._seen(), 1.0, self._left == 0, False, {}
+
+
+@pytest.fixture(autouse=True)
+def environments() -> Iterator[None]:
+    """`Taking-<name>-v0` for every space."""
+    GIVEN.clear()
+    for name in SPACES:
+        gym.register(f"Taking-{name}-v0", Taking, kwargs={"name": name})
+    yield
+    for name in SPACES:
+        del gym.registry[f"Taking-{name}-v0"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path / "small.toml"
+
+
+def recorded(tmp_path: Path, name: str) -> Path:
+    """Random actions, as the environment took them."""
+    record(f"Taking-{name}-v0", tmp_path / "env", policy="random", episodes=12, vectorize="sync", device="cpu")
+    return tmp_path / "env"
+
+
+def batch_of(folder: Path) -> EpisodeBatch:
+    return EpisodeBatch.concat(list(open_dataset(str(folder)).batches()))
+
+
+def normalised(batch: EpisodeBatch) -> EpisodeBatch:
+    """The same episodes as a recorder of normalized actions had written them: RLlib's formula, which skips integers."""
+    parts = leaf_spaces(batch.action_space)
+
+    def one(leaf: Any, space: Any) -> Any:
+        if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not np.isfinite(space.high).all():
+            return leaf
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        return ((leaf - low) * 2 / (high - low) - 1).astype(leaf.dtype)
+
+    changed = iter([one(leaf, parts[path]) for path, leaf in flatten(batch.actions)])
+    return replace(batch, actions=map_leaves(lambda _: next(changed), batch.actions))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_same_episodes_in_either_scale_give_the_same_weights_and_the_same_played_actions(
+    name: str, write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    source = recorded(tmp_path, name)
+    other = write_dataset(normalised(batch_of(source)), name="other", action_scale="normalized")
+    weights, played = [], []
+    for data, run in ((source, tmp_path / "run-env"), (other, tmp_path / "run-normalized")):
+        train_bc(data, run, config=config, env=f"Taking-{name}-v0", epochs=5, eval_episodes=1)
+        weights.append(load_file(run / "policy.safetensors"))
+        GIVEN.clear()
+        evaluate(run, episodes=3)
+        played.append(list(GIVEN))
+    assert weights[0].keys() == weights[1].keys()
+    for key, tensor in weights[0].items():
+        np.testing.assert_array_equal(tensor, weights[1][key])
+    assert len(played[0]) == 30
+    for one, two in zip(*played, strict=True):
+        for (path, left), (_, right) in zip(flatten(one), flatten(two), strict=True):
+            np.testing.assert_array_equal(left, right, err_msg=path)
+
+
+def test_a_clone_gives_the_environment_the_actions_that_were_recorded(
+    config: Path, write_dataset: Write, tmp_path: Path
+) -> None:
+    batch = batch_of(recorded(tmp_path, "asymmetric"))
+    constant = np.broadcast_to(np.array([-1.5, 7.5], np.float32), batch.actions.shape)
+    data = write_dataset(replace(batch, actions=constant), action_scale="env")
+    train_bc(data, tmp_path / "run", config=config, env="Taking-asymmetric-v0", epochs=200, eval_episodes=1)
+    GIVEN.clear()
+    evaluate(tmp_path / "run", episodes=3)
+    np.testing.assert_allclose(np.mean(GIVEN, axis=0), [-1.5, 7.5], atol=0.3)
+
+
+def test_raw_actions_beyond_the_bounds_are_learned_as_they_are_and_played_clipped(
+    config: Path, write_dataset: Write, tmp_path: Path
+) -> None:
+    batch = batch_of(recorded(tmp_path, "asymmetric"))
+    wild = np.broadcast_to(np.array([-1.6, 1.4], np.float32), batch.actions.shape)
+    data = write_dataset(replace(batch, actions=wild), action_scale="normalized")
+    loaded = load_data(str(data), resolve_config({}), on_progress=lambda progress: None)
+    assert loaded.train["actions"][0].tolist() == wild[0].tolist()
+    train_bc(data, tmp_path / "run", config=config, env="Taking-asymmetric-v0", epochs=200, eval_episodes=1)
+    GIVEN.clear()
+    evaluate(tmp_path / "run", episodes=1)
+    np.testing.assert_array_equal(np.array(GIVEN), np.broadcast_to(np.array([-2.0, 10.0], np.float32), (10, 2)))
+
+
+def test_what_was_learned_normalized_without_bounds_is_stretched_to_those_of_the_environment(
+    config: Path, write_dataset: Write, tmp_path: Path
+) -> None:
+    batch = batch_of(recorded(tmp_path, "asymmetric"))
+    half = np.broadcast_to(np.array([0.5, -0.5], np.float32), batch.actions.shape)
+    without = replace(batch, actions=half, action_space=SPACES["unbounded"])
+    train_bc(write_dataset(without, action_scale="normalized"), tmp_path / "run", config=config, epochs=200)
+    GIVEN.clear()
+    evaluate(tmp_path / "run", env="Taking-asymmetric-v0", episodes=3)
+    np.testing.assert_allclose(np.mean(GIVEN, axis=0), [-0.125, 2.5], atol=0.3)
+
+
+def test_a_run_is_recorded_in_its_own_outputs_and_the_recording_teaches_the_same_actions(
+    config: Path, write_dataset: Write, tmp_path: Path
+) -> None:
+    batch = batch_of(recorded(tmp_path, "asymmetric"))
+    constant = np.broadcast_to(np.array([-1.5, 7.5], np.float32), batch.actions.shape)
+    data = write_dataset(replace(batch, actions=constant), action_scale="env")
+    train_bc(data, tmp_path / "run", config=config, epochs=200)
+    out, again = tmp_path / "recorded", tmp_path / "again"
+    record("Taking-asymmetric-v0", out, policy=str(tmp_path / "run"), episodes=12, vectorize="sync", device="cpu")
+    assert open_dataset(str(out)).manifest.action_scale == "normalized"
+    np.testing.assert_allclose(batch_of(out).actions.mean(0), [-0.6, 0.5], atol=0.1)
+    train_bc(out, again, config=config, epochs=200)
+    GIVEN.clear()
+    evaluate(again, env="Taking-asymmetric-v0", episodes=3)
+    np.testing.assert_allclose(np.mean(GIVEN, axis=0), [-1.5, 7.5], atol=0.4)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_nested_actions_of_a_run_are_recorded_with_whole_numbers_as_the_environment_takes_them(
+    explore: bool, config: Path, tmp_path: Path
+) -> None:
+    data, out = recorded(tmp_path, "nested"), tmp_path / "recorded"
+    train_bc(data, tmp_path / "run", config=config, epochs=3)
+    GIVEN.clear()
+    record(
+        "Taking-nested-v0",
+        out,
+        policy=str(tmp_path / "run"),
+        episodes=2,
+        num_envs=1,
+        explore=explore,
+        vectorize="sync",
+        device="cpu",
+    )
+    actions = batch_of(out).actions
+    np.testing.assert_array_equal(actions["more"][1], np.array([action["more"][1] for action in GIVEN]))
+    taken = np.clip(np.array([-0.75, 5.0]) + np.array([1.25, 5.0]) * actions["aim"], ASYMMETRIC.low, ASYMMETRIC.high)
+    np.testing.assert_allclose(np.array([action["aim"] for action in GIVEN]), taken, rtol=1e-5, atol=1e-6)
+
+
+class Halved(ConnectorV2):
+    """Half of every action, set in the episodes."""
+
+    def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
+        for episode in self.single_agent_episode_iterator(episodes):
+            episode.set_actions(new_data=episode.get_actions() / 2)
+        return batch
+
+
+@pytest.mark.parametrize("name", ["asymmetric", "float64", "integer"])
+def test_pieces_of_the_learner_pipeline_meet_and_set_actions_in_the_units_of_networks(name: str, tmp_path: Path) -> None:
+    data = str(recorded(tmp_path, name))
+    plain, halved = (
+        load_data(data, resolve_config({}), pipeline=pipeline, on_progress=lambda progress: None)
+        for pipeline in (None, lambda observations, actions: Halved())
+    )
+    assert float(plain.train["actions"].abs().max()) <= 1
+    np.testing.assert_allclose(halved.train["actions"].numpy(), plain.train["actions"].numpy() / 2)
+    assert halved.action_space == SPACES[name]
+
+
+def test_convert_hands_the_scale_on_and_takes_it_where_none_was_said(write_dataset: Write, tmp_path: Path) -> None:
+    source = recorded(tmp_path, "asymmetric")
+    convert(str(source), str(tmp_path / "columns"), to="columns")
+    assert inspect(str(tmp_path / "columns")).action_scale == "env"
+    np.testing.assert_array_equal(batch_of(tmp_path / "columns").actions, batch_of(source).actions)
+    unknown = write_dataset(batch_of(source), name="unknown")
+    convert(str(unknown), str(tmp_path / "said"), action_scale="normalized")
+    assert inspect(str(tmp_path / "said")).action_scale == "normalized"
+    with pytest.raises(UsageError, match="the source says env"):
+        convert(str(source), str(tmp_path / "other"), action_scale="normalized")
+
+
+def test_datasets_of_two_scales_are_refused_by_name_wherever_they_would_meet(write_dataset: Write, tmp_path: Path) -> None:
+    source = recorded(tmp_path, "asymmetric")
+    batch = normalised(batch_of(source))
+    other = write_dataset(replace(batch, ids=tuple(f"other-{id_}" for id_ in batch.ids)), name="b", action_scale="normalized")
+    both = [str(source), str(other)]
+    for meet in (
+        lambda: convert(both, str(tmp_path / "D")),
+        lambda: train_bc(both, tmp_path / "run", updates=1),
+        lambda: read_episodes(both),
+    ):
+        with pytest.raises(BadConfig, match="env and normalized") as caught:
+            meet()
+        assert all(place in caught.value.where for place in both)
+    assert not (tmp_path / "D").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_box_actions_of_unknown_scale_are_refused_before_training_and_whole_numbers_are_not(
+    write_dataset: Write, tmp_path: Path
+) -> None:
+    unknown = write_dataset(batch_of(recorded(tmp_path, "asymmetric")), name="unknown")
+    with pytest.raises(BadConfig, match="unknown scale"):
+        load_data(str(unknown), resolve_config({}), on_progress=lambda progress: None)
+    with pytest.raises(BadConfig, match="unknown scale") as caught:
+        train_bc(unknown, tmp_path / "run", updates=1)
+    assert "--action-scale env" in caught.value.fix
+    assert not (tmp_path / "run").exists()
+    whole = write_dataset(batch_of(recorded(tmp_path / "whole", "integer")), name="integers")
+    train_bc(whole, tmp_path / "run", updates=1)
+    assert json.loads((tmp_path / "run" / "policy.json").read_text())["action_scale"] == "env"
