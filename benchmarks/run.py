@@ -10,7 +10,15 @@ from pathlib import Path
 from benchmarks.harness import Row, machine
 
 HERE = Path(__file__).resolve().parent
-QUESTIONS = ("read_episodes", "convert_packed_columns", "convert_sample_batch", "update_bc", "cold_start")
+QUESTIONS = (
+    "read_episodes",
+    "convert_packed_columns",
+    "convert_sample_batch",
+    "convert_table",
+    "update_bc",
+    "cold_start",
+    "record",
+)
 
 
 def main(names: list[str]) -> None:

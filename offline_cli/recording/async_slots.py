@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,8 +21,9 @@ from numpy.typing import NDArray
 
 from offline_cli.environments import open_environment
 from offline_cli.errors import OfflineCliError
-from offline_cli.recording.policy import rows_of, zero_rows
-from offline_cli.recording.slots import Index, SlotFailure, write_row
+from offline_cli.recording.infos import owned
+from offline_cli.recording.rows import row_writer, rows_of, zero_rows
+from offline_cli.recording.slots import RAISED, Index, SlotFailure
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
@@ -152,7 +154,7 @@ def _work(
 ) -> None:
     """A worker: one copy, which answers until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what becomes of it
-    rows = read_from_shared_memory(space, memory, n=count)
+    write = row_writer(read_from_shared_memory(space, memory, n=count))
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             environment = open_environment(name, kwargs, wrappers)
@@ -164,17 +166,17 @@ def _work(
             env = environment.singles(1)[0]
             while True:
                 doing, given = pipe.recv()
-                pipe.send(_done(env, doing, given, rows, slot))
+                pipe.send(_done(env, doing, given, partial(write, slot)))
 
 
-def _done(env: Any, doing: str, given: Any, rows: Tree, slot: int) -> tuple[bool, Any]:
+def _done(env: Any, doing: str, given: Any, write: Callable[[Tree], None]) -> tuple[bool, Any]:
     try:
         if doing == "reset":
             observation, info = env.reset(seed=given)
             reward, terminated, truncated = 0.0, False, False
         else:
             observation, reward, terminated, truncated, info = env.step(given)
-        write_row(rows, slot, observation)
-        return True, (float(reward), bool(terminated), bool(truncated), info or None)
-    except Exception as err:  # noqa: BLE001  whatever an environment raises, and it may not travel
+        write(observation)
+        return True, (float(reward), bool(terminated), bool(truncated), owned(info) or None)
+    except RAISED as err:  # it may not travel itself
         return False, repr(err)

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
+from offline_cli.recording.blocks import Blocks, PolicyFailure
 from offline_cli.recording.chance import Chance
 from offline_cli.recording.plan import Plan, environment_seed
-from offline_cli.recording.policy import Acted, Blocks, PolicyFailure
+from offline_cli.recording.policy import Acted
 from offline_cli.recording.slots import SlotFailure, Slots
 from offline_cli.recording.step_store import StepStore, bytes_per_row
 from offline_cli.spaces import Space
+from offline_cli.trees import leaves
 
 __all__ = ["EnvRunner"]
 
@@ -72,13 +74,15 @@ class EnvRunner:
     # ---- the whole ----
 
     def batches(self) -> Iterator[EpisodeBatch]:
-        """Whole episodes in order, until there are enough. Raises BadData where environment or policy raise, naming the
-        episode;
-        what was whole before has been given out."""
+        """Whole episodes in order, until there are enough.
+
+        Raises BadData where environment or policy raise, naming the episode; what was whole before has been given out.
+        """
         failure: BadData | None = None
         until = time.monotonic() + REPORT_SECONDS
         try:
             self._begin_some()
+            self._fill_padding()
             while not self._enough() and not self._stopped():
                 self._step()
                 if self._flushable().full or time.monotonic() > until:
@@ -89,6 +93,12 @@ class EnvRunner:
         yield from self._given()
         if failure is not None:
             raise failure
+
+    def _fill_padding(self) -> None:
+        """A real observation in the rows that no slot has, so that a policy need not cope with any other."""
+        for leaf in leaves(self._slots.obs):
+            if len(leaf) > len(self._live):
+                leaf[len(self._live) :] = leaf[0]
 
     def _given(self) -> Iterator[EpisodeBatch]:
         if self._store is None:

@@ -19,7 +19,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, StorageNotFound
-from offline_cli.recording.policy import Acted, rows_of
+from offline_cli.recording.policy import Acted
+from offline_cli.recording.rows import rows_of
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -41,6 +42,7 @@ class ModelPolicy:
     """A model that predicts actions in the environment's units."""
 
     rows_alike = False
+    shows_numbers = False
     action_scale = "env"
 
     def __init__(self, model: Any, action_space: Space, *, explore: bool, fingerprint: str) -> None:

@@ -18,8 +18,9 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig
-from offline_cli.recording.policy import rows_of
-from offline_cli.recording.slots import Index, SlotFailure
+from offline_cli.recording.infos import owned
+from offline_cli.recording.rows import fitted, rows_of
+from offline_cli.recording.slots import RAISED, Index, SlotFailure
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -57,9 +58,9 @@ class OwnVectorSlots:
         try:
             obs, infos = vector.reset(seed=seed)
             self.obs = self._plain(obs)
-        except Exception as err:
+            self._keep(infos)
+        except RAISED as err:
             raise SlotFailure(None, "reset", repr(err)) from err
-        self._keep(infos)
 
     def begin(self, slots: Index, seeds: list[int]) -> None:
         """See Slots; seeds are not taken."""
@@ -71,11 +72,11 @@ class OwnVectorSlots:
         try:
             obs, rewards, terminated, truncated, infos = self._vector.step(actions)
             self.obs, self.rewards = self._plain(obs), np.asarray(rewards)
-        except Exception as err:
+            if infos or self.infos is not None:
+                self._keep(infos)
+        except RAISED as err:
             raise SlotFailure(None, "step", repr(err)) from err
         self.terminated, self.truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        if infos or self.infos is not None:
-            self._keep(infos)
         before, any_before = self.ended, self.any_ended
         self.ended = self.terminated | self.truncated
         self.any_ended = bool(self.ended.any())
@@ -90,22 +91,25 @@ class OwnVectorSlots:
         """Numpy arrays of the space's dtypes, which torch may write to."""
         if isinstance(obs, np.ndarray) and obs.dtype == self._dtypes.get("") and obs.flags.writeable:
             return obs  # the usual case
-        arrays = iter([np.array(leaf, self._dtypes[path]) for path, leaf in flatten(obs)])
+        arrays = iter([np.array(fitted(np.asarray(leaf), self._dtypes[path])) for path, leaf in flatten(obs)])
         return map_leaves(lambda _: next(arrays), obs)
 
     def _turn_over(self, infos: Mapping[str, Any]) -> None:
         """Keep the last observations of slots that ended, and have the slots at their first ones."""
         if self._mode == AutoresetMode.SAME_STEP:
-            self._final = self._final_rows(infos)
+            try:
+                self._final = self._final_rows(infos)
+            except ValueError as err:
+                raise SlotFailure(None, "step", repr(err)) from err
             return
         self._final = map_leaves(np.array, self.obs), None if self.infos is None else self.infos.copy()
+        kept = self.infos
         try:
             obs, infos = self._vector.reset(options={"reset_mask": self.ended.copy()})
             self.obs = self._plain(obs)
-        except Exception as err:
+            self._keep(infos)
+        except RAISED as err:
             raise SlotFailure(None, "reset", repr(err)) from err
-        kept = self.infos
-        self._keep(infos)
         if self.infos is not None and kept is not None:  # the others are still where their step has left them
             self.infos = np.where(self.ended, self.infos, kept)
 
@@ -159,5 +163,5 @@ def split_infos(infos: Mapping[str, Any], count: int) -> NDArray[np.object_] | N
         return None
     found = np.full(count, None)
     for slot, info in enumerate(split):
-        found[slot] = info or None
+        found[slot] = owned(info) or None
     return found

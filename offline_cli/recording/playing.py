@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadData
 from offline_cli.recording.async_slots import AsyncSlots
+from offline_cli.recording.blocks import Blocks, block_rows
 from offline_cli.recording.chance import Chance, EpisodeChance, SharedChance
 from offline_cli.recording.env_runner import EnvRunner
 from offline_cli.recording.own_vector_slots import OwnVectorSlots
-from offline_cli.recording.plan import Plan
+from offline_cli.recording.plan import Plan, environment_seed
 from offline_cli.recording.policies import open_policy
-from offline_cli.recording.policy import Blocks, Policy, fixed_rows
+from offline_cli.recording.policy import Policy
 from offline_cli.recording.slots import SlotFailure, Slots, SyncSlots
 from offline_cli.training.devices import use_threads
 
@@ -38,6 +39,7 @@ def policy_of(plan: Plan, environment: Environment) -> Policy:
         explore=plan.explore,
         device=plan.device,
         storage_options=plan.storage_options,
+        example=lambda: environment.singles(1)[0].reset(seed=environment_seed(plan.seed, plan.first))[0],
     )
 
 
@@ -48,7 +50,8 @@ def open_runner(
     """Runner `runner`, with torch on one thread; its slots are closed at the end. Raises as `open_environment` does."""
     spaces = environment.observation_space, environment.action_space
     with use_threads(1):
-        blocks = Blocks(policy, _count(plan, runner), block_rows=None if plan.own_class else fixed_rows(policy, spaces[0]))
+        count = _count(plan, runner)
+        blocks = Blocks(policy, count, rows=None if plan.own_class else block_rows(policy, spaces[0], count))
         with _slots(plan, runner, environment, blocks.padded) as slots:
             yield EnvRunner(
                 plan,

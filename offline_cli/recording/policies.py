@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +18,7 @@ from offline_cli.recording.random_policy import RandomPolicy
 from offline_cli.recording.run_policy import ModulePolicy, run_policy
 from offline_cli.spaces import Space
 from offline_cli.training.misfits import misfits
+from offline_cli.trees import Tree
 
 __all__ = ["open_policy"]
 
@@ -34,10 +35,12 @@ def open_policy(
     explore: bool,
     device: str = "cpu",
     storage_options: Mapping[str, Any] | None = None,
+    example: Callable[[], Tree] | None = None,
 ) -> Policy:
     """The policy of that name, ready to play in the environment `env` with these spaces.
 
-    `explore`: with chance, where the policy knows any; `random` always is. Raises SpaceMismatch, naming both sides; BadConfig
+    `explore`: with chance, where the policy knows any; `random` always is. `example`: gives a real observation, for a policy
+    that raises for invented ones. Raises SpaceMismatch, naming both sides; BadConfig
     for what is no policy; MissingPackage; what `load_policy` raises for a run folder, and BadData for a policy that raises
     when it is imported, loaded or tried.
     """
@@ -48,11 +51,12 @@ def open_policy(
         _check_model(model, observation_space, action_space, name, env)
         return ModelPolicy(model, action_space, explore=explore, fingerprint=fingerprint)
     if name.startswith(PYTHON):
-        return _python(name, observation_space, action_space, env, explore=explore, device=device)
+        return _python(name, observation_space, action_space, env, explore=explore, device=device, example=example)
     if "://" not in name and name.split(":")[0] in ("rllib", "onnx"):
         raise BadConfig("this kind of policy cannot be recorded yet", where=f"--policy {name}", fix=_forms())
     policy, *theirs = run_policy(name, explore=explore, device=torch.device(device), storage_options=storage_options)
     _check_fits(list(zip(theirs, [observation_space, action_space], KINDS, strict=True)), name, env)
+    policy.play_in(action_space)
     return policy
 
 
@@ -60,21 +64,35 @@ def _forms() -> str:
     return f"{RANDOM}, a run folder of train-bc, {SB3}FILE or {PYTHON}package.module:attribute"
 
 
-def _python(name: str, observation_space: Space, action_space: Space, env: str, *, explore: bool, device: str) -> Policy:
-    found, own_name = imported(name.removeprefix(PYTHON)), name.removeprefix(PYTHON)
-    if isinstance(found, RLModule):
-        _check_model(found, observation_space, action_space, name, env)
-        digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in found.state_dict().values()))
-        return ModulePolicy(found, explore=explore, device=torch.device(device), fingerprint=digest.hexdigest(), name=name)
-    if callable(getattr(found, "predict", None)):
-        _check_model(found, observation_space, action_space, name, env)
-        return ModelPolicy(found, action_space, explore=explore, fingerprint=name)
-    if not callable(found):
-        raise BadConfig(
-            f"it is {type(found).__name__}, which cannot be called", where=f"--policy {name}", fix="name a function"
-        )
+def _python(
+    name: str,
+    observation_space: Space,
+    action_space: Space,
+    env: str,
+    *,
+    explore: bool,
+    device: str,
+    example: Callable[[], Tree] | None,
+) -> Policy:
+    found = imported(name.removeprefix(PYTHON))
+    predicts = callable(getattr(found, "predict", None))
+    if not (isinstance(found, RLModule) or predicts or callable(found)):
+        what = f"it is {type(found).__name__}, which cannot be called"
+        raise BadConfig(what, where=f"--policy {name}", fix="name a function")
     _check_model(found, observation_space, action_space, name, env)
-    return FunctionPolicy(found, own_name, observation_space, action_space, explore=explore)
+    if isinstance(found, RLModule):
+        return _module_policy(found, action_space, name, explore=explore, device=device)
+    if predicts:
+        return ModelPolicy(found, action_space, explore=explore, fingerprint=name)
+    own_name = name.removeprefix(PYTHON)
+    return FunctionPolicy(found, own_name, observation_space, action_space, explore=explore, example=example)
+
+
+def _module_policy(module: RLModule, action_space: Space, name: str, *, explore: bool, device: str) -> Policy:
+    digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in module.state_dict().values()))
+    policy = ModulePolicy(module, explore=explore, device=torch.device(device), fingerprint=digest.hexdigest(), name=name)
+    policy.play_in(action_space)
+    return policy
 
 
 def _check_model(model: Any, observation_space: Space, action_space: Space, name: str, env: str) -> None:

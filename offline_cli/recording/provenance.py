@@ -11,7 +11,7 @@ from offline_cli.storage.layout import MANIFEST, WRITING
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
 
-__all__ = ["is_finished", "provenance"]
+__all__ = ["finished_manifest", "provenance"]
 
 RECORDING = "recording"
 
@@ -26,11 +26,10 @@ def provenance(plan: Plan, fingerprint: str, command: Sequence[str]) -> dict[str
 
 def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "identity": plan.identity(fingerprint),
+        **_asked(plan, fingerprint),
         "policy_fingerprint": fingerprint,
         "explore": plan.explore,
         "seed": plan.seed,
-        "first_episode": plan.first,
         "wrappers": list(plan.wrappers),
         "vectorize": plan.vectorize,
         "num_envs": plan.num_envs,
@@ -39,22 +38,25 @@ def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
     }
     if plan.own_class:
         return {**described, "vector_seeds": [plan.vector_seed(runner) for runner in range(plan.runners)]}
-    return {
-        **described,
-        "first_environment_seed": environment_seed(plan.seed, plan.first),
-    }  # the next episode has the next seed
+    # The next episode has the next seed.
+    return {**described, "first_environment_seed": environment_seed(plan.seed, plan.first)}
 
 
-def is_finished(target: Location, plan: Plan, fingerprint: str, format: str) -> Manifest | None:
+def finished_manifest(target: Location, plan: Plan, fingerprint: str, format: str) -> Manifest | None:
     """The manifest of a dataset that holds all that the plan asks for, recorded the same way; None for any other."""
     place = target.join(MANIFEST)
     if target.join(WRITING).exists() or not place.exists():
         return None
     found = Manifest.from_bytes(place.read_bytes(), where=place.url)
     told = found.provenance.get(RECORDING)
-    same = isinstance(told, dict) and (told.get("identity"), told.get("first_episode")) == (
-        plan.identity(fingerprint),
-        plan.first,
-    )
-    enough = found.counts.episodes == plan.episodes if plan.episodes is not None else found.counts.steps >= (plan.steps or 0)
-    return found if found.complete and found.format == format and same and enough else None
+    same = isinstance(told, dict) and _asked(plan, fingerprint).items() <= told.items()
+    return found if found.complete and found.format == format and same else None
+
+
+def _asked(plan: Plan, fingerprint: str) -> dict[str, Any]:
+    """What the episodes and their number follow from, as the manifest has it."""
+    return {
+        "identity": plan.identity(fingerprint),
+        "first_episode": plan.first,
+        "asked": {"episodes": plan.episodes, "steps": plan.steps},
+    }

@@ -3,10 +3,10 @@
 The attribute may be
 
 * a function of observations. Whether it takes one observation or a batch (leaves (B, *shape)) is found out by calling it with
-  a batch of invented observations, and with one if that gives no batch of actions. It gives actions, or a dict with `actions`
-  and extra model outputs by name. A parameter called `explore` gets that flag; one called `rng` gets a numpy Generator, or for
-  a batch a list of B, that follows from the episode and the step, so that draws from it are the same however the recording is
-  cut up.
+  a batch of invented observations, and with one if that gives no batch of actions; where it raises for both, with real ones.
+  It gives actions, or a dict with `actions` and extra model outputs by name. A parameter called `explore` gets that flag; one
+  called `rng` gets a numpy Generator, or for a batch a list of B, that follows from the episode and the step, so that draws
+  from it are the same however the recording is cut up.
 * a class, which is made without arguments, or any object that can be called: as the function.
 * an RLModule: as the module of a run.
 * an object with `predict(observations, deterministic=...)`, a model of stable-baselines3 for one.
@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch
-from offline_cli.recording.policy import Acted, rows_of
+from offline_cli.recording.policy import Acted
+from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.recording.uniform import sampled
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, flatten, map_leaves, paths
@@ -42,19 +43,35 @@ class FunctionPolicy:
     """A function of observations, one at a time or in batches."""
 
     rows_alike = False
+    shows_numbers = False
     action_scale = "env"
 
     def __init__(
-        self, call: Callable[..., Any], name: str, observation_space: Space, action_space: Space, *, explore: bool
+        self,
+        call: Callable[..., Any],
+        name: str,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        explore: bool,
+        example: Callable[[], Tree] | None = None,
     ) -> None:
-        """Raises SpaceMismatch where it gives no actions of that space, BadData where it raises whatever it is given."""
+        """`example` gives a real observation, which is asked for where the function raises for invented ones.
+
+        Raises SpaceMismatch where it gives no actions of that space, BadData where it raises whatever it is given.
+        """
         self.fingerprint = f"python:{name}"
         self._call, self._name, self._space, self._explore = call, name, action_space, explore
         wanted = _parameters(call)
         self._takes_explore, self._takes_rng = "explore" in wanted, "rng" in wanted
         self._leaves = leaf_spaces(action_space)
         self.chance_size = int(self._takes_rng)
-        self._batched = self._takes_batches(sampled(observation_space, TRIED))
+        try:
+            self._batched = self._takes_batches(sampled(observation_space, TRIED))
+        except BadData:
+            if example is None:
+                raise
+            self._batched = self._takes_batches(_repeated(example(), observation_space))
 
     def _takes_batches(self, observations: Tree) -> bool:
         chance = np.full((TRIED, self.chance_size), 0.5)
@@ -146,6 +163,14 @@ def _tree(value: Any, space: Space) -> Tree:
     return np.asarray(value)
 
 
+def _repeated(observation: Tree, space: Space) -> Tree:
+    rows = zero_rows(space, TRIED)
+    write = row_writer(rows)
+    for row in range(TRIED):
+        write(row, observation)
+    return rows
+
+
 def _count(observations: Tree) -> int:
     return len(next(leaf for _, leaf in flatten(observations)))
 
@@ -179,5 +204,5 @@ def imported(name: str) -> Any:
         raise MissingPackage(f"the policy needs a package: {err}", where=where, fix=f"pip install {package}") from err
     except AttributeError as err:
         raise BadConfig(str(err), where=where, fix=fix) from err
-    except Exception as err:  # it is a user's code, and any may come of it
+    except (Exception, SystemExit) as err:  # it is a user's code, and any may come of it
         raise BadData(f"importing the policy raised {err!r}", where=where, fix="check the policy by itself, in Python") from err

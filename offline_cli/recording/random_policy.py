@@ -19,6 +19,7 @@ class RandomPolicy:
     fingerprint = "random"
     action_scale = "env"
     rows_alike = True
+    shows_numbers = True
 
     def __init__(self, action_space: Space) -> None:
         self._space = action_space

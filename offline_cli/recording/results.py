@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-__all__ = ["RecordResult"]
+from offline_cli.recording.plan import Plan
+from offline_cli.storage.manifest import Manifest
+
+__all__ = ["RecordResult", "filled", "nothing_recorded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +38,46 @@ class RecordResult:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
         return asdict(self)
+
+
+def nothing_recorded(plan: Plan, *, out: str, format: str, action_scale: str) -> RecordResult:
+    """The result of a dry run, which says what would be done."""
+    return RecordResult(
+        out=out,
+        episodes=0,
+        steps=0,
+        shards=0,
+        return_mean=None,
+        return_std=None,
+        length_mean=None,
+        seconds=0.0,
+        steps_per_second=0.0,
+        complete=False,
+        format=format,
+        environment=plan.env,
+        policy=plan.policy,
+        vectorize=plan.vectorize,
+        action_scale=action_scale,
+        explore=plan.explore,
+        seed=plan.seed,
+        dry_run=True,
+    )
+
+
+def filled(empty: RecordResult, manifest: Manifest, *, new_steps: int, started: float) -> RecordResult:
+    """`empty` with what the dataset holds; `new_steps` were recorded since `started`, a time of `time.monotonic`."""
+    seconds = time.monotonic() - started
+    returns, lengths = manifest.statistics["return"], manifest.statistics["length"]
+    return replace(
+        empty,
+        episodes=manifest.counts.episodes,
+        steps=manifest.counts.steps,
+        shards=len(manifest.shards),
+        return_mean=returns["mean"],
+        return_std=returns["std"],
+        length_mean=lengths["mean"],
+        seconds=seconds,
+        steps_per_second=new_steps / seconds,
+        complete=manifest.complete,
+        dry_run=False,
+    )

@@ -1,8 +1,9 @@
 """A `train-bc` run, or any RLModule, as a policy to record; refuses modules that carry a state from step to step.
 
 Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions: they are certain.
-Actions are recorded in the scale that the module works in. `normalized`: its own outputs, before they are stretched to the
-bounds; `env`: as the environment takes them, within its bounds.
+Box actions are recorded as RLlib's are, with the scale `normalized`: the module's own outputs, which may lie beyond [-1, 1],
+before they are stretched to the bounds and clipped. Integer boxes are recorded as the environment takes them; their
+`action_logp` is of the action before it was rounded.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
-from offline_cli.modules.distributions import ActionHead, DiagonalGaussian
+from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.modules.straight import straight_forward
 from offline_cli.recording.policy import Acted
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.trees import Tree, flatten, map_leaves
+from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
 __all__ = ["ModulePolicy", "run_policy"]
 
@@ -35,37 +36,41 @@ class ModulePolicy:
     """An RLModule in evaluation mode."""
 
     rows_alike = False
+    shows_numbers = True
 
     def __init__(self, module: RLModule, *, explore: bool, device: torch.device, fingerprint: str, name: str) -> None:
+        """For environments with the module's own action space; see `play_in`."""
         if module.get_initial_state():
             fix = "record a policy without a state, or wrap it as python:module:attribute"
             raise BadConfig("the policy carries a state from step to step", where=f"--policy {name}", fix=fix)
         self.fingerprint = fingerprint
         self._module = module.to(device).eval()
         self._head: ActionHead = module.action_head
-        self._device, self._explore = device, explore
+        self._device, self._on_cpu, self._explore = device, device.type == "cpu", explore
         self._straight = straight_forward(self._module)
-        self._normalized = _is_normalized(self._head)
-        self._dtypes = {path: _recorded_dtype(leaf) for path, leaf in leaf_spaces(module.action_space).items()}
-        self.action_scale = "normalized" if self._normalized else "env"
         self.chance_size = chance_size(self._head) if explore else 0
         self._certain = np.zeros(0, np.float32)
+        self.play_in(module.action_space)
+
+    def play_in(self, action_space: Space) -> None:
+        """Play in an environment with this action space, which the policy fits, from now on."""
+        self._head.play_in(action_space)
+        self._raw = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items() if _is_of_floats(leaf)}
+        self.action_scale = "normalized" if self._raw else "env"
 
     def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
         """See Policy."""
+        if self._straight is not None:  # nothing in it keeps gradients
+            return self._acted(self._straight(self._tensors(observations)), chance)
         with torch.inference_mode():
-            inputs = self._forward(self._tensors(observations))
-            return self._explored(inputs, chance) if self._explore else self._greedy(inputs)
+            forward = self._module.forward_exploration if self._explore else self._module.forward_inference
+            return self._acted(forward({Columns.OBS: self._tensors(observations)})[Columns.ACTION_DIST_INPUTS], chance)
 
-    def _forward(self, observations: Tree) -> Tensor:
-        if self._straight is not None:
-            return self._straight(observations)
-        forward = self._module.forward_exploration if self._explore else self._module.forward_inference
-        inputs: Tensor = forward({Columns.OBS: observations})[Columns.ACTION_DIST_INPUTS]
-        return inputs
+    def _acted(self, inputs: Tensor, chance: NDArray[np.float64]) -> Acted:
+        return self._explored(inputs, chance) if self._explore else self._greedy(inputs)
 
     def _tensors(self, tree: Tree) -> Tree:
-        if isinstance(tree, np.ndarray) and self._device.type == "cpu":  # the usual case
+        if isinstance(tree, np.ndarray) and self._on_cpu:  # the usual case
             return torch.from_numpy(tree)
         return map_leaves(lambda leaf: torch.as_tensor(leaf, device=self._device), tree)
 
@@ -78,21 +83,18 @@ class ModulePolicy:
 
     def _explored(self, inputs: Tensor, chance: NDArray[np.float64]) -> Acted:
         numbers = torch.as_tensor(chance, dtype=inputs.dtype, device=inputs.device)
-        recorded, for_env = self._both(drawn_actions(self._head, inputs, numbers))
-        logp = self._head.logp(inputs, self._tensors(recorded))  # of what is recorded: a clipped action has its own
-        return Acted(
-            recorded,
-            for_env,
-            {Columns.ACTION_DIST_INPUTS: _array(inputs), Columns.ACTION_LOGP: _array(logp)},
-        )
+        drawn = drawn_actions(self._head, inputs, numbers)
+        logp = self._head.logp(inputs, drawn)
+        return Acted(*self._both(drawn), {Columns.ACTION_DIST_INPUTS: _array(inputs), Columns.ACTION_LOGP: _array(logp)})
 
     def _both(self, actions: Tree) -> tuple[Tree, Tree]:
         """Actions as they are recorded, and as the environment takes them."""
         arrays = _array(actions) if isinstance(actions, Tensor) else map_leaves(_array, actions)
         for_env = self._head.for_env(arrays)
-        if not self._normalized:
+        if not self._raw:
             return for_env, for_env
-        typed = iter([leaf.astype(self._dtypes[path], copy=False) for path, leaf in flatten(arrays)])
+        pairs = zip(flatten(arrays), leaves(for_env), strict=True)
+        typed = iter([raw.astype(self._raw[path], copy=False) if path in self._raw else whole for (path, raw), whole in pairs])
         return map_leaves(lambda _: next(typed), arrays), for_env
 
 
@@ -115,13 +117,6 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     return found
 
 
-def _is_normalized(head: ActionHead) -> bool:
-    """Whether a Box among the actions is recorded in [-1, 1]; all of them are, where one is."""
-    return any(isinstance(part, DiagonalGaussian) and part.normalized for part in head.modules())
-
-
-def _recorded_dtype(space: Space) -> Any:
-    """The space's; an integer box in [-1, 1] would be no integers any more."""
-    return (
-        np.dtype(np.float32) if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iub" else np.dtype(space.dtype)
-    )
+def _is_of_floats(space: Space) -> bool:
+    """Whether its actions have a scale: not so where they are whole numbers."""
+    return isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"

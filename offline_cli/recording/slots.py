@@ -7,18 +7,20 @@ play, do not say which copy raised, and turn infos into arrays. Per-episode seed
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.environments import Env
-from offline_cli.recording.policy import rows_of, zero_rows
+from offline_cli.recording.infos import owned
+from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import Tree
 
-__all__ = ["SlotFailure", "Slots", "SyncSlots", "write_row"]
+__all__ = ["RAISED", "SlotFailure", "Slots", "SyncSlots"]
 
+RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
 Index = NDArray[np.int64]
 
 
@@ -63,6 +65,7 @@ class SyncSlots:
         count = len(envs)
         self._envs = envs
         self.obs = zero_rows(observation_space, padded)
+        self._write = row_writer(self.obs)
         self.infos: NDArray[np.object_] | None = None
         self.rewards = np.zeros(count)
         self.terminated, self.truncated, self.ended = np.zeros((3, count), np.bool_)
@@ -74,25 +77,26 @@ class SyncSlots:
         for slot, seed in zip(slots.tolist(), seeds, strict=True):
             try:
                 observation, info = self._envs[slot].reset(seed=seed)
-                write_row(self.obs, slot, observation)
-            except Exception as err:
+                self._write(slot, observation)
+                self._keep(slot, info)
+            except RAISED as err:
                 raise SlotFailure(slot, "reset", repr(err)) from err
-            self._keep(slot, info)
         self.ready[slots] = False
         self.any_ready = bool(self.ready.any())
 
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots."""
-        envs, obs, rewards, terminated, truncated = self._envs, self.obs, self.rewards, self.terminated, self.truncated
+        envs, write, rewards, terminated, truncated = self._envs, self._write, self.rewards, self.terminated, self.truncated
+        plain = isinstance(actions, np.ndarray)
         for slot in np.flatnonzero(live).tolist():
-            action = actions[slot] if isinstance(actions, np.ndarray) else rows_of(actions, slot)
+            action = actions[slot] if plain else rows_of(actions, slot)
             try:
                 observation, rewards[slot], terminated[slot], truncated[slot], info = envs[slot].step(action)
-                write_row(obs, slot, observation)
-            except Exception as err:
+                write(slot, observation)
+                if info or self.infos is not None:
+                    self._keep(slot, info)
+            except RAISED as err:
                 raise SlotFailure(slot, "step", repr(err)) from err
-            if info or self.infos is not None:
-                self._keep(slot, info)
         self.ended = (terminated | truncated) & live
         self.any_ended = bool(self.ended.any())
         if self.any_ended:
@@ -104,7 +108,7 @@ class SyncSlots:
             if not info:
                 return
             self.infos = np.full(len(self._envs), None)
-        self.infos[slot] = dict(info) or None  # a copy: some environments fill the same dict again
+        self.infos[slot] = owned(info) or None
 
     def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
         """See Slots."""
@@ -112,18 +116,3 @@ class SyncSlots:
 
     def close(self) -> None:
         """Nothing: who opened the copies closes them."""
-
-
-def write_row(rows: Tree, row: int, value: Tree) -> None:
-    """Put one value in its place. Raises ValueError for another structure or shape: numpy alone would repeat values."""
-    if isinstance(rows, np.ndarray):
-        _write(rows, row, value)
-    else:
-        map_leaves(lambda target, leaf: _write(target, row, leaf), rows, value)
-
-
-def _write(target: NDArray[Any], row: int, value: Any) -> None:
-    shape = value.shape if isinstance(value, np.ndarray) else np.shape(value)
-    if shape != target.shape[1:]:
-        raise ValueError(f"an observation of shape {shape}, and the space says {target.shape[1:]}")
-    target[row] = value

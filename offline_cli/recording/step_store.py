@@ -111,9 +111,8 @@ class StepStore:
         self._chunks = 0
         self._begun = np.zeros(slots, np.int64)  # the chunk's row that a slot's episode, or its part here, begins at
         self._episode = np.full(slots, -1, np.int64)  # that each slot plays; -1: none
-        self._pieces: list[
-            tuple[Index, Index, Index, Index]
-        ] = []  # of the chunk: episodes, slots, first row, row after the last
+        # Of the chunk: episodes, slots, first row, row after the last
+        self._pieces: list[tuple[Index, Index, Index, Index]] = []
         self._last: list[tuple[Index, Index]] = []  # of the chunk: episodes, rows of their last observations
         self._flags: list[tuple[Rows, Rows]] = []  # terminated and truncated of the same
         self._runs = _no_runs()

@@ -119,6 +119,56 @@ class OwnVector(VectorEnv):
         return self._seen(), rewards, over, np.zeros_like(over), infos
 
 
+class Spoiled(Count):
+    """One episode of 20 steps goes wrong, in one of the ways that environments do."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.length != 20 or self.t != 4:
+            return observation, reward, terminated, truncated, info
+        match self.how:
+            case "exits":
+                raise SystemExit(5)
+            case "shape":
+                return observation[:2], reward, terminated, truncated, info
+            case "info":
+                return observation, reward, terminated, truncated, {"handle": object()}
+        return observation, reward, terminated, truncated
+
+
+class Bytes(Count):
+    """Says uint8 and gives floats: whole numbers, or halves."""
+
+    def __init__(self, step=1.0):
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (3,), np.uint8)
+        self.size = step
+
+    def _seen(self):
+        return np.full(3, self.t * self.size)
+
+
+class Reusing(Count):
+    """Fills the same arrays at every step."""
+
+    def reset(self, **options):
+        self.seen, self.info = np.zeros(3, np.float32), {"place": np.zeros(2), "nested": {"t": 0}}
+        self.seen[:], _ = super().reset(**options)
+        return self.seen, self._told()
+
+    def _told(self):
+        self.info["place"][:] = self.info["nested"]["t"] = self.t
+        return self.info
+
+    def step(self, action):
+        self.seen[:], *others = super().step(action)
+        return self.seen, *others[:3], self._told()
+
+
 class Slow(Count):
     """Takes 2 ms for a step, so that there is time to interrupt it."""
 
@@ -127,12 +177,24 @@ class Slow(Count):
         return super().step(action)
 
 
+class OwnSlow(OwnVector):
+    """The same for a vector class."""
+
+    def step(self, actions):
+        time.sleep(0.002)
+        return super().step(actions)
+
+
 gym.register("Count-v0", Count)
 gym.register("Slow-v0", Slow)
 gym.register("Aim-v0", Aim)
+gym.register("Spoiled-v0", Spoiled)
+gym.register("Bytes-v0", Bytes)
+gym.register("Reusing-v0", Reusing)
 gym.register("Nested-v0", Nested)
 for name in ("NextStep", "SameStep", "Disabled"):
     gym.register(f"Own{name}-v0", Count, vector_entry_point=partial(OwnVector, mode=name))
+gym.register("OwnSlow-v0", Count, vector_entry_point=OwnSlow)
 gym.register("OwnSilent-v0", Count, vector_entry_point=partial(OwnVector, mode=None))
 
 
@@ -168,6 +230,20 @@ def failing(observation: Any) -> int:
     """Raises at the third step of every episode of 20 steps."""
     if observation[0] == 2 and observation[1] == 20:
         raise ValueError("no idea")
+    return 1
+
+
+def picky(observations: Any) -> Any:
+    """Takes no observation that the environment does not give."""
+    if not (observations[:, 1] >= 1).all():
+        raise ValueError("not from this environment")
+    return np.zeros(len(observations), int)
+
+
+def leaving(observation: Any) -> int:
+    """Calls exit in the third step of every episode of 20 steps."""
+    if observation[0] == 2 and observation[1] == 20:
+        raise SystemExit(1)
     return 1
 
 

@@ -14,7 +14,7 @@ import torch
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
-from offline_cli.modules.distributions import build_head
+from offline_cli.modules.distributions import LOG_STD_RANGE, build_head
 from offline_cli.modules.drawing import chance_size, drawn_actions
 from offline_cli.recording.uniform import uniform_size, uniform_values
 from offline_cli.training.policy_files import load_policy
@@ -50,17 +50,20 @@ def test_a_run_that_explores_draws_by_its_own_likelihoods(
     assert abs(share - expected) < 4 * np.sqrt(0.25 / len(chance))
 
 
-@pytest.mark.parametrize(("scale", "low", "high"), [("normalized", -99.0, 99.0), ("env", -2.0, 3.0)])
-def test_actions_are_recorded_in_the_scale_that_the_run_was_trained_in(
-    scale: str, low: float, high: float, recorded: Record, read: Read, run_folder: Callable[..., Path]
+@pytest.mark.parametrize("scale", ["normalized", "env"])
+def test_the_own_outputs_of_a_run_are_recorded_whatever_scale_it_was_trained_from(
+    scale: str, recorded: Record, read: Read, run_folder: Callable[..., Path]
 ) -> None:
     run = str(run_folder("recording_envs:Aim-v0", action_scale=scale))
     out = recorded("recording_envs:Aim-v0", policy=run, explore=True)
-    actions = read(out).actions
-    assert open_dataset(str(out)).manifest.action_scale == scale
-    assert actions.dtype == np.float32
-    assert low <= actions.min() <= actions.max() <= high
-    assert (np.abs(actions) > 1.0).any()
+    batch = read(out)
+    assert open_dataset(str(out)).manifest.action_scale == "normalized"
+    assert batch.actions.dtype == np.float32
+    assert np.abs(batch.actions).max() > 1.5, "drawn actions leave the bounds, and nothing clips them here"
+    mean, log_std = np.split(np.array(batch.extra["action_dist_inputs"], np.float64), 2, axis=1)
+    log_std = np.clip(log_std, *LOG_STD_RANGE)
+    surprise = 0.5 * ((batch.actions - mean) / np.exp(log_std)) ** 2 + log_std + 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(batch.extra["action_logp"], -surprise.sum(1), rtol=1e-4, atol=1e-5)
 
 
 def test_functions_of_one_observation_and_of_batches_play_alike(recorded: Record, read: Read) -> None:
@@ -102,6 +105,16 @@ def test_a_policy_that_raises_is_named_with_episode_and_step(runners: int, recor
     again = pytest.raises(BadData, match="no idea")
     with again:
         recorded(policy="python:recording_envs:failing", first_episode=index, episodes=1)
+
+
+def test_a_policy_that_calls_exit_is_named_as_one_that_raises(recorded: Record) -> None:
+    with pytest.raises(BadData, match="SystemExit") as caught:
+        recorded(policy="python:recording_envs:leaving", episodes=200)
+    assert caught.value.where.endswith(", step 2")
+
+
+def test_a_policy_sees_nothing_but_the_environment_s_observations_where_it_minds(recorded: Record, read: Read) -> None:
+    assert len(read(recorded(policy="python:recording_envs:picky", num_envs=5))) == 12
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.policy import build_module
-from offline_cli.recording.policy import BLOCK_ROWS, Blocks, fixed_rows
+from offline_cli.recording import blocks
+from offline_cli.recording.blocks import BLOCK_ROWS, Blocks, block_rows
+from offline_cli.recording.policy import Acted
 from offline_cli.recording.run_policy import ModulePolicy
 
 Record = Callable[..., Path]
@@ -57,29 +60,61 @@ def test_data_files_are_the_same_bytes(recorded: Record) -> None:
     assert shards[0].read_bytes() == shards[1].read_bytes()
 
 
-def module_policy(hidden: tuple[int, ...], *, explore: bool = False) -> ModulePolicy:
-    import gymnasium as gym
+OBSERVATIONS = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 
-    space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
-    module = build_module(space, gym.spaces.Discrete(3), hidden=hidden, action_scale="env", seed=0)
+
+def module_policy(hidden: tuple[int, ...], *, explore: bool = False) -> ModulePolicy:
+    module = build_module(OBSERVATIONS, gym.spaces.Discrete(3), hidden=hidden, action_scale="env", seed=0)
     return ModulePolicy(module, explore=explore, device=torch.device("cpu"), fingerprint="", name="test")
 
 
 @pytest.mark.parametrize("hidden", [(64, 64), (63, 65), (256,), (7,)])
-def test_a_row_gives_the_same_bits_in_any_slot_of_any_number(hidden: tuple[int, ...]) -> None:
-    import gymnasium as gym
-
-    policy = module_policy(hidden)
-    rows = fixed_rows(policy, gym.spaces.Box(-np.inf, np.inf, (5,), np.float32))
-    assert rows in (1, BLOCK_ROWS)
+@pytest.mark.parametrize("explore", [False, True])
+def test_a_row_gives_the_same_bits_in_any_slot_of_any_number(hidden: tuple[int, ...], explore: bool) -> None:
+    policy = module_policy(hidden, explore=explore)
     row = np.random.default_rng(0).normal(size=5).astype(np.float32)
     found = set()
-    for slots in (1, 2, 31, 32, 33, 70):
-        blocks = Blocks(policy, slots, block_rows=rows)
-        observations = np.random.default_rng(slots).normal(size=(blocks.padded, 5)).astype(np.float32)
+    for slots in (1, 2, 31, 32, 33, 70, 200):
+        asked = Blocks(policy, slots, rows=block_rows(policy, OBSERVATIONS, slots))
+        observations = np.random.default_rng(slots).normal(size=(asked.padded, 5)).astype(np.float32)
         observations[slots - 1] = row
-        found.add(blocks.act(observations, np.zeros((slots, 0))).extras["action_dist_inputs"][-1].tobytes())
+        acted = asked.act(observations, np.full((slots, policy.chance_size), 0.3))
+        found.add(acted.extras["action_dist_inputs"][-1].tobytes() + acted.extras["action_logp"][-1].tobytes())
     assert len(found) == 1
+
+
+class Fickle:
+    """A policy whose results differ in the last digits, by the place of a row or by the number of rows."""
+
+    fingerprint, action_scale, chance_size, rows_alike = "", "env", 0, False
+
+    def __init__(self, *, by_place: bool, shows_numbers: bool = True) -> None:
+        self.by_place, self.shows_numbers = by_place, shows_numbers
+
+    def act(self, observations: Any, chance: Any) -> Acted:
+        """The error of a row is its place, or the number of rows, in units in the last place."""
+        count = len(observations)
+        error = np.spacing(observations[:, :1]) * (np.arange(count)[:, None] if self.by_place else count)
+        return Acted(np.zeros(count, int), np.zeros(count, int), {"logits": observations[:, :1] + error})
+
+
+def test_a_policy_that_minds_the_place_of_a_row_sees_one_at_a_time() -> None:
+    assert block_rows(Fickle(by_place=True), OBSERVATIONS, 64) == 1
+
+
+def test_a_policy_that_minds_the_number_of_rows_always_sees_the_same() -> None:
+    assert {block_rows(Fickle(by_place=False), OBSERVATIONS, slots) for slots in (1, 7, 32, 64, 300)} == {BLOCK_ROWS}
+
+
+def test_a_policy_whose_numbers_cannot_be_seen_is_not_trusted_with_other_blocks() -> None:
+    policy = module_policy((64, 64))
+    policy.shows_numbers = False
+    assert block_rows(policy, OBSERVATIONS, 64) == BLOCK_ROWS
+
+
+@pytest.mark.parametrize(("slots", "sizes"), [(1, [8, 16, 32]), (20, [32]), (64, [64, 32]), (1000, [256, 128, 64, 32])])
+def test_blocks_are_tried_from_the_one_that_holds_all_slots_to_the_usual_one(slots: int, sizes: list[int]) -> None:
+    assert list(blocks._candidates(slots)) == sizes
 
 
 def test_the_same_command_gives_the_same_dataset_with_an_own_vector_class(recorded: Record, read: Read, same: Same) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
 from offline_cli.recording import env_runner
 from offline_cli.recording.plan import environment_seed
 from offline_cli.recording.record import record
@@ -81,6 +82,21 @@ def test_nested_observations_and_actions_keep_structure_and_dtypes(recorded: Rec
         assert same_space(batch.observation_space, env.observation_space)
         np.testing.assert_array_equal(batch.acted_obs()["pair"][0], batch.timesteps())
         assert all(env.action_space.contains(action) for action in zip(*batch.actions, strict=True))
+
+
+def test_arrays_that_an_environment_fills_again_are_recorded_as_they_were(recorded: Record, read: Read) -> None:
+    batch = read(recorded("recording_envs:Reusing-v0", policy="random", num_envs=3))
+    assert batch.infos is not None
+    counted = batch.obs[:, 0].tolist()
+    assert [info["place"].tolist() for info in batch.infos] == [[t, t] for t in counted]
+    assert [info["nested"]["t"] for info in batch.infos] == counted
+
+
+def test_numbers_of_another_type_are_taken_where_they_fit_and_refused_where_not(recorded: Record, read: Read) -> None:
+    obs = read(recorded("recording_envs:Bytes-v0", policy="random")).obs
+    assert (obs.dtype, int(obs.max())) == (np.uint8, max(lengths_by_seed(12)))
+    with pytest.raises(BadData, match="float64, and the space's uint8 cannot hold its values"):
+        recorded("recording_envs:Bytes-v0", policy="random", env_kwargs={"step": 0.5})
 
 
 def test_random_actions_spread_over_their_space(recorded: Record, read: Read) -> None:

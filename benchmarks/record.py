@@ -1,0 +1,115 @@
+"""How fast are episodes recorded? Rival: the bare loop of environment and policy, which keeps nothing.
+
+Same environment, same weights, one torch thread on both sides, everything in this process. Ours is the whole command but for
+starting Python: opening the environment, playing, writing Parquet, commit.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks import record_policies
+from benchmarks.harness import Row, paired
+from offline_cli.modules.policy import FeedForwardPolicy
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.recording.record import record
+
+CARTPOLE, ACROBOT = "CartPole-v1", "Acrobot-v1"
+OWN, SLOTS = "vector_entry_point", 64
+Loop = Callable[[str, RLModule, int], None]
+
+
+def rows() -> list[Row]:
+    torch.set_num_threads(1)
+    return [
+        one(CARTPOLE, "BALANCING", OWN, own_loop, episodes=600, pairs=9),
+        one(CARTPOLE, "UNTRAINED", OWN, own_loop, episodes=10_000, pairs=5),
+        one(CARTPOLE, "BALANCING", "sync", gymnasium_loop, episodes=300, pairs=5),
+        one(CARTPOLE, "BALANCING", "sync", sync_loop, episodes=300, pairs=7),
+        one(ACROBOT, "SWINGING", "sync", gymnasium_loop, episodes=200, pairs=5),
+        one(ACROBOT, "SWINGING", "sync", sync_loop, episodes=200, pairs=5),
+    ]
+
+
+def one(env: str, policy: str, vectorize: str, loop: Loop, *, episodes: int, pairs: int) -> Row:
+    """Ours records `episodes`; the rival makes as many steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = partial(recorded, env, policy, vectorize, episodes, Path(folder) / "D")
+        steps = ours()
+        played = f"{env}, MLP 64x64 ({policy.lower()}), {vectorize}, {SLOTS} envs"
+        return paired(
+            f"record {played}, {episodes:,} episodes of {steps / episodes:.0f} steps",
+            amount=steps,
+            unit="steps/s",
+            ours=ours,
+            rival=partial(loop, env, getattr(record_policies, policy), -(-steps // SLOTS)),
+            rival_name=RIVALS[loop],
+            floor="the environment's steps and the forward pass, which the rival makes as well",
+            pairs=pairs,
+        )
+
+
+def recorded(env: str, policy: str, vectorize: str, episodes: int, out: Path) -> int:
+    """Record over what is there; the number of steps."""
+    name = f"python:benchmarks.record_policies:{policy}"
+    options = {"policy": name, "num_envs": SLOTS, "vectorize": vectorize, "device": "cpu", "overwrite": True}
+    return record(env, out, episodes=episodes, **options).steps
+
+
+# ---- the rival ----
+
+
+def own_loop(env: str, policy: RLModule, steps: int) -> None:
+    """The environment's own vector class, which resets itself."""
+    vector_loop(gym.make_vec(env, SLOTS, vectorization_mode=OWN), policy, steps)
+
+
+def gymnasium_loop(env: str, policy: RLModule, steps: int) -> None:
+    """gymnasium's own way to step copies in turn."""
+    vector_loop(gym.make_vec(env, SLOTS, vectorization_mode="sync"), policy, steps)
+
+
+def vector_loop(vector: gym.vector.VectorEnv, policy: RLModule, steps: int) -> None:
+    net = bare_network(policy)
+    observations, _ = vector.reset(seed=0)
+    with torch.inference_mode():
+        for _ in range(steps):
+            actions = net(torch.from_numpy(observations)).argmax(-1).numpy()
+            observations, _, _, _, _ = vector.step(actions)
+    vector.close()
+
+
+def sync_loop(env: str, policy: RLModule, steps: int) -> None:
+    """Copies in turn, as one would write it down: reset at the end, no wrapper in between, nothing kept."""
+    net, copies = bare_network(policy), [gym.make(env, disable_env_checker=True) for _ in range(SLOTS)]
+    observations = np.stack([copy.reset(seed=seed)[0] for seed, copy in enumerate(copies)])
+    with torch.inference_mode():
+        for _ in range(steps):
+            actions = net(torch.from_numpy(observations)).argmax(-1).numpy()
+            for slot, copy in enumerate(copies):
+                observations[slot], _, terminated, truncated, _ = copy.step(actions[slot])
+                if terminated or truncated:
+                    observations[slot], _ = copy.reset()
+    for copy in copies:
+        copy.close()
+
+
+RIVALS: dict[Loop, str] = {
+    own_loop: "the bare loop over its vector class and the policy",
+    gymnasium_loop: "the bare loop over gymnasium's SyncVectorEnv and the policy",
+    sync_loop: "the bare loop over the copies and the policy, by hand",
+}
+
+
+def bare_network(policy: RLModule) -> nn.Module:
+    """Its layers alone."""
+    assert isinstance(policy, FeedForwardPolicy)
+    return policy.network.eval()

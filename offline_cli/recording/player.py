@@ -1,0 +1,48 @@
+"""The episodes of a plan, in order, played in this process or in runners; refuses to end without saying why it ended early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+
+from offline_cli.environments import Environment
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.recording.amounts import Amount, is_enough, limited
+from offline_cli.recording.plan import Plan
+from offline_cli.recording.playing import open_runner
+from offline_cli.recording.policy import Policy
+from offline_cli.recording.runner_processes import played_by_processes
+
+__all__ = ["Player"]
+
+
+class Player:
+    """Plays `policy` in `environment`; `failure` is what one of them raised, once `episodes` has ended for that."""
+
+    def __init__(
+        self, environment: Environment, policy: Policy, *, in_processes: bool, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`in_processes`: as many runner processes as the plan says. `stopped`: asked often; true ends the playing."""
+        self._environment, self._policy = environment, policy
+        self._in_processes, self._stopped = in_processes, stopped
+        self.failure: BadData | None = None
+
+    def episodes(self, plan: Plan) -> Generator[EpisodeBatch, None, None]:
+        """As many whole episodes as `plan` asks for, or those before it was stopped, or before the `failure`."""
+        if is_enough(plan, Amount()):
+            return
+        try:
+            with self._batches(plan) as batches:
+                yield from limited(batches, plan)
+        except BadData as err:
+            self.failure = err
+
+    @contextmanager
+    def _batches(self, plan: Plan) -> Iterator[Iterator[EpisodeBatch]]:
+        if self._in_processes:
+            with closing(played_by_processes(plan, stopped=self._stopped)) as batches:
+                yield batches
+            return
+        with open_runner(plan, 0, environment=self._environment, policy=self._policy, stopped=self._stopped) as runner:
+            yield runner.batches()
