@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadData
+from offline_cli.errors import PROBLEM, BadData
+from offline_cli.formats.parquet_batches import parquet_batches
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects
@@ -80,6 +81,7 @@ def _damage(url: str) -> Iterator[None]:
                 f"not a whole Parquet file: {text[0] if text else type(error).__name__}",
                 where=url,
                 fix="copy or write the file again; --on-error skip reads the others",
+                details={PROBLEM: "unreadable-file"},
             ) from error
 
 
@@ -167,7 +169,7 @@ def _parts_of(file: Location, small: Small, columns: Sequence[str] | None) -> It
 def _read_small(file: Location, columns: Sequence[str] | None) -> tuple[pa.Table | None, int]:
     """The whole file, or None for one that is to be read in parts; and the bytes that are stored of it."""
     with file.open() as stream:
-        parquet = pq.ParquetFile(stream)
+        parquet = pq.ParquetFile(stream, page_checksum_verification=True)
         stored = stream.seek(0, io.SEEK_END)
         table = None if _unpacked(parquet) > BIG else parquet.read(columns=_present(parquet, columns), use_threads=False)
         return table, stored
@@ -179,7 +181,7 @@ def _read_big(file: Location, columns: Sequence[str] | None) -> Iterator[_Part]:
         total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
         rows = max(1, min(ROWS, total * BYTES // max(1, _unpacked(parquet))))
         first = 0
-        for batch in parquet.iter_batches(batch_size=rows, columns=_present(parquet, columns)):
+        for batch in parquet_batches(stream, columns=_present(parquet, columns), rows=rows):
             yield _Part(file.url, first, pa.Table.from_batches([batch]), stored * batch.num_rows // total)
             first += batch.num_rows
 

@@ -5,7 +5,8 @@ A reader knows its bytes and nothing of ids seen elsewhere: it yields batches wh
 
 * `t_started` is the timestep of its first step (None in the batch: all 0). A source without timesteps says `UNKNOWN_START`
   where rows of another episode, or none, stand before the fragment, and `CONTINUES` where the row before it in the source is
-  of the same unfinished episode (a file ended between them);
+  of the same unfinished episode (a file ended between them), and `AFTER_END` where that row has an end flag although the
+  observations chain;
 * `terminated` and `truncated` are set only where its own last step had the flag;
 * the final observation is the last row's next observation where the source has one. Where it has none, the last observation
   is repeated in its place and the reader counts `missing-final-observation`; stitching takes the next fragment's first
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,10 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
+from offline_cli.trees import Tree
 
 __all__ = [
+    "AFTER_END",
     "BYTES",
     "CONTINUES",
     "ENV_SCALE",
@@ -35,6 +38,7 @@ __all__ = [
     "UNKNOWN_START",
     "Placed",
     "Places",
+    "Scannable",
     "Source",
 ]
 
@@ -47,6 +51,7 @@ UNKNOWN_SCALE: Final = "unknown"
 
 UNKNOWN_START: Final = -1  # in `t_started`: the fragment begins an episode, or goes on with the open one of its id
 CONTINUES: Final = -2  # in `t_started`: the fragment goes on with the row right before it
+AFTER_END: Final = -3  # as UNKNOWN_START, but its first observation is the one that the row before, an end of this id, led to
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,13 @@ class Places:
     """Where the fragments of one batch stand, cheap to make for many and turned into words only for a message."""
 
     files: tuple[str, ...]  # URLs
-    file: NDArray[np.int64]  # (E,) index into `files`
-    row: NDArray[np.int64]  # (E,) first row in that file, from 0
+    file: NDArray[np.integer[Any]]  # (E,) index into `files`
+    row: NDArray[np.integer[Any]]  # (E,) first row in that file, from 0
+
+    def taken(self, entries: NDArray[np.int64]) -> Places:
+        """Those of some fragments, in as few bytes as they can be: a reading keeps one for every episode."""
+        file, row = (part[entries].astype(np.min_scalar_type(part.max(initial=0))) for part in (self.file, self.row))
+        return Places(self.files, file, row)
 
     def __getitem__(self, entry: int) -> str:
         return f"{self.files[int(self.file[entry])]} row {int(self.row[entry])}"
@@ -114,3 +124,11 @@ class Placed(Protocol):
     @property
     def places(self) -> Places | None:
         """Of the batch yielded last; None: not known for this one."""
+
+
+@runtime_checkable
+class Scannable(Protocol):
+    """A source of which it costs much more to put episodes together than to look at their values."""
+
+    def values(self) -> Iterator[tuple[Tree, Tree]]:
+        """All observations and actions, in any order, in the structure of its batches; counts nothing and refuses nothing."""

@@ -6,7 +6,7 @@ before, and where a file ends unless the observations chain over it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.chaining import chained
-from offline_cli.formats.source import CONTINUES, UNKNOWN_START
+from offline_cli.formats.source import AFTER_END, CONTINUES, UNKNOWN_START
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
@@ -69,8 +69,11 @@ def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[n
     return steps
 
 
-def fragments_of_rows(rows: StepRows, tally: Tally) -> tuple[EpisodeBatch, NDArray[np.int64]]:
-    """A batch with one entry per run of rows, and (E,) the first row of each; counts joints, broken chains, missing finals."""
+def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()) -> tuple[EpisodeBatch, NDArray[np.int64]]:
+    """A batch with one entry per run of rows, and (E,) the first row of each; counts joints, broken chains, missing finals.
+
+    `lost`: ids of episodes known to have lost rows, whose chains are broken for that reason and are not counted.
+    """
     ended = rows.terminateds | rows.truncateds
     same = (rows.keys.code[1:] == rows.keys.code[:-1]) & ~ended[:-1]
     if rows.t is not None:
@@ -80,19 +83,40 @@ def fragments_of_rows(rows: StepRows, tally: Tally) -> tuple[EpisodeBatch, NDArr
     joined = same if rows.t is not None else same & ~file_ends if chains is None else same & (chains | ~file_ends)
     tally.fragments_stitched += int((joined & file_ends).sum())
     if chains is not None:
-        tally.assume("broken-chain", int((joined & ~chains).sum()))
+        broken = _without_lost(joined & ~chains, rows.keys, lost)
+        tally.assume("broken-chain", int(broken.sum()), places=lambda: _steps_in_words(rows, np.flatnonzero(broken) + 1))
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
     if rows.next_obs is None:
         tally.assume("missing-final-observation", len(first))
-    return _batch(rows, first, _starts(rows, first, same)), first
+    return _batch(rows, first, _starts(rows, first, same, chains)), first
 
 
-def _starts(rows: StepRows, first: NDArray[np.int64], same: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _without_lost(broken: NDArray[np.bool_], keys: Keys, lost: Container[str]) -> NDArray[np.bool_]:
+    if not broken.any():
+        return broken
+    known = np.fromiter((name in lost for name in keys.eps_ids), np.bool_, len(keys.eps_ids))
+    return np.asarray(broken & ~known[keys.code[1:]])
+
+
+def _steps_in_words(rows: StepRows, numbers: NDArray[np.int64]) -> Iterator[str]:
+    for row in numbers.tolist():
+        name = rows.keys.eps_ids[int(rows.keys.code[row])]
+        yield f"episode {name}" if rows.t is None else f"episode {name}, step {rows.t[row]}"
+
+
+def _starts(
+    rows: StepRows, first: NDArray[np.int64], same: NDArray[np.bool_], chains: NDArray[np.bool_] | None
+) -> NDArray[np.int64]:
     """(E,) `t_started` of each run."""
     if rows.t is not None:
         return rows.t[first]
     goes_on = np.concatenate([[rows.follows], same])[first]
-    return np.where(goes_on, CONTINUES, UNKNOWN_START).astype(np.int64)
+    starts = np.where(goes_on, CONTINUES, UNKNOWN_START).astype(np.int64)
+    if chains is not None:
+        ended = (rows.terminateds | rows.truncateds)[:-1]
+        over_an_end = ended & chains & (rows.keys.code[1:] == rows.keys.code[:-1])
+        starts[np.concatenate([[False], over_an_end])[first]] = AFTER_END
+    return starts
 
 
 def _batch(rows: StepRows, first: NDArray[np.int64], t_started: NDArray[np.int64]) -> EpisodeBatch:

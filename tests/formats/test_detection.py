@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.errors import BadData, NoData, StorageNotFound, Uncommitted, UsageError
+from offline_cli.errors import BadData, BadMapping, NoData, StorageNotFound, Uncommitted, UsageError
 from offline_cli.formats.detect import open_source, open_sources
+from offline_cli.tally import Rejects, Tally
 
 STEP = {"eps_id": ["a"], "obs": [[0.0]], "actions": [0], "rewards": [1.0]}
 SINGLE = {"obs": [[0.0]], "actions": [0], "rewards": [1.0], "dones": [True], "eps_id": [1]}
@@ -74,12 +75,20 @@ def test_batches_without_a_type_are_recognised_by_what_they_hold(line: dict[str,
     assert open_source(str(path)).format == "sample-batch"
 
 
-@pytest.mark.parametrize(
-    "line", ['{"value": 1.5}', '{"value": {"type": "Other"}}', '{"obs": [1]}', '[{"obs": 1, "actions": 1}]']
-)
-def test_json_that_only_resembles_a_batch_is_refused(line: str, tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="holds no SampleBatch"):
+@pytest.mark.parametrize("line", ['{"value": 1.5}', '{"value": {"type": "Other"}}', '{"obs": [1]}'])
+def test_json_that_only_resembles_a_batch_is_a_table_that_needs_a_mapping(line: str, tmp_path: Path) -> None:
+    with pytest.raises(BadMapping, match="nothing explains"):
         open_source(str(text(tmp_path / "a.json", line)))
+
+
+def test_json_that_is_no_object_a_line_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="not an object a line"):
+        open_source(str(text(tmp_path / "a.json", '[{"obs": 1, "actions": 1}]')))
+
+
+def test_a_step_a_line_with_rllibs_names_is_a_table_and_no_batch(tmp_path: Path) -> None:
+    row = {"eps_id": "e", "t": 0, "obs": [0.0], "actions": 1, "rewards": 1.0, "terminateds": True}
+    assert open_source(str(text(tmp_path / "a.json", json.dumps(row)))).format == "table"
 
 
 def test_empty_files_and_notes_beside_recordings_do_not_hide_them(tmp_path: Path) -> None:
@@ -143,7 +152,7 @@ def test_parquet_is_not_read_as_lines(tmp_path: Path) -> None:
 def test_an_unknown_reader_is_refused_with_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'minari'") as caught:
         open_source(str(tmp_path), from_="minari")
-    assert "auto, episodes, columns, sample-batch" in caught.value.fix
+    assert "auto, episodes, columns, sample-batch, table" in caught.value.fix
 
 
 def test_a_missing_path_is_refused_by_name(tmp_path: Path) -> None:
@@ -160,16 +169,43 @@ def test_a_folder_without_data_is_refused(content: str | None, tmp_path: Path) -
     assert caught.value.where == str(tmp_path)
 
 
-def test_a_table_without_rllibs_columns_is_refused_with_the_columns_to_write(tmp_path: Path) -> None:
+def test_a_table_without_rllibs_columns_is_refused_with_a_mapping_to_start_from(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", {"x": [1.0], "episode": [0]})
-    with pytest.raises(NoData, match="Parquet tables without RLlib's columns") as caught:
+    with pytest.raises(BadMapping, match="nothing explains: x, episode") as caught:
         open_source(str(tmp_path))
-    assert "eps_id, obs, actions, rewards" in caught.value.fix
+    assert 'eps_id = "episode"' in caught.value.fix
 
 
-def test_other_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="JSON that holds no SampleBatch"):
-        open_source(str(text(tmp_path / "a.json", '{"episode": 1}\n')))
+CELLS = "eps_id,obs,actions,rewards,terminateds\ne,0.5,1,1.0,1\n"
+
+
+@pytest.mark.parametrize("packing", ["plain", "gzip", "zstd"])
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet", "arrow", "arrow-stream"])
+def test_a_table_is_told_by_its_content_whatever_its_name_and_packing(kind: str, packing: str, tmp_path: Path) -> None:
+    table = pa.table({"eps_id": ["e"], "obs": [0.5], "actions": [1], "rewards": [1.0], "terminateds": [True]})
+    sink = pa.BufferOutputStream()
+    if kind == "parquet":
+        pq.write_table(table, sink)
+    elif kind.startswith("arrow"):
+        new = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with new(sink, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        sink.write(CELLS.encode() if kind == "csv" else json.dumps(table.to_pylist()[0]).encode())
+    content = sink.getvalue().to_pybytes()
+    packed = content if packing == "plain" else pa.compress(content, packing, asbytes=True)
+    file = tmp_path / "recording"
+    file.write_bytes(gzip.compress(content) if packing == "gzip" else packed)
+    source = open_source(str(file), from_="table")
+    (batch,) = source.fragments(Tally(), Rejects())
+    assert (source.format, batch.num_steps, batch.obs.tolist()) == ("table", 1, [0.5, 0.5])
+
+
+def test_prose_beside_the_data_is_no_table(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", STEP)
+    text(tmp_path / "notes", "Recorded in May, by hand\nand again in June, by night\n")
+    text(tmp_path / "README.md", "a,b\n1,2\n")
+    assert open_source(str(tmp_path)).format == "rllib-columns"
 
 
 def test_a_parquet_file_cut_in_half_is_refused_by_name_and_remedy(tmp_path: Path) -> None:

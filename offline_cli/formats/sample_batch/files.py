@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from offline_cli.errors import BadData, UnsafeData
+from offline_cli.errors import PROBLEM, BadData, UnsafeData
 from offline_cli.formats.file_source import Openable
 from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import Rejects
@@ -51,7 +51,8 @@ def lines_of(location: Openable, rejects: Rejects) -> Iterator[Line]:
             yield from _lines(file, head, where, rejects)
         except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as err:
             fix = "fetch the file again from where it was made, or --on-error skip to keep what came before"
-            rejects.add(BadData(f"the file breaks off or is damaged: {err}", where=where, fix=fix))
+            what = f"the file breaks off or is damaged: {err}"
+            rejects.add(BadData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"}))
 
 
 def _lines(file: IO[bytes], head: bytes, where: str, rejects: Rejects) -> Iterator[Line]:

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadEpisode
+from offline_cli.errors import PROBLEM, BadEpisode
 from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten
@@ -51,7 +51,7 @@ def column_of(value: Any, rows: int | None, *, where: str, space: Space | None =
         have = len(leaf) if leaf.ndim else 1
         if not leaf.ndim or have != (have if rows is None else rows):
             part = f", part {path}" if path else ""
-            raise _bad(f"{have} rows in a line of {rows} steps", where + part)
+            raise _bad(f"{have} rows in a line of {rows} steps", where + part, problem="length-mismatch")
     return Column(tree, reader.typed, reader.nulls)
 
 
@@ -147,7 +147,7 @@ def infos_of(value: Any, rows: int, *, where: str) -> tuple[list[Any] | None, in
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise _bad(f"infos as {type(value).__name__} instead of a list", where)
     if len(value) != rows:
-        raise _bad(f"{len(value)} infos in a line of {rows} steps", where)
+        raise _bad(f"{len(value)} infos in a line of {rows} steps", where, problem="length-mismatch")
     if not any(value):
         return None, 0
     infos = [info or {} for info in value]
@@ -159,5 +159,6 @@ def infos_of(value: Any, rows: int, *, where: str) -> tuple[list[Any] | None, in
     return infos, len(strange)
 
 
-def _bad(what: str, where: str) -> BadEpisode:
-    return BadEpisode(what, where=where, fix="write the line again from its source, or --on-error skip to go on without it")
+def _bad(what: str, where: str, *, problem: str | None = None) -> BadEpisode:
+    fix = "write the line again from its source, or --on-error skip to go on without it"
+    return BadEpisode(what, where=where, fix=fix, details={PROBLEM: problem} if problem else None)

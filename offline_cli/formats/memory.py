@@ -1,0 +1,27 @@
+"""How much memory is there for data, and giving back what is free; refuses to count what others hold.
+
+Arrow's own allocators keep what is freed, for speed: a conversion that makes and drops tables of all sizes comes to hold twice
+of what is in use. The package therefore asks for the C library's (`offline_cli/__init__.py`), which on Linux can be told to
+give back what is free, numpy's arrays included.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+__all__ = ["MEMORY_LIMIT", "give_back", "room_for_data"]
+
+MEMORY_LIMIT: Final = 1 << 30  # bytes that a conversion may take, unless told otherwise
+PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
+
+
+def room_for_data(memory_limit: int) -> int:
+    """Bytes of a limit on the whole process that readers may fill."""
+    return max(memory_limit // 4, memory_limit - PROGRAM)
+
+
+def give_back() -> None:
+    """Have free memory go back to the system now: a few milliseconds."""
+    pa.system_memory_pool().release_unused()

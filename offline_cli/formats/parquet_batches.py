@@ -1,0 +1,61 @@
+"""One Parquet file as record batches of bounded size, in bounded memory; refuses nothing: Arrow's errors go to the caller.
+
+Arrow's own way to read ahead keeps what it has read of all row groups until the last one is done: as much memory as the file is
+large. Row groups are read here in bunches of a few MiB, each bunch in as few requests as storage allows; a row group that is
+larger by itself is read page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["parquet_batches"]
+
+AT_ONCE = 32 << 20  # packed bytes of the wanted columns
+PAGES = 1 << 20  # packed bytes of one column, in a row group that is larger
+
+
+def parquet_batches(
+    stream: Any, *, columns: Sequence[str] | None, rows: int, at_once: int = AT_ONCE, use_threads: bool = True
+) -> Iterator[pa.RecordBatch]:
+    """All rows of an open file, in order, in batches of at most `rows` of them. `columns`: top-level names; None: all."""
+    metadata = pq.read_metadata(stream)
+    for groups, small in _bunches(metadata, columns, at_once):
+        parquet = pq.ParquetFile(
+            stream,
+            metadata=metadata,
+            pre_buffer=small,
+            buffer_size=0 if small else PAGES,
+            page_checksum_verification=True,
+        )
+        yield from parquet.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=use_threads)
+
+
+def _bunches(metadata: Any, columns: Sequence[str] | None, at_once: int) -> Iterator[tuple[list[int], bool]]:
+    """(row groups, whether they are to be read at once): consecutive ones that are small together, or one that is not."""
+    bunch: list[int] = []
+    room = at_once
+    for number in range(metadata.num_row_groups):
+        size = _packed_bytes(metadata.row_group(number), columns)
+        if bunch and size > room:
+            yield bunch, True
+            bunch, room = [], at_once
+        if size > at_once:
+            yield [number], False
+        else:
+            bunch.append(number)
+            room -= size
+    if bunch:
+        yield bunch, True
+
+
+def _packed_bytes(group: Any, columns: Sequence[str] | None) -> int:
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    if columns is not None:  # a name may hold dots itself
+        wanted = tuple(f"{name}." for name in columns)
+        chunks = [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(wanted)]
+    return sum(chunk.total_compressed_size for chunk in chunks)

@@ -1,0 +1,8 @@
+"""Tables of anybody's steps (Parquet, Arrow, CSV, JSON lines) as a source; refuses columns that no mapping explains."""
+
+from __future__ import annotations
+
+from offline_cli.formats.tables.options import TableOptions
+from offline_cli.formats.tables.source import TableSource
+
+__all__ = ["TableOptions", "TableSource"]

@@ -1,0 +1,82 @@
+"""Parquet and Arrow IPC as record batches of bounded size; refuses nothing: Arrow's own errors go to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offline_cli.formats.parquet_batches import parquet_batches as bounded_batches
+from offline_cli.formats.tables.flat_names import holding
+
+__all__ = ["arrow_batches", "arrow_schema", "parquet_batches", "parquet_nullable", "parquet_schema"]
+
+THREADED = 8 << 20  # bytes of a chunk from which on columns are unpacked by several threads, each of which takes memory
+
+
+def parquet_schema(stream: Any) -> pa.Schema:
+    """The columns of a Parquet file."""
+    return pq.ParquetFile(stream).schema_arrow
+
+
+def parquet_nullable(stream: Any) -> set[str]:
+    """The flat columns that have a null, or do not say that they have none."""
+    metadata = pq.ParquetFile(stream).metadata
+    found = set()
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            known = column.statistics
+            if known is None or not known.has_null_count or known.null_count:
+                found.add(column.path_in_schema)
+    return found
+
+
+def parquet_batches(
+    stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int
+) -> Iterator[tuple[pa.RecordBatch, float]]:
+    """Each batch, and the share of the rows that have been read with it."""
+    parquet = pq.ParquetFile(stream)
+    total = parquet.metadata.num_rows
+    unpacked = sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.num_row_groups))
+    rows = max(1, min(max_rows, total * chunk_bytes // max(1, unpacked)))
+    wanted = holding(parquet.schema_arrow.names, columns)
+    done = 0
+    threads = chunk_bytes >= THREADED
+    for batch in bounded_batches(stream, columns=wanted, rows=rows, at_once=2 * chunk_bytes, use_threads=threads):
+        done += batch.num_rows
+        if batch.num_rows:
+            yield batch, done / total
+
+
+def arrow_schema(stream: Any, *, is_stream: bool) -> pa.Schema:
+    """The columns of an Arrow IPC file or stream."""
+    return (pa.ipc.open_stream(stream) if is_stream else pa.ipc.open_file(stream)).schema
+
+
+def arrow_batches(
+    stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, *, is_stream: bool
+) -> Iterator[tuple[pa.RecordBatch, float]]:
+    """Each batch, cut where it is too large, and the share of the batches that have been read with it."""
+    if is_stream:
+        reader = pa.ipc.open_stream(stream)
+        wanted = holding(reader.schema.names, columns)
+        for batch in reader:
+            yield from _cut(batch.select(wanted), 0.0, chunk_bytes, max_rows)
+        return
+    schema = pa.ipc.open_file(stream).schema
+    numbers = {name: number for number, name in enumerate(schema.names)}
+    fields = [numbers[name] for name in holding(numbers, columns)]
+    stream.seek(0)
+    reader = pa.ipc.open_file(stream, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+    for number in range(reader.num_record_batches):
+        share = (number + 1) / reader.num_record_batches
+        yield from _cut(reader.get_batch(number), share, chunk_bytes, max_rows)
+
+
+def _cut(batch: pa.RecordBatch, share: float, chunk_bytes: int, max_rows: int) -> Iterator[tuple[pa.RecordBatch, float]]:
+    rows = max(1, min(max_rows, batch.num_rows * chunk_bytes // max(1, batch.nbytes)))
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows), share

@@ -1,0 +1,242 @@
+"""Cells of text as numbers, whole columns at a time; refuses no cell itself, it says which ones are none.
+
+`CellCounts` counts what the cells of a column look like; `numbers_in`, `lists_in` and `times_in` read them as what most of them
+are. A cell that is something else has no value, and its row is for the caller to refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # takes 50 MiB and a tenth of a second, which tables of plain numbers do without
+    import polars as pl
+
+__all__ = ["BOOLS", "CellCounts", "booleans_in", "categories_in", "lists_in", "numbers_in", "times_in"]
+
+BOOLS: Final[Mapping[str, bool]] = {"true": True, "false": False}
+FLAGS: Final[Mapping[str, bool]] = {**BOOLS, "1": True, "0": False, "1.0": True, "0.0": False}
+NO: Final = list(BOOLS.values()).index(False)  # in FLAGS too
+FRACTION: Final = "[.eEnN]"  # in a number that is none of the integers; NaN and Infinity too
+SAMPLES: Final = 12  # different texts that are kept for messages
+
+Bad = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class CellCounts:
+    """What the cells of one column look like."""
+
+    ints: int = 0
+    floats: int = 0
+    bools: int = 0
+    int_lists: int = 0
+    float_lists: int = 0  # anything that begins with "["
+    times: int = 0
+    texts: int = 0
+    samples: list[str] = field(default_factory=list)  # of texts
+
+    def see(self, cells: pa.Array, *, decimal: str = ".", with_times: bool = False) -> None:
+        """Count more cells; nulls say nothing."""
+        if not self._see_at_once(cells.drop_null(), decimal):
+            self._see_each(cells, decimal, with_times=with_times)
+
+    def _see_at_once(self, cells: pa.Array, decimal: str) -> bool:
+        """Whether all cells are of one plain kind, and counted."""
+        if decimal == "." and _cast(cells, pa.float64()) is not None:
+            is_whole = not pc.any(pc.match_substring_regex(cells, FRACTION)).as_py() and _cast(cells, pa.int64()) is not None
+            self.ints, self.floats = self.ints + is_whole * len(cells), self.floats + (not is_whole) * len(cells)
+        elif _index_in(cells, BOOLS) is not None:
+            self.bools += len(cells)
+        else:
+            return False
+        return True
+
+    def _see_each(self, cells: pa.Array, decimal: str, *, with_times: bool) -> None:
+        import polars as pl
+
+        rest = _stripped(cells).drop_nulls()
+        rest, ints = _without(rest, rest.cast(pl.Int64, strict=False).is_not_null())
+        rest, floats = _without(rest, _decimals(rest, decimal).cast(pl.Float64, strict=False).is_not_null())
+        rest, lists = _without(rest, rest.str.starts_with("["))
+        rest, bools = _without(rest, rest.str.to_lowercase().is_in(list(BOOLS)))
+        self.ints, self.floats, self.bools = self.ints + len(ints), self.floats + len(floats), self.bools + len(bools)
+        fractions = int(lists.str.contains(FRACTION).sum())
+        self.float_lists, self.int_lists = self.float_lists + fractions, self.int_lists + len(lists) - fractions
+        if with_times and len(rest):
+            rest, times = _without(rest, _times(rest).is_not_null())
+            self.times += len(times)
+        self.texts += len(rest)
+        if len(self.samples) < SAMPLES and len(rest):
+            known = dict.fromkeys([*self.samples, *rest.head(10_000).unique(maintain_order=True).to_list()])
+            self.samples = list(known)[:SAMPLES]
+
+    @property
+    def kind(self) -> str:
+        """What most cells are: number, list, bool, time or text; empty where there was none."""
+        counts = {
+            "number": self.ints + self.floats,
+            "list": self.int_lists + self.float_lists,
+            "bool": self.bools,
+            "time": self.times,
+            "text": self.texts,
+        }
+        best = max(counts, key=lambda kind: counts[kind])
+        return best if counts[best] else ""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That holds all cells of the kind that most are."""
+        if self.kind == "bool":
+            return np.dtype(np.bool_)
+        fractions = self.floats if self.kind == "number" else self.float_lists if self.kind == "list" else 0
+        return np.dtype(np.float64 if fractions else np.int64)
+
+
+# ---- columns of one plain kind, by Arrow alone ----
+
+
+def _cast(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """The numbers; None where a cell is none, or has spaces around it."""
+    try:
+        return cells.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _index_in(cells: pa.Array, known: Collection[str]) -> pa.Array | None:
+    """Which of `known` each cell is, in any case, null for null; None where one is something else."""
+    found = pc.index_in(pc.utf8_lower(cells), value_set=pa.array(list(known), cells.type), skip_nulls=True)
+    return found if found.null_count == cells.null_count else None
+
+
+def _plain_numbers(cells: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """(N,) numbers, 0 for null; None where a cell is no number of this kind: 0x10, which Arrow takes for 16, is none."""
+    numbers = _cast(cells, pa.float64())
+    if numbers is not None and dtype.kind != "f":
+        numbers = _cast(cells, pa.int64())
+    return None if numbers is None else np.asarray(numbers.fill_null(0).to_numpy()).astype(dtype, copy=False)
+
+
+# ---- cell by cell ----
+
+
+def _without(cells: pl.Series, chosen: pl.Series) -> tuple[pl.Series, pl.Series]:
+    return cells.filter(~chosen), cells.filter(chosen)
+
+
+def _stripped(cells: pa.Array) -> pl.Series:
+    import polars as pl
+
+    series = pl.from_arrow(cells)
+    assert isinstance(series, pl.Series)
+    return series.str.strip_chars()
+
+
+def _decimals(cells: pl.Series, decimal: str) -> pl.Series:
+    """With a point before decimals; where that is not what stands there, a point makes no number: 1.500 may be 1500."""
+    if decimal == ".":
+        return cells
+    return cells.str.replace(".", "?", literal=True).str.replace(decimal, ".", literal=True)
+
+
+def _values(parsed: pl.Series, cells: pl.Series, dtype: Any) -> tuple[NDArray[Any], Bad]:
+    """Values with 0 where there is none, and the rows whose cell is none of them."""
+    bad = parsed.is_null() & cells.is_not_null()
+    return parsed.fill_null(0).to_numpy().astype(dtype, copy=False), bad.to_numpy().astype(np.bool_)
+
+
+def numbers_in(cells: pa.Array, dtype: np.dtype[Any], decimal: str) -> tuple[NDArray[Any], Bad]:
+    """(N,) numbers, and (N,) true where a cell is no number, or none that `dtype` holds."""
+    plain = _plain_numbers(cells, dtype) if decimal == "." else None
+    if plain is not None:
+        return plain, np.zeros(len(cells), np.bool_)
+    import polars as pl
+
+    stripped = _stripped(cells)
+    kind = pl.Float64 if dtype.kind == "f" else pl.Int64
+    return _values(_decimals(stripped, decimal).cast(kind, strict=False), stripped, dtype)
+
+
+def booleans_in(cells: pa.Array, *, flags: bool = False) -> tuple[NDArray[np.bool_], Bad]:
+    """(N,) booleans of true and false in any case; `flags`: of 1 and 0 too."""
+    known = FLAGS if flags else BOOLS
+    found = _index_in(cells, known)
+    if found is not None:
+        return np.array(list(known.values()))[found.fill_null(NO).to_numpy()], np.zeros(len(cells), np.bool_)
+    import polars as pl
+
+    stripped = _stripped(cells)
+    parsed = stripped.str.to_lowercase().replace_strict(
+        list(known), list(known.values()), default=None, return_dtype=pl.Boolean
+    )
+    return _values(parsed.cast(pl.Int8), stripped, np.bool_)
+
+
+def times_in(cells: pa.Array) -> tuple[NDArray[np.int64], Bad]:
+    """(N,) nanoseconds since 1970 of ISO dates and times, with or without an offset from UTC."""
+    stripped = _stripped(cells)
+    return _values(_times(stripped), stripped, np.int64)
+
+
+def _times(cells: pl.Series) -> pl.Series:
+    import polars as pl
+
+    plain = cells.str.replace("T", " ", literal=True)
+    with_day = pl.select(pl.when(plain.str.len_chars() == 10).then(plain + " 00:00:00").otherwise(plain)).to_series()
+    local = with_day.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns", strict=False)
+    zoned = with_day.str.replace("Z$", "+00:00").str.to_datetime("%Y-%m-%d %H:%M:%S%.f%:z", time_unit="ns", strict=False)
+    return local.cast(pl.Int64).fill_null(zoned.cast(pl.Int64))
+
+
+def categories_in(cells: pa.Array, categories: Sequence[str]) -> tuple[NDArray[np.int64], Bad]:
+    """(N,) number of each text among `categories`."""
+    found = pc.index_in(cells, value_set=pa.array(categories, cells.type))
+    bad = np.asarray(pc.and_(pc.is_null(found), pc.is_valid(cells)).to_numpy(zero_copy_only=False))
+    return np.asarray(found.fill_null(0).to_numpy(), np.int64), bad
+
+
+def lists_in(cells: pa.Array, dtype: np.dtype[Any]) -> tuple[pa.Array, Bad]:
+    """(N,) lists of JSON texts, null where a cell is none, and (N,) true there; cells that are null are null and not bad."""
+    import polars as pl
+
+    stripped = _stripped(cells)
+    first = next((text for text in stripped.head(1000) if text), "[")
+    inner: Any = pl.Float64 if dtype.kind == "f" else pl.Int64
+    for _ in range(_depth(first)):
+        inner = pl.List(inner)
+    try:
+        parsed = stripped.str.json_decode(inner)
+    except pl.exceptions.PolarsError:
+        return _one_by_one(stripped, parsed_type=pl.Series([], dtype=inner).to_arrow().type)
+    return parsed.to_arrow(), (parsed.is_null() & stripped.is_not_null()).to_numpy().astype(np.bool_)
+
+
+def _depth(text: str) -> int:
+    squeezed = text.replace(" ", "")
+    return max(1, len(squeezed) - len(squeezed.lstrip("[")))
+
+
+def _one_by_one(cells: pl.Series, parsed_type: pa.DataType) -> tuple[pa.Array, Bad]:
+    """The slow way, for columns with a cell that is no list."""
+    values: list[Any] = [_list_or_none(text, parsed_type) for text in cells.to_list()]
+    bad = np.array([value is None and text is not None for value, text in zip(values, cells, strict=True)], np.bool_)
+    return pa.array(values, parsed_type), bad
+
+
+def _list_or_none(text: str | None, kind: pa.DataType) -> Any:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)  # unlike stricter parsers it knows NaN, which Python writes
+        pa.array([value], kind)
+    except (ValueError, RecursionError, pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None
+    return value if isinstance(value, list) else None

@@ -1,0 +1,192 @@
+"""Rows of whole episodes as a batch, whole arrays at a time; refuses what one episode cannot have: two rows for one `t`.
+
+Nothing is passed on in silence: a missing reward is 0, an episode without a flag at its end is truncated there, a gap in a `t`
+that counts steps is left open, equal rows for one `t` are one row; each is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch, Infos
+from offline_cli.errors import PROBLEM, BadData, BadEpisode
+from offline_cli.formats.arrow_leaves import infos_of
+from offline_cli.formats.end_flags import end_flags
+from offline_cli.formats.source import Places
+from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
+from offline_cli.formats.tables.rows import Rows
+from offline_cli.tally import UNFINISHED, Rejects, Tally
+
+__all__ = ["EpisodeMaker", "Named", "runs_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Who the episodes of a batch are, one entry each."""
+
+    ids: Sequence[str]
+    theirs: Sequence[str] | None = None  # the ids of the source
+    agents: Sequence[str | None] | None = None
+    modules: Sequence[str | None] | None = None
+    shared: Sequence[str | None] | None = None  # ids of multi-agent episodes
+
+
+def runs_of(joined: NDArray[np.bool_], rows: int) -> NDArray[np.int64]:
+    """(E,) first rows of the runs, where `joined` (N-1,) says that a row goes on from the one before."""
+    return np.flatnonzero(np.concatenate([np.ones(min(1, rows), np.bool_), ~joined]))
+
+
+@dataclass(slots=True)
+class EpisodeMaker:
+    """Makes batches of one source; `urls` are its files."""
+
+    urls: tuple[str, ...]
+    tally: Tally
+    rejects: Rejects
+    _said: set[str] = field(default_factory=set)  # what is counted once for a source
+
+    def batch(self, rows: Rows, first: NDArray[np.int64], named: Named) -> tuple[EpisodeBatch, Places]:
+        """The batch of the runs of rows that begin at `first`; each is an episode, or several where a flag stands within it."""
+        flags = rows.flags
+        if not flags and "missing-end-flags" not in self._said:
+            self._said.add("missing-end-flags")
+            self.tally.assume("missing-end-flags")
+        terminateds, truncateds = end_flags(flags, len(rows), self.tally)
+        lengths = np.diff(first, append=len(rows))
+        code = np.repeat(np.arange(len(first)), lengths)
+        steps = StepRows(
+            keys=Keys(
+                code,
+                tuple(named.ids),
+                _or_none(named.agents, len(first)),
+                _or_none(named.modules, len(first)),
+                None if named.shared is None else tuple(named.shared),
+            ),
+            obs=rows.obs,
+            next_obs=rows.next_obs,
+            actions=rows.tree(Columns.ACTIONS),
+            rewards=self._rewards(rows),
+            terminateds=terminateds,
+            truncateds=truncateds,
+            t=None,
+            extra=rows.extra,
+            infos=self._infos(rows, code, named),
+            reset_infos=None,
+            file=np.zeros(len(rows), np.int64),
+            follows=False,
+        )
+        batch, begun = fragments_of_rows(steps, self.tally, lost=self.rejects.incomplete)
+        if rows.t is not None and rows.layout.counted_t:
+            self._count_gaps(rows.t, first, named.ids)
+        places = Places(self.urls, rows.file[begun], rows.row[begun])
+        return self._finished(batch, code[begun], named), places
+
+    def _rewards(self, rows: Rows) -> NDArray[np.float64]:
+        rewards = rows.leaves.get(Columns.REWARDS)
+        if rewards is not None:
+            return rewards
+        self.tally.assume("missing-rewards", len(rows))
+        return np.zeros(len(rows))
+
+    def _finished(self, batch: EpisodeBatch, code: NDArray[np.int64], named: Named) -> EpisodeBatch:
+        """With the ids of the source, and truncated where nothing ended an episode: its last row has been seen."""
+        ended = batch.terminated | batch.truncated
+        if not ended.all():
+            names = (batch.ids[e] for e in np.flatnonzero(~ended).tolist())
+            open_ones = [f"episode {name}" for name in names if name not in self.rejects.incomplete]
+            self.tally.assume(UNFINISHED, len(open_ones), places=lambda: open_ones)
+        custom = None if named.theirs is None else tuple({Columns.SOURCE_ID: named.theirs[c]} for c in code.tolist())
+        return replace(batch, truncated=batch.truncated | ~ended, t_started=None, custom_data=custom)
+
+    def _count_gaps(self, t: NDArray[Any], first: NDArray[np.int64], ids: Sequence[str]) -> None:
+        """Where t counts steps: where most steps of an episode are 1, those that are not, unless it lost a row."""
+        steps = np.diff(t)
+        inside = np.ones(len(steps), np.bool_)
+        inside[first[1:] - 1] = False
+        pairs = _per_run(inside, first, len(t))
+        ones = _per_run(inside & (steps == 1), first, len(t))
+        gaps = np.where(2 * ones >= pairs, pairs - ones, 0)
+        if gaps.any():
+            found = [run for run in np.flatnonzero(gaps).tolist() if ids[run] not in self.rejects.incomplete]
+            self.tally.assume("gap-in-t", int(gaps[found].sum()), places=lambda: (f"episode {ids[run]}" for run in found))
+
+    # ---- infos ----
+
+    def _infos(self, rows: Rows, code: NDArray[np.int64], named: Named) -> Infos | None:
+        if Columns.INFOS not in rows.table.column_names:
+            return None
+        column = rows.table.column(Columns.INFOS)
+        column_field = pa.field(rows.layout.infos or Columns.INFOS, column.type)
+
+        def where(row: int) -> str:
+            return f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
+
+        try:
+            return infos_of(column, column_field, where=where)
+        except BadData:
+            return [self._info(column, row, column_field, where(row), named.ids[int(code[row])]) for row in range(len(rows))]
+
+    def _info(self, column: pa.ChunkedArray, row: int, column_field: pa.Field, place: str, name: str) -> Mapping[str, Any]:
+        """One by one, because one of them cannot be read."""
+        try:
+            return (infos_of(column.slice(row, 1), column_field, where=lambda _: place) or [{}])[0]
+        except BadData as error:
+            self.rejects.add(error, raw=column[row].as_py())
+            self.rejects.lose(name, place)
+            return {}
+
+    # ---- equal values of t ----
+
+    def without_ties(self, rows: Rows, joined: NDArray[np.bool_]) -> tuple[Rows, bool]:
+        """`rows`, each `t` of an episode once, and whether any was taken out.
+
+        `joined` (N-1,): of one episode as the row before. Equal rows are one; an episode with rows for one `t` that differ goes
+        to the rejects.
+        """
+        t = rows.t
+        ties = np.flatnonzero(joined & (t[1:] == t[:-1])) if t is not None else np.zeros(0, np.int64)
+        if not len(ties):
+            return rows, False
+        equal = rows.repeats(ties)
+        kept = np.ones(len(rows), np.bool_)
+        kept[ties[equal] + 1] = False
+        self.tally.assume("duplicate-row", int(equal.sum()))
+        first = runs_of(joined, len(rows))
+        run_of = np.searchsorted(first, ties[~equal], side="right") - 1
+        for run, tie in dict(zip(run_of[::-1].tolist(), ties[~equal][::-1].tolist(), strict=True)).items():
+            stop = int(first[run + 1]) if run + 1 < len(first) else len(rows)
+            self._refuse_tie(rows, tie, stop - int(first[run]))
+            kept[int(first[run]) : stop] = False
+        return rows.filtered(kept), True
+
+    def _refuse_tie(self, rows: Rows, tie: int, count: int) -> None:
+        one, other = (f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}" for row in (tie, tie + 1))
+        assert rows.t is not None  # there are no ties without it
+        self.rejects.add(
+            BadEpisode(
+                f"two different rows of one episode have t = {rows.t[tie]}",
+                where=f"{one} and {other}",
+                fix="if several episodes share an id, say in the mapping `ids_per_file = true` where each file numbers them"
+                ' anew, or `episode_ends = "t"` where t begins anew; else correct t, or leave it out where rows stand in order',
+                details={PROBLEM: "conflicting-episode"},
+            ),
+            rows=count,
+        )
+
+
+def _or_none(names: Sequence[str | None] | None, count: int) -> tuple[str | None, ...]:
+    return (None,) * count if names is None else tuple(names)
+
+
+def _per_run(chosen: NDArray[np.bool_], first: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """(E,) how many of the pairs of rows in each run are chosen."""
+    totals = np.concatenate([[0], np.cumsum(chosen)])
+    stops = np.append(first[1:], rows) - 1
+    return np.asarray(totals[stops] - totals[first])

@@ -1,0 +1,250 @@
+"""Table files as raw chunks of bounded size, each row with its number; refuses damaged files by name.
+
+A raw chunk has flat columns: structs are taken apart (`state.x`), dictionaries made plain. Nothing is converted yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadData, BadMapping
+from offline_cli.formats.file_source import Openable
+from offline_cli.formats.memory import give_back
+from offline_cli.formats.tables.arrow_files import (
+    arrow_batches,
+    arrow_schema,
+    parquet_batches,
+    parquet_nullable,
+    parquet_schema,
+)
+from offline_cli.formats.tables.csv_files import csv_batches, csv_header
+from offline_cli.formats.tables.json_files import json_batches, json_schemas
+from offline_cli.formats.tables.mapping import CsvForm
+from offline_cli.formats.tables.packing import damage, packing_of, seekable, unpacked
+
+__all__ = ["BadRow", "RawChunk", "TableFile", "flat_types", "with_types"]
+
+ARROW_STREAM: Final = b"\xff\xff\xff\xff"
+TEXT_KINDS: Final = ("csv", "json")
+MAX_ROWS: Final = 1 << 16
+MAX_KEYS: Final = 1 << 17  # of JSON lines, those of objects within objects included
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that its file's own parser could not read."""
+
+    row: int
+    error: BadData
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RawChunk:
+    """Consecutive rows of one file."""
+
+    table: pa.Table
+    rows: NDArray[np.int64]  # (N,) number of each row in its file, from 0
+    nbytes: int  # of the file, as it is stored, that have been read with it
+    bad: Sequence[BadRow]  # between these rows
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One file; its kind is told by its content."""
+
+    file: Openable
+    kind: str  # parquet | arrow | arrow-stream | csv | json
+    packing: str  # gzip | zstd | nothing
+
+    @classmethod
+    def of(cls, file: Openable, kind: str) -> TableFile:
+        """`kind`: parquet, arrow, csv or json; which form of Arrow, and what packing, the bytes tell."""
+        with damage(file.url), file.open() as stored:
+            packing = packing_of(stored.read(4))
+        with damage(file.url), unpacked(file, packing) as stream:
+            if kind == "arrow" and bytes(stream.read(4)) == ARROW_STREAM:
+                kind = "arrow-stream"
+        return cls(file, kind, packing)
+
+    @property
+    def url(self) -> str:
+        """For messages."""
+        return self.file.url
+
+    @property
+    def is_text(self) -> bool:
+        """Whether numbers are written as text, which says no dtype."""
+        return self.kind in TEXT_KINDS
+
+    @property
+    def rereads_cheaply(self) -> bool:
+        """Whether a few columns are read in less time than all."""
+        return self.kind in ("parquet", "arrow") and not self.packing
+
+    def types(self, form: CsvForm, temp_dir: str | None) -> dict[str, pa.DataType]:
+        """The flat columns by name, in their order; of JSON lines, the keys of any of them. Raises BadData, BadMapping."""
+        if self.kind == "json":
+            return self._keys(temp_dir)
+        with damage(self.url), self._open(temp_dir) as stream:
+            if self.kind == "parquet":
+                return self._known_once(parquet_schema(stream))
+            if self.kind == "csv":
+                return dict.fromkeys(csv_header(stream, form, self.url), pa.string())
+            return self._known_once(arrow_schema(stream, is_stream=self.kind == "arrow-stream"))
+
+    def _keys(self, temp_dir: str | None) -> dict[str, pa.DataType]:
+        """Of all lines, or of those before the file breaks off: what that does is for the reading to say."""
+        found: dict[str, pa.DataType] = {}
+        try:
+            with damage(self.url), self._open(temp_dir) as stream:
+                for schema in json_schemas(stream, self.url):
+                    found = with_types(found, flat_types(schema))
+                    if len(found) > MAX_KEYS:
+                        fix = "write what differs from row to row as a list of pairs, or as JSON text"
+                        raise BadMapping(f"JSON lines of more than {MAX_KEYS} different keys", where=self.url, fix=fix)
+        except BadData:
+            if not found:
+                raise
+        return found
+
+    def _known_once(self, schema: pa.Schema) -> dict[str, pa.DataType]:
+        """The flat columns. Raises BadData where one name stands twice, as CSV headers do."""
+        self._refuse_twins([name for column in schema for name, _ in _flat_fields(column.name, column.type)])
+        return flat_types(schema)
+
+    def _refuse_twins(self, names: Sequence[str]) -> None:
+        if len(set(names)) < len(names):
+            twice = next(name for name, times in Counter(names).items() if times > 1)
+            raise BadData(f"two columns are called {twice!r}", where=self.url, fix="rename one of them")
+
+    def nullable(self, columns: Collection[str], temp_dir: str | None) -> set[str]:
+        """Those of `columns` that may have rows without a value, as far as the file says it; of text, nothing is known yet."""
+        if self.is_text:
+            return set()
+        if self.kind != "parquet":
+            return set(columns)
+        with damage(self.url), self._open(temp_dir) as stream:
+            return set(columns) & parquet_nullable(stream)
+
+    def chunks(
+        self,
+        columns: Collection[str] | None,
+        form: CsvForm,
+        *,
+        chunk_bytes: int,
+        temp_dir: str | None,
+        whole: str | None = None,
+    ) -> Iterator[RawChunk]:
+        """The rows in order; `columns`: of these flat columns only, where that saves work.
+
+        `whole`: a struct to keep, as JSON text. Raises BadData for a file that breaks off, after the rows before.
+        """
+        if not self.is_text and not self.packing:  # of packed files the schema costs as much as the rows
+            self.types(form, temp_dir)  # refuses columns of one name in a file that `columns_of` left out
+        read = 0
+        size = self.file.size()
+        with damage(self.url), self._open(temp_dir) as stream:
+            for batch, rows, share, bad in self._batches(stream, columns, form, chunk_bytes):
+                upto = int(size * share)
+                table = _flat(pa.Table.from_batches([batch]), whole)
+                self._refuse_twins(table.column_names)
+                yield RawChunk(table, rows, upto - read, bad)
+                read = upto
+                if self.is_text:  # many small arrays, between which memory would be left over
+                    give_back()
+
+    def _open(self, temp_dir: str | None) -> Any:
+        if self.kind in ("parquet", "arrow"):
+            return seekable(self.file, self.packing, temp_dir)
+        return unpacked(self.file, self.packing)
+
+    def _batches(
+        self, stream: Any, columns: Collection[str] | None, form: CsvForm, chunk_bytes: int
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], float, Sequence[BadRow]]]:
+        """(batch, numbers of its rows, share of the file read with it, rows that could not be read)."""
+        if self.kind == "csv":
+            with unpacked(self.file, self.packing) as head:
+                names = csv_header(head, form, self.url)
+            yield from self._with_shares(csv_batches(stream, self.url, form, names, columns, chunk_bytes), stream)
+            return
+        if self.kind == "json":
+            yield from self._with_shares(json_batches(stream, self.url, chunk_bytes, columns), stream)
+            return
+        batches = (
+            parquet_batches(stream, columns, chunk_bytes, MAX_ROWS)
+            if self.kind == "parquet"
+            else arrow_batches(stream, columns, chunk_bytes, MAX_ROWS, is_stream=self.kind == "arrow-stream")
+        )
+        first = 0
+        for batch, share in batches:
+            yield batch, np.arange(first, first + batch.num_rows), share, ()
+            first += batch.num_rows
+
+    def _with_shares(
+        self, batches: Iterator[Any], stream: Any
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], float, Sequence[BadRow]]]:
+        """Packed files do not say how far they have been read."""
+        size = max(1, self.file.size())
+        for batch, rows, broken in batches:
+            share = 0.0 if self.packing else min(1.0, stream.tell() / size)
+            yield batch, rows, share, [BadRow(row, error, raw) for row, error, raw in broken]
+
+
+def with_types(known: dict[str, pa.DataType], more: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Flat columns of other rows taken into `known`: what is null in some has the type that it has in others."""
+    new = [name for name in more if name not in known or _holds_nothing(known[name])]
+    if not new:
+        return known
+    found = {**known, **{name: more[name] for name in new}}
+    structs = {name[:end] for name in found for end, letter in enumerate(name) if letter == "."}
+    return {name: kind for name, kind in found.items() if not (name in structs and _holds_nothing(kind))}
+
+
+def _holds_nothing(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields))
+
+
+def flat_types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Columns by name, those of structs by dotted path, dictionaries as their values."""
+    return {name: kind for column in schema for name, kind in _flat_fields(column.name, column.type)}
+
+
+def _flat_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    if pa.types.is_struct(kind) and kind.num_fields:
+        for i in range(kind.num_fields):
+            yield from _flat_fields(f"{name}.{kind.field(i).name}", kind.field(i).type)
+    else:
+        yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _flat(table: pa.Table, whole: str | None) -> pa.Table:
+    """`table` without structs and dictionaries; the struct `whole` becomes JSON text."""
+    if whole in table.column_names and pa.types.is_struct(table.schema.field(whole).type):
+        index = table.column_names.index(whole)
+        table = table.set_column(index, whole, _json_texts(table.column(index)))
+    while any(pa.types.is_struct(kind) and kind.num_fields for kind in table.schema.types):
+        table = table.flatten()
+    for index, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(index, column.name, table.column(index).cast(column.type.value_type))
+    return table
+
+
+def _json_texts(column: pa.ChunkedArray) -> pa.Array:
+    rows = column.to_pylist()
+    texts = [None if row is None else json.dumps(_present(row), default=str) for row in rows]
+    return pa.array(texts, pa.large_string())
+
+
+def _present(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys that this row has not: in a table every row has every key."""
+    return {key: item for key, item in value.items() if item is not None}

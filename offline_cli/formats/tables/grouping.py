@@ -1,0 +1,187 @@
+"""Rows of a table in any order to tables of whole keys, in bounded memory; refuses a single key that is too large for it.
+
+Keys come out in the order of their first appearance in the source, rows within a key sorted by `order`, ties in source order:
+the same rows in the same order, whatever the chunks, and whichever of three ways they take:
+
+1. What fits into a share of the limit is held; it is sorted only where it does not stand in order.
+2. Rows that stand in order, across chunks and files too, stream through; only the open key is held. Whether they do is found
+   out by a first pass over the key columns, where a source can read these alone cheaply (`reread`).
+3. Else rows are sorted on disk (`temp_runs.py`), written and read once, in the same order as in memory. A source whose parsing
+   is dear (CSV, JSON) goes this way even where it stands in order: that costs less than parsing it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from offline_cli.errors import BadData
+from offline_cli.formats.memory import give_back, room_for_data
+from offline_cli.formats.tables.key_runs import KeyRuns, NumberedRows
+from offline_cli.formats.tables.sorted_rows import sorted_pieces
+from offline_cli.formats.tables.temp_blocks import TempBlocks
+from offline_cli.formats.tables.temp_runs import TempRuns
+from offline_cli.progress import OnProgress, Progress, no_progress
+
+__all__ = ["Chunks", "grouped"]
+
+Chunks = Callable[..., Iterator[pa.Table]]
+"""Reads a source from its start at every call; `columns=[...]`: only these, of the same rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Bytes of rows that may be in memory at a time, as shares of what the whole conversion may take."""
+
+    held: int  # before it is decided that they go to disk
+    run: int  # that go to disk together; sorting them takes as much again
+    blocks: int  # of runs on disk that are being read
+    piece: int  # in a table that comes out; what is made of it takes ten times as much
+    key: int  # of a single key
+
+    @staticmethod
+    def of(memory_limit: int) -> _Limits:
+        room = room_for_data(memory_limit)
+        return _Limits(
+            held=min(room // 4, 1 << 30),
+            run=min(room // 8, 64 << 20),
+            blocks=room // 16,
+            piece=min(room // 32, 16 << 20),
+            key=room,
+        )
+
+
+def grouped(
+    chunks: Chunks,
+    *,
+    by: Sequence[str],
+    order: str | None,
+    memory_limit: int,
+    temp_dir: str | None = None,
+    reread: bool = True,
+    on_progress: OnProgress = no_progress,
+) -> Iterator[pa.Table]:
+    """Tables in which all rows of every key stand together, sorted by `order` within a key, ties in source order.
+
+    `by`: the columns that make up a key, at least one. `memory_limit`: bytes that the whole conversion may take. `temp_dir`:
+    for rows on disk; None: the system's. `reread`: reading the key columns alone is cheap. Dictionary columns come out plain.
+    Raises BadData for a key that is too large for the limit, StorageError where `temp_dir` is full.
+    """
+    limits, runs = _Limits.of(memory_limit), KeyRuns(by, order)
+    reading = runs.numbered(chunks())
+    held: list[NumberedRows] = []
+    everything = _hold(reading, held, limits.held)
+    rows = chain(_drained(held), reading)
+    if runs.in_order and (everything or (reread and _all_in_order(chunks, by, order))):
+        yield from _whole_keys(rows, runs, limits)
+    elif everything:
+        yield from sorted_pieces(held, order, piece_bytes=limits.piece)
+    else:
+        with TempBlocks(temp_dir) as blocks:
+            yield from _sorted_on_disk(_reported(rows, on_progress), runs, order, limits, blocks)
+
+
+def _hold(reading: Iterable[NumberedRows], held: list[NumberedRows], size: int) -> bool:
+    """Append rows to `held` until they are larger than `size`; whether these are all there are."""
+    for rows in reading:
+        held.append(rows)
+        size -= rows.table.nbytes
+        if size < 0:
+            return False
+    return True
+
+
+def _drained(held: list[NumberedRows]) -> Iterator[NumberedRows]:
+    """Lets go of each entry as it is handed on."""
+    held.reverse()
+    while held:
+        yield held.pop()
+
+
+# ---- rows in order ----
+
+
+def _all_in_order(chunks: Chunks, by: Sequence[str], order: str | None) -> bool:
+    """Whether a whole source stands in order; stops at the first chunk that does not."""
+    wanted = [*by, *([order] if order is not None else [])]
+    runs = KeyRuns(by, order)
+    return all(runs.in_order for _ in runs.numbered(chunks(columns=wanted)))
+
+
+def _whole_keys(reading: Iterable[NumberedRows], runs: KeyRuns, limits: _Limits) -> Iterator[pa.Table]:
+    """Tables of rows that stand in order, cut where a key ends."""
+    begun: list[NumberedRows] = []  # of one key, which may go on
+    for rows in reading:
+        if not runs.in_order:
+            raise BadData("rows changed while they were read", where="the table", fix="convert a copy of it")
+        if begun and begun[-1].keys[-1] != rows.keys[0]:
+            yield _together(begun)
+            begun = []
+        last_key = int(np.searchsorted(rows.keys, rows.keys[-1]))
+        if last_key:
+            yield _together([*begun, rows.slice(0, last_key)])
+            begun = []
+        begun = list(_bounded([*begun, rows.slice(last_key, len(rows.keys))], runs, limits.key))
+    if begun:
+        yield _together(begun)
+
+
+def _together(parts: Sequence[NumberedRows]) -> pa.Table:
+    return pa.concat_tables([part.table for part in parts])
+
+
+def _bounded(parts: Iterable[NumberedRows], runs: KeyRuns, limit: int) -> Iterator[NumberedRows]:
+    """The same; raises BadData once they are more than `limit` bytes of a single key."""
+    size, first = 0, -1
+    for part in parts:
+        first = int(part.keys[0]) if first < 0 else min(first, int(part.keys[0]))
+        size += part.table.nbytes
+        if size > limit and first == part.keys[-1]:
+            raise BadData(
+                f"the rows of one episode take more than {limit / 1e6:,.0f} MB, which is too much for the memory limit",
+                where=runs.key_in_words(part.table),
+                fix="raise --memory-limit, or name a column that tells its episodes apart",
+            )
+        yield part
+
+
+# ---- rows on disk ----
+
+
+def _sorted_on_disk(
+    reading: Iterable[NumberedRows], runs: KeyRuns, order: str | None, limits: _Limits, blocks: TempBlocks
+) -> Iterator[pa.Table]:
+    spilled = TempRuns(blocks, memory=limits.blocks)
+    _spill(reading, spilled, limits.run)
+    runs.forget()
+    for group in spilled.groups(limits.piece):
+        parts = list(_bounded(group, runs, limits.key))
+        yield from sorted_pieces(parts, order, piece_bytes=2 * limits.piece)
+        give_back()
+
+
+def _spill(reading: Iterable[NumberedRows], spilled: TempRuns, size: int) -> None:
+    """Put all rows on disk, in runs of about `size` bytes."""
+    run: list[NumberedRows] = []
+    room = size
+    for rows in reading:
+        run.append(rows)
+        room -= rows.table.nbytes
+        if room < 0:
+            spilled.add(run)
+            room = size
+            give_back()
+    if run:
+        spilled.add(run)
+
+
+def _reported(reading: Iterable[NumberedRows], on_progress: OnProgress) -> Iterator[NumberedRows]:
+    done = 0
+    for rows in reading:
+        yield rows
+        done += len(rows.keys)
+        on_progress(Progress("sorting", done, None, "rows"))

@@ -1,0 +1,104 @@
+"""Rows in the order of their files, without ids, as episodes numbered from 0; refuses nothing: options say what ends one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats.source import Places
+from offline_cli.formats.tables.cutting import goes_on
+from offline_cli.formats.tables.episodes import EpisodeMaker, Named, runs_of
+from offline_cli.formats.tables.ids import id_text
+from offline_cli.formats.tables.layout import Layout
+from offline_cli.formats.tables.reading import FILE, ROW, Losses
+from offline_cli.formats.tables.rows import Rows, ShapeOf
+
+__all__ = ["EpisodesInOrder"]
+
+FILE_ROWS = 1 << 40  # more than a file has
+
+
+@dataclass(slots=True)
+class EpisodesInOrder:
+    """Makes the episodes of tables whose rows stand in order; only the last episode is held."""
+
+    maker: EpisodeMaker
+    layout: Layout
+    shape_of: ShapeOf
+    losses: Losses
+    prefix: str  # of ids
+    ends: str | None  # None: each row is an episode
+    _begun: list[pa.Table] = field(default_factory=list)  # rows of the last episode, which may go on
+    _passed: int = 0  # episodes made
+    _last: int = -1  # position of the last row of an episode made
+
+    def episodes(self, tables: Iterable[pa.Table]) -> Iterator[tuple[EpisodeBatch, Places]]:
+        """The episodes of all `tables`, which follow each other."""
+        for table in tables:
+            if table.num_rows:
+                yield from self._taken(table)
+        if self._begun:
+            yield self._made(self._begun, before=None)
+
+    def _taken(self, table: pa.Table) -> Iterator[tuple[EpisodeBatch, Places]]:
+        if self.ends is None:
+            yield self._made([table], before=None)
+            return
+        before = [self._begun[-1].slice(self._begun[-1].num_rows - 1)] if self._begun else []
+        rows = Rows(pa.concat_tables([*before, table]), self.layout, self.shape_of)
+        joined = goes_on(rows, self.ends, self.maker.tally)
+        begins = np.flatnonzero(~joined) + 1 - len(before)  # rows of `table` that begin an episode
+        if len(begins):
+            last = int(begins[-1])
+            done = [*self._begun, table.slice(0, last)]
+            yield self._made([part for part in done if part.num_rows], before=_position(table.slice(last)))
+            self._begun = []
+            table = table.slice(last)
+        self._begun.append(table)
+
+    def _made(self, tables: list[pa.Table], *, before: int | None) -> tuple[EpisodeBatch, Places]:
+        """The episodes of rows that belong to no other; `before`: the position of the row after them."""
+        rows = Rows(pa.concat_tables(tables), self.layout, self.shape_of)
+        joined = np.zeros(len(rows) - 1, np.bool_)
+        if self.ends is not None:
+            joined = goes_on(rows, self.ends, type(self.maker.tally)())  # counted before
+        first = runs_of(joined, len(rows))
+        names = [f"{self.prefix}-{number}" for number in range(self._passed, self._passed + len(first))]
+        self._passed += len(first)
+        if self.ends is None:
+            return self.maker.batch(rows, first, Named(names, self._theirs(rows)))
+        self.maker.tally.assume("missing-eps-id", len(first))
+        self._tell_losses(rows, first, names, before)
+        return self.maker.batch(rows, first, Named(names))
+
+    def _theirs(self, rows: Rows) -> list[str] | None:
+        """The ids that rows have, where each of them is an episode all the same."""
+        if Columns.EPS_ID not in rows.table.column_names:
+            return None
+        return [id_text(value) for value in rows.table.column(Columns.EPS_ID).to_pylist()]
+
+    def _tell_losses(self, rows: Rows, first: NDArray[np.int64], names: list[str], before: int | None) -> None:
+        """A lost row was of the episode before it, unless a flag had ended that, or of the one after it."""
+        position = rows.file * FILE_ROWS + rows.row
+        ended = np.logical_or.reduce([np.zeros(len(rows), np.bool_), *rows.flags.values()])
+        for file, row in self.losses.places:
+            lost = file * FILE_ROWS + min(row, FILE_ROWS - 1)
+            if lost > self._last and (before is None or lost < before):
+                after = int(np.searchsorted(position, lost))
+                near = [after] if after < len(rows) else []
+                near += [after - 1] if after and not ended[after - 1] else []
+                for at in near:
+                    episode = int(np.searchsorted(first, at, side="right")) - 1
+                    self.maker.rejects.lose(names[episode], f"{self.maker.urls[file]} row {row}")
+        self._last = int(position[-1])
+
+
+def _position(table: pa.Table) -> int:
+    """Of the first row among those of all files."""
+    return int(table.column(FILE)[0].as_py()) * FILE_ROWS + int(table.column(ROW)[0].as_py())

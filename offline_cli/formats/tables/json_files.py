@@ -1,0 +1,132 @@
+"""JSON lines, an object a row, as record batches; refuses lines that are no object, line by line.
+
+Blocks of lines are parsed at once. Only a block in which something is odd (NaN, a broken line, values of two kinds in one
+column) is parsed line by line; where values have no common type they become text, and the column decides what is a number.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadData, UnsafeData
+from offline_cli.formats.tables.flat_names import holding
+
+__all__ = ["json_batches", "json_schemas"]
+
+WALKED_BYTES = 1 << 20  # of lines whose keys are looked at together
+LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
+MAX_LINE_BYTES = 1 << 30
+FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --on-error skip to go on without the line"
+
+Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
+Parsed = tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]
+
+
+def json_schemas(stream: Any, url: str) -> Iterator[pa.Schema]:
+    """The keys of all lines, block by block: the last line may have the first value of a key."""
+    for number, block in enumerate(_blocks(stream, WALKED_BYTES, url)):
+        schema = _inferred(block)
+        if schema is None:
+            batch, _, broken = _parsed(block, 0, url)
+            if not (number or batch.num_rows) and broken:
+                raise broken[0][1]
+            schema = batch.schema
+        yield schema
+
+
+def _inferred(block: bytes) -> pa.Schema | None:
+    """Without making columns of the values, which takes twice as long; None where these may say something else.
+
+    An object beside a number is inferred as an object, and cannot be read as one.
+    """
+    import polars as pl
+
+    try:
+        kinds = pl.scan_ndjson(io.BytesIO(block), infer_schema_length=None).collect_schema()
+        schema = pl.DataFrame(schema=kinds).to_arrow().schema
+    except (pl.exceptions.PolarsError, pa.ArrowInvalid):
+        return None
+    return None if any(map(pa.types.is_struct, schema.types)) else schema
+
+
+def json_batches(stream: Any, url: str, block_bytes: int, columns: Collection[str] | None) -> Iterator[Parsed]:
+    """(batch, numbers of its rows, lines that could not be read); rows are the lines that are not blank, counted from 0."""
+    row = 0
+    for block in _blocks(stream, block_bytes, url):
+        batch, rows, broken = _parsed(block, row, url)
+        row += batch.num_rows + len(broken)
+        yield batch.select(holding(batch.schema.names, columns)), rows, broken
+
+
+def _blocks(stream: Any, block_bytes: int, url: str) -> Iterator[bytes]:
+    """Whole lines."""
+    rest = b""
+    while block := bytes(stream.read(block_bytes)):
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield rest + block[:cut]
+            rest = block[cut:]
+        else:
+            rest += block
+        if len(rest) > MAX_LINE_BYTES:
+            raise UnsafeData(f"a line of more than {MAX_LINE_BYTES >> 20} MiB", where=url, fix=FIX)
+    if rest.strip():
+        yield rest
+
+
+def _parsed(block: bytes, first: int, url: str) -> Parsed:
+    import polars as pl  # takes 50 MiB and a tenth of a second, which other tables do without
+
+    try:
+        table = pl.read_ndjson(block, infer_schema_length=None).to_arrow()
+    except (pl.exceptions.PolarsError, pa.ArrowInvalid):  # the second: integers of 64 bits without a sign
+        return _line_by_line(block, first, url)
+    batch = table.combine_chunks().to_batches()[:1] or [pa.RecordBatch.from_pylist([], table.schema)]
+    return batch[0], np.arange(first, first + batch[0].num_rows), ()
+
+
+def _line_by_line(block: bytes, first: int, url: str) -> Parsed:
+    rows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    broken: list[Broken] = []
+    for number, line in enumerate((line for line in block.splitlines() if line.strip()), first):
+        try:
+            rows.append(_object(line, f"{url} row {number}"))
+            numbers.append(number)
+        except BadData as error:
+            broken.append((number, error, line))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = [_column([row.get(name) for row in rows]) for name in names]
+    batch = pa.RecordBatch.from_arrays(columns, names=names)
+    return batch, np.array(numbers, np.int64), broken
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line) if LONG_INTEGER.search(line) else orjson.loads(line)
+    except (ValueError, RecursionError) as error:
+        try:
+            value = json.loads(line)  # NaN and Infinity, as Python writes them
+        except (ValueError, RecursionError):
+            raise BadData(f"a line that is not whole JSON: {error}", where=where, fix=FIX) from error
+    if not isinstance(value, dict):
+        raise BadData(f"a line that holds a {type(value).__name__}, not an object", where=where, fix=FIX)
+    return value
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """An Arrow column, of texts where the values have no other type in common."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+        return pa.array(texts, pa.large_string())

@@ -1,0 +1,138 @@
+"""The rows of a table's chunks with the number of their key, and whether they stand in order; refuses to move a row.
+
+Keys are numbered as they first appear, so the rows of every key stand together just where the numbers never fall. Rows stand in
+order where that holds and `order` never falls within a key; equal values of it keep the order of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.key_index import KeyIndex, key_hashes
+
+__all__ = ["KeyRuns", "NumberedRows", "joined", "order_codes", "without_dictionaries"]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedRows:
+    """Rows as a source has them."""
+
+    table: pa.Table
+    keys: NDArray[np.int64]  # (N,) number of the key of each row, by first appearance in the source
+
+    def slice(self, first: int, stop: int) -> NumberedRows:
+        """Rows `first` to `stop` - 1, as views."""
+        return NumberedRows(self.table.slice(first, stop - first), self.keys[first:stop])
+
+
+class KeyRuns:
+    """Numbers the keys of chunk after chunk; `in_order` says whether all rows so far stand in order."""
+
+    def __init__(self, by: Sequence[str], order: str | None) -> None:
+        """`by`: the columns that make up a key. `order`: a column that sorts as numbers, times or text do; nulls are last."""
+        self.in_order = True
+        self._by, self._order = list(by), order
+        self._index = KeyIndex()
+        self._last: tuple[int, Any] | None = None  # key and order (pa.Array of one) of the row before
+
+    def numbered(self, chunks: Iterable[pa.Table]) -> Iterator[NumberedRows]:
+        """The chunks that have rows, each with the numbers of its keys."""
+        for chunk in chunks:
+            if chunk.num_rows:
+                table = without_dictionaries(chunk)
+                rows = NumberedRows(table, self._numbers([_key_column(table, name) for name in self._by]))
+                self.in_order = self.in_order and self._go_on_in_order(rows)
+                yield rows
+
+    def forget(self) -> None:
+        """Let go of the keys: all rows have been numbered."""
+        self._index = KeyIndex()
+
+    def key_in_words(self, table: pa.Table) -> str:
+        """`ride = 17` of the first row of `table`, for messages."""
+        return ", ".join(f"{name} = {table.column(name)[0].as_py()}" for name in self._by)
+
+    def _numbers(self, columns: Sequence[Any]) -> NDArray[np.int64]:
+        heads = _heads(columns)
+        keys = [column.take(pa.array(heads)) for column in columns]
+        codes, firsts = _distinct(keys)
+        numbers = self._index.numbers(key_hashes([column.take(pa.array(firsts)) for column in keys]))
+        return np.repeat(numbers[codes], np.diff(heads, append=len(columns[0])))
+
+    def _go_on_in_order(self, rows: NumberedRows) -> bool:
+        keys = rows.keys if self._last is None else np.concatenate([[self._last[0]], rows.keys])
+        order = None
+        if self._order is not None:
+            order = joined(rows.table.column(self._order))
+            following = order if self._last is None else pa.concat_arrays([self._last[1], order])
+            codes = order_codes(following)
+        same = keys[1:] == keys[:-1]
+        self._last = int(rows.keys[-1]), None if order is None else order[-1:]
+        if (keys[1:] < keys[:-1]).any():
+            return False
+        return order is None or not (same & (codes[1:] < codes[:-1])).any()
+
+
+def without_dictionaries(table: pa.Table) -> pa.Table:
+    """`table` with dictionary columns as plain ones: chunks may number their values differently."""
+    for i, column in enumerate(table.columns):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(i, table.field(i).name, column.cast(column.type.value_type))
+    return table
+
+
+def joined(column: Any) -> Any:
+    """A chunked column as one array."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _key_column(table: pa.Table, name: str) -> Any:
+    """One array, in which equal values have equal bytes."""
+    column = joined(table.column(name))
+    return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column  # -0.0 is 0.0
+
+
+def _heads(columns: Sequence[Any]) -> NDArray[np.int64]:
+    """Rows whose key differs from the one before, the first among them; maybe some whose key does not (NaN)."""
+    changes = np.ones(len(columns[0]), np.bool_)
+    changes[1:] = False
+    for column in columns:
+        if column.null_count:
+            column = column.dictionary_encode("encode").indices
+        changes[1:] |= pc.not_equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(changes)
+
+
+def _distinct(columns: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(N,) a code for each key, from 0 by first appearance, and (M,) the row where each of them appears first."""
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        part = column.dictionary_encode("encode")
+        both = codes * max(1, len(part.dictionary)) + part.indices.to_numpy()
+        codes = pa.array(both).dictionary_encode().indices.to_numpy().astype(np.int64)
+    firsts = np.empty(int(codes.max()) + 1, np.int64)
+    firsts[codes[::-1]] = np.arange(len(codes))[::-1]  # the last of several writes stays
+    return codes, firsts
+
+
+def order_codes(column: Any) -> NDArray[Any]:
+    """(N,) numbers that sort as the values of a pa.Array do, equal for equal ones, null last; comparable within the array."""
+    kind = column.type
+    numbers = None
+    if column.null_count == 0:
+        if pa.types.is_floating(kind):
+            return np.asarray(column.to_numpy(), np.float64)
+        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+            numbers = column.cast(pa.uint64() if pa.types.is_uint64(kind) else pa.int64())
+        elif pa.types.is_temporal(kind) and kind.bit_width in (32, 64):
+            numbers = column.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+    if numbers is None:
+        numbers = pc.rank(column, tiebreaker="dense").cast(pa.int64())
+    return np.asarray(numbers.to_numpy(zero_copy_only=False))

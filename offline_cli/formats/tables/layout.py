@@ -1,0 +1,307 @@
+"""How the columns of a table become the columns of an episode; refuses columns that hold no numbers, all of them at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from gymnasium import spaces
+
+from offline_cli.columns import Columns
+from offline_cli.errors import BadMapping
+from offline_cli.formats.arrow_leaves import is_text
+from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.tables.facts import ColumnFacts
+from offline_cli.formats.tables.mapping import EXTRA, KEYS, TREES, Part
+from offline_cli.formats.tables.matching import Matched
+from offline_cli.spaces import Space, leaf_spaces
+
+__all__ = ["VALUES", "ColumnPlan", "Layout", "Leaf", "lay_out", "looked_at"]
+
+VALUES = (*TREES, EXTRA)  # roles of any shape, in parts or whole
+SCALARS = (Columns.REWARDS, *END_FLAGS)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """How one of their columns is read."""
+
+    column: str
+    dtype: np.dtype[Any]
+    cells: str  # what cells of text are: number, list, bool, time, category
+    categories: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of an episode, and a column of the tables on the way to it."""
+
+    name: str  # `obs.camera`, `extra.action_logp`, `rewards`
+    role: str
+    path: tuple[str, ...]
+    columns: tuple[ColumnPlan, ...]
+    stacked: bool
+    dtype: np.dtype[Any]
+    spare: bool = False  # not named in the mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All leaves of a table, and what else is read of it."""
+
+    leaves: tuple[Leaf, ...]
+    keys: Mapping[str, tuple[str, pa.DataType]]  # by eps_id, agent_id, module_id: their column, and its type on the way
+    infos: str | None  # their column
+    dropped: tuple[str, ...]  # columns left out
+    counted_t: bool  # whether t counts steps: whole numbers that are no times
+
+    def of(self, role: str) -> tuple[Leaf, ...]:
+        """The leaves of one role."""
+        return tuple(leaf for leaf in self.leaves if leaf.role == role)
+
+    @property
+    def has_t(self) -> bool:
+        """Whether rows have an order of their own."""
+        return bool(self.of(Columns.T))
+
+    def reads(self, names: Iterable[str] | None = None) -> list[str]:
+        """Their columns that are needed for ours of these names, or for all."""
+        wanted = None if names is None else set(names)
+        found = [plan.column for leaf in self.leaves if wanted is None or leaf.name in wanted for plan in leaf.columns]
+        found += [column for name, (column, _) in self.keys.items() if wanted is None or name in wanted]
+        return [*dict.fromkeys(found), *([self.infos] if self.infos is not None and wanted is None else [])]
+
+
+def looked_at(matched: Matched, types: Mapping[str, pa.DataType]) -> tuple[list[str], list[str]]:
+    """The flat columns of which facts are needed, and those among them that may be times."""
+    parts = [part for part in matched.mapping.parts if part.role not in (*KEYS, *SCALARS, Columns.INFOS)]
+    wanted = [name for part in parts for theirs in part.columns for name in _expanded(theirs, types)]
+    times = [name for part in matched.mapping.of(Columns.T) for theirs in part.columns for name in _expanded(theirs, types)]
+    return list(dict.fromkeys([*wanted, *matched.spare])), times
+
+
+def _expanded(theirs: str, types: Mapping[str, pa.DataType]) -> list[str]:
+    """The column itself, or the columns of the struct of that name."""
+    return [theirs] if theirs in types else [name for name in types if name.startswith(f"{theirs}.")]
+
+
+def lay_out(
+    matched: Matched,
+    files: Mapping[str, Mapping[str, pa.DataType]],
+    facts: Mapping[str, ColumnFacts],
+    known_spaces: tuple[Space | None, Space | None],
+    *,
+    untyped: Collection[str] = (),
+) -> Layout:
+    """The layout of all files; `untyped`: those whose types follow from their first lines.
+
+    Raises BadMapping with every column that cannot be what the mapping says.
+    """
+    types = next(iter(files.values()))
+    mapping, problems = matched.mapping, list[str]()
+    leaves: list[Leaf] = []
+    for part in mapping.parts:
+        if part.role in VALUES:
+            leaves += _leaves(part, types, facts, mapping.categories, problems)
+        elif part.role in SCALARS:
+            dtype = np.dtype(np.float64 if part.role == Columns.REWARDS else np.bool_)
+            structs = [theirs for theirs in part.columns if theirs not in types]
+            problems += [f"{part.said_as}: '{theirs}' is a struct: name one of its columns" for theirs in structs]
+            plans = tuple(ColumnPlan(theirs, dtype, "number") for theirs in part.columns)
+            leaves.append(Leaf(part.name, part.role, part.path, plans, False, dtype))
+        elif part.role == Columns.T:
+            leaves += _order(part, facts, problems)
+    spare = [_spare(name, facts[name]) for name in matched.spare]
+    leaves += [leaf for leaf in spare if leaf is not None]
+    keys = {part.role: _key(part, files, untyped, problems) for part in mapping.parts if part.role in KEYS}
+    infos = next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
+    problems += _bad_infos(infos, types)
+    if problems:
+        raise BadMapping.of(
+            problems,
+            where=f"mapping {mapping.name} for {next(iter(files))}",
+            fix="name columns of numbers, lists of numbers or JSON lists; leave the others out",
+        )
+    return Layout(
+        leaves=tuple(_with_dtypes(leaves, mapping.dtypes, known_spaces, facts)),
+        keys=keys,
+        infos=infos,
+        dropped=(*matched.dropped, *(name for name, leaf in zip(matched.spare, spare, strict=True) if leaf is None)),
+        counted_t=_counts_steps(leaves),
+    )
+
+
+def _leaves(
+    part: Part,
+    types: Mapping[str, pa.DataType],
+    facts: Mapping[str, ColumnFacts],
+    categories: Mapping[str, Sequence[str]],
+    problems: list[str],
+) -> list[Leaf]:
+    """One leaf, or one for each column of a struct."""
+    structs = [theirs for theirs in part.columns if theirs not in types]
+    if structs and part.stacked:
+        problems.append(f"{part.said_as}: '{structs[0]}' is a struct, which cannot be stacked: name its columns")
+        return []
+    if structs:
+        parts = [
+            replace(part, path=(*part.path, *name.removeprefix(f"{structs[0]}.").split(".")), columns=(name,))
+            for name in _expanded(structs[0], types)
+        ]
+        return [leaf for inner in parts for leaf in _leaves(inner, types, facts, categories, problems)]
+    plans = [_plan(theirs, facts[theirs], categories.get(theirs, ()), part.said_as, problems) for theirs in part.columns]
+    known = tuple(plan for plan in plans if plan is not None)
+    if len(known) < len(plans):
+        return []
+    dtype = np.result_type(*(plan.dtype for plan in known))
+    return [Leaf(part.name, part.role, part.path, known, part.stacked, dtype)]
+
+
+def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str, problems: list[str]) -> ColumnPlan | None:
+    """How the column is read as numbers; None, and a problem, where it holds none."""
+    if categories:
+        return ColumnPlan(column, np.dtype(np.int64), "category", tuple(categories))
+    cells = facts.cells
+    if facts.odd:
+        problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, and not numbers")
+    elif facts.is_empty:
+        problems.append(f"{ours}: column '{column}' has no value in any row")
+    elif cells.kind in ("text", "time") and not facts.dtypes:
+        problems.append(_text_for_numbers(column, cells.samples, ours))
+    elif cells.kind in ("number", "list", "bool"):
+        return ColumnPlan(column, np.result_type(*facts.dtypes, cells.dtype), cells.kind)
+    else:
+        return ColumnPlan(column, np.result_type(*facts.dtypes), "number")
+    return None
+
+
+def _text_for_numbers(column: str, samples: Sequence[str], ours: str) -> str:
+    shown = ", ".join(repr(text[:40]) for text in samples[:3])
+    names = json.dumps(sorted(samples), ensure_ascii=False)
+    key = column if column.isidentifier() and column.isascii() else json.dumps(column, ensure_ascii=False)
+    return (
+        f"{ours}: column '{column}' holds text ({shown}), and not numbers; "
+        f"if the texts are categories, number them in the mapping: [categories] {key} = {names}"
+    )
+
+
+def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: list[str]) -> list[Leaf]:
+    """Of t: an integer, or a float where it has decimals."""
+    column = part.columns[0]
+    known = facts.get(column)
+    if known is None or known.odd or known.is_empty or known.cells.kind in ("text", "list", "bool"):
+        held = "a struct" if known is None else f"{min(known.odd)}" if known.odd else known.cells.kind or "no value"
+        problems.append(f"t: column '{column}' holds {held}, and not numbers, dates or ISO times")
+        return []
+    dtypes = [*known.dtypes, *([known.cells.dtype] if known.cells.kind == "number" else [])]
+    has_decimals = any(dtype.kind == "f" for dtype in dtypes)
+    dtype = np.dtype(np.float64 if has_decimals else np.int64)
+    cells = "time" if known.cells.kind == "time" or known.has_times else "number"
+    read = np.dtype(np.uint64) if known.dtypes == {np.dtype(np.uint64)} and dtypes == list(known.dtypes) else dtype
+    return [Leaf(Columns.T, Columns.T, (), (ColumnPlan(column, read, cells),), False, dtype)]
+
+
+def _counts_steps(leaves: Sequence[Leaf]) -> bool:
+    order = next((leaf for leaf in leaves if leaf.role == Columns.T), None)
+    if order is None or order.dtype.kind != "i":
+        return False
+    return order.columns[0].cells != "time"
+
+
+def _spare(name: str, facts: ColumnFacts) -> Leaf | None:
+    """An extra model output of the column's own name, where all of it is numbers."""
+    cells = facts.cells
+    texts = cells.texts + cells.times
+    mixed = len([count for count in (cells.ints + cells.floats, cells.bools, cells.int_lists + cells.float_lists) if count]) > 1
+    if facts.odd or facts.is_empty or texts or mixed or "." in name:
+        return None
+    plan = _plan(name, facts, (), name, [])
+    return None if plan is None else Leaf(f"{EXTRA}.{name}", EXTRA, (name,), (plan,), False, plan.dtype, spare=True)
+
+
+def _key(
+    part: Part, files: Mapping[str, Mapping[str, pa.DataType]], untyped: Collection[str], problems: list[str]
+) -> tuple[str, pa.DataType]:
+    """Ids stay as they are where they are numbers in all files, and are text otherwise: `007` is not 7.
+
+    Integers without a sign are text too: int64 does not hold them all.
+    """
+    column = part.columns[0]
+    kinds = [types.get(column, pa.null()) for types in files.values()]
+    if column not in next(iter(files.values())):
+        problems.append(f"{part.role}: '{column}' is a struct: name one of its columns")
+    odd = [kind for kind in kinds if not (is_text(kind) or pa.types.is_null(kind) or _is_scalar(kind))]
+    if odd:
+        problems.append(f"{part.role}: column '{column}' holds {odd[0]}, and neither text nor numbers")
+    exact = bool(untyped) or any(pa.types.is_uint64(kind) for kind in kinds)
+    if not exact and all(pa.types.is_integer(kind) for kind in kinds):
+        return column, pa.int64()
+    if not exact and all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
+        return column, pa.float64()
+    return column, pa.large_string()
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_primitive(kind) or types.is_decimal(kind)) and not types.is_interval(kind)
+
+
+def _bad_infos(column: str | None, types: Mapping[str, pa.DataType]) -> list[str]:
+    if column is None or column not in types or is_text(types[column]) or pa.types.is_null(types[column]):
+        return []
+    return [f"infos: column '{column}' holds {types[column]}, and neither JSON text nor structs"]
+
+
+# ---- dtypes ----
+
+
+def _with_dtypes(
+    leaves: Sequence[Leaf],
+    said: Mapping[str, str],
+    known_spaces: tuple[Space | None, Space | None],
+    facts: Mapping[str, ColumnFacts],
+) -> list[Leaf]:
+    """The dtype that the mapping says; else that of the space, for decimals written as text; else of the values.
+
+    `new_obs` has that of `obs`.
+    """
+    by_name = {leaf.name: leaf for leaf in leaves}
+    found = []
+    for leaf in leaves:
+        if leaf.role == Columns.NEXT_OBS or leaf.role == Columns.OBS:
+            twin = by_name.get(".".join((_twin(leaf.role), *leaf.path)))
+            leaf = replace(leaf, dtype=np.result_type(leaf.dtype, twin.dtype)) if twin is not None else leaf
+        name = Columns.OBS if leaf.role == Columns.NEXT_OBS else leaf.role
+        space = known_spaces[0] if name == Columns.OBS else known_spaces[1] if name == Columns.ACTIONS else None
+        if name in said and name in (Columns.OBS, Columns.ACTIONS):
+            leaf = replace(leaf, dtype=np.dtype(said[name]))
+        elif space is not None and leaf.dtype.kind == "f" and all(_is_soft(plan, facts) for plan in leaf.columns):
+            leaf = replace(leaf, dtype=_dtype_in(space, leaf))
+        elif leaf.role == EXTRA and leaf.dtype.kind in "iu" and any(_may_be_null(plan, facts) for plan in leaf.columns):
+            leaf = replace(leaf, dtype=np.dtype(np.float64))  # so that it can say NaN
+        found.append(leaf)
+    return found
+
+
+def _may_be_null(plan: ColumnPlan, facts: Mapping[str, ColumnFacts]) -> bool:
+    return plan.column not in facts or facts[plan.column].has_nulls
+
+
+def _twin(role: str) -> str:
+    return Columns.OBS if role == Columns.NEXT_OBS else Columns.NEXT_OBS
+
+
+def _is_soft(plan: ColumnPlan, facts: Mapping[str, ColumnFacts]) -> bool:
+    """Whether the column's numbers were written as text, which says no dtype."""
+    known = facts.get(plan.column)
+    return known is not None and (known.has_numbers_as_text or not known.dtypes)
+
+
+def _dtype_in(space: Space, leaf: Leaf) -> np.dtype[Any]:
+    inner = leaf_spaces(space).get(".".join(leaf.path))
+    dtype = np.dtype(inner.dtype) if isinstance(inner, spaces.Box) else leaf.dtype
+    return dtype if dtype.kind == "f" else leaf.dtype

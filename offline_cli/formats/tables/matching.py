@@ -1,0 +1,166 @@
+"""A mapping held against the columns that the files have; refuses it by naming every column that is missing, with near names.
+
+Decided before any data is read. A column is there where a file has it by that name, or has structs of which it is a part or the
+whole (`state.x` of the column `state`; `state` of `state.x` and `state.y`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.errors import BadMapping
+from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.tables.flat_names import wholes
+from offline_cli.formats.tables.mapping import EXTRA, Part, TableMapping, mapping_of
+from offline_cli.formats.tables.mapping_mistakes import nearest
+from offline_cli.formats.tables.presets import DEFAULT, preset_names, preset_text
+from offline_cli.formats.tables.starting import starting_mapping
+
+__all__ = ["Matched", "default_mapping", "match"]
+
+MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
+INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
+DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
+MAX_SHOWN = 40  # columns listed in a message
+
+FileColumns = Mapping[str, Collection[str]]  # by URL: names of columns in their order, those of structs dotted
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A mapping of which every column is there."""
+
+    mapping: TableMapping  # without optional parts that no file has
+    spare: tuple[str, ...]  # columns of all files, not named, that may become extra model outputs, where they hold numbers
+    dropped: tuple[str, ...]  # columns of any file, not named, that are left out unseen
+
+
+def match(mapping: TableMapping, files: FileColumns) -> Matched:
+    """`mapping` for these files. Raises BadMapping with every column that is missing, or that `unmapped` refuses."""
+    every = _common(files)
+    absent = [part for part in mapping.parts if part.said_as in mapping.optional and not _all_there(part, every)]
+    used = mapping.without({part.name for part in absent})
+    problems = [problem for url, columns in files.items() for problem in _missing(used, columns, url if len(files) > 1 else "")]
+    problems += [problem for part in absent for problem in _only_in_some(part, files)]
+    anywhere = dict.fromkeys(name for columns in files.values() for name in columns)
+    named = _named(used)
+    rest = [name for name in anywhere if not named.intersection(wholes(name))]
+    problems += _refused(rest, used.unmapped)
+    if problems:
+        fix = f"the columns are: {_listed(every)}{_other_delimiter(every)}"
+        raise BadMapping.of(problems, where=_where(mapping, files), fix=fix)
+    spare = [name for name in rest if used.unmapped == EXTRA and name not in INDEXES and name in every]
+    kept = set(spare)
+    return Matched(used, tuple(spare), tuple(name for name in rest if name not in kept))
+
+
+def default_mapping(files: FileColumns) -> TableMapping:
+    """The preset that is used where no mapping is given. Raises BadMapping with a mapping to start from, if it does not fit."""
+    columns = list(_common(files))
+    default = mapping_of(preset_text(DEFAULT), DEFAULT)
+    if not _lacking(default, columns):
+        return default
+    near = [text for name in preset_names() if (text := _nearly(mapping_of(preset_text(name), name), columns))]
+    more = f"; {'; '.join(near)}" if near else ""
+    raise BadMapping(
+        f"a table whose columns nothing explains: {_listed(columns)}{more}",
+        where=_first(files),
+        fix="`offline-cli convert --mapping FILE`, where FILE says what the columns mean (docs/tables.md)"
+        f"{_other_delimiter(columns)}. To start from:\n\n" + starting_mapping(columns),
+        details={"columns": columns, "starting_mapping": starting_mapping(columns)},
+    )
+
+
+def _common(files: FileColumns) -> dict[str, None]:
+    """The columns that every file has, in the order of the first one."""
+    first, *others = (dict.fromkeys(columns) for columns in files.values())
+    return {name: None for name in first if all(name in other for other in others)}
+
+
+def _other_delimiter(columns: Collection[str]) -> str:
+    """What to do about a header that was read as one long name."""
+    name = next(iter(columns)) if len(columns) == 1 else ""
+    found = next((text for text in DELIMITERS if text in name), None)
+    return "" if found is None else f"; if that is no name, say [csv] delimiter = {json.dumps(found)} in the mapping"
+
+
+def _nearly(preset: TableMapping, columns: Collection[str]) -> str:
+    """What keeps `columns` from being those of `preset`, where at least half of its needed ones are there."""
+    lacking = _lacking(preset, columns)
+    needed = [part for part in preset.parts if part.said_as not in preset.optional]
+    if not lacking:
+        return f"--mapping {preset.name} would fit"
+    return f"for --mapping {preset.name} there is no column {', '.join(lacking)}" if 2 * len(lacking) <= len(needed) else ""
+
+
+def _lacking(mapping: TableMapping, columns: Collection[str]) -> list[str]:
+    needed = [part for part in mapping.parts if part.said_as not in mapping.optional]
+    return [theirs for part in needed for theirs in part.columns if not _is_there(theirs, columns)]
+
+
+def _all_there(part: Part, columns: Collection[str]) -> bool:
+    return all(_is_there(theirs, columns) for theirs in part.columns)
+
+
+def _is_there(theirs: str, columns: Collection[str]) -> bool:
+    return theirs in columns or any(_covers(theirs, name) for name in columns)
+
+
+def _covers(theirs: str, name: str) -> bool:
+    """Whether the column or struct `theirs` holds the column `name`."""
+    return name == theirs or name.startswith(f"{theirs}.")
+
+
+def _named(mapping: TableMapping) -> set[str]:
+    return {theirs for part in mapping.parts for theirs in part.columns}
+
+
+def _missing(mapping: TableMapping, columns: Collection[str], url: str) -> list[str]:
+    """The problems of one file; `url` is named where there are several."""
+    lacking: dict[str, list[str]] = {}
+    for part in mapping.parts:
+        for theirs in part.columns:
+            if not _is_there(theirs, columns):
+                lacking.setdefault(theirs, []).append(part.said_as)
+    place = f" in {url}" if url else ""
+    return [
+        f"no column '{theirs}'{place} (for {', '.join(dict.fromkeys(ours))}){nearest(theirs, columns)}"
+        for theirs, ours in lacking.items()
+    ]
+
+
+def _only_in_some(part: Part, files: FileColumns) -> list[str]:
+    """A problem where an optional part is in one file and not in another: left out of all, it would be lost in silence."""
+    having = [url for url, columns in files.items() if _all_there(part, columns)]
+    if not having:
+        return []
+    lacking = next(url for url in files if url not in having)
+    fix = "convert these files apart, or leave it out of the mapping"
+    return [f"column '{', '.join(part.columns)}' (for {part.said_as}) is in {having[0]} and not in {lacking}: {fix}"]
+
+
+def _refused(rest: Sequence[str], unmapped: str) -> list[str]:
+    if unmapped == "error":
+        return [f"column '{name}' is not mapped, and unmapped = \"error\"" for name in rest]
+    if unmapped == EXTRA:
+        fix = 'name it under [columns], or say unmapped = "drop"'
+        return [f"column '{name}' is not mapped, but its name has a meaning here: {fix}" for name in rest if name in MEANINGS]
+    return []
+
+
+def _where(mapping: TableMapping, files: FileColumns) -> str:
+    return f"mapping {mapping.name} for {_first(files)}"
+
+
+def _first(files: FileColumns) -> str:
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{next(iter(files))}{more}"
+
+
+def _listed(columns: Collection[str]) -> str:
+    shown = list(columns)[:MAX_SHOWN]
+    more = f" and {len(columns) - len(shown)} more" if len(columns) > len(shown) else ""
+    return ", ".join(shown) + more

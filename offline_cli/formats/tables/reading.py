@@ -1,0 +1,305 @@
+"""Raw chunks of files as tables of our own columns: numbers as numbers, vectors as fixed-size lists; refuses bad rows by place.
+
+All that can be wrong with a row is found here, where its file and number are at hand; what comes after cannot fail for a value.
+The tables of one source have one schema: keys, `t`, a column for each leaf of the layout, `infos`, `__file` and `__row`.
+
+A source may be read several times (`grouped` looks at the keys first): only the first full reading counts and refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.tables.files import RawChunk, TableFile
+from offline_cli.formats.tables.ids import id_texts, inexact_ids
+from offline_cli.formats.tables.layout import Layout, Leaf
+from offline_cli.formats.tables.mapping import EXTRA, CsvForm
+from offline_cli.formats.tables.numeric import Shape, fixed_lists
+from offline_cli.formats.tables.values import values_of, why_bad
+from offline_cli.tally import OnError, Rejects, Tally
+
+__all__ = ["FILE", "ROW", "ChunkReader", "Losses"]
+
+FILE: Final = "__file"
+ROW: Final = "__row"
+FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to go on without the episode"
+
+
+@dataclass(slots=True)
+class Losses:
+    """Rows that went to the rejects, so that their episodes can be set aside whole."""
+
+    keys: dict[tuple[Any, ...], str] = field(default_factory=dict)  # by key values: the place of the first lost row
+    places: list[tuple[int, int]] = field(default_factory=list)  # (file, row), in order, of a table without ids
+
+
+@dataclass(slots=True)
+class ChunkReader:
+    """The rows of `files` under one layout."""
+
+    files: Sequence[TableFile]
+    layout: Layout
+    form: CsvForm
+    tally: Tally
+    rejects: Rejects
+    key_of: Callable[[pa.Table, int], tuple[Any, ...]]  # of one row, for losses; () where there are no ids
+    on_bytes: Callable[[int], None]  # bytes of a file that have been read more
+    chunk_bytes: int
+    temp_dir: str | None
+    losses: Losses = field(default_factory=Losses)
+    _shapes: dict[str, Shape] = field(default_factory=dict)  # by leaf and column: of one value
+    _counted: int = 0  # chunks of the full reading that have been counted
+    _last: tuple[Any, ...] = ()  # key of the last row that was counted
+    _lost_before: str = ""  # where rows of nobody knows which episode were lost, with no row read since
+
+    def chunks(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
+        """The tables, from the first file on; `columns`: only these of ours, beside `__file` and `__row`."""
+        number = 0
+        names = self.layout.reads(columns)
+        for file, source in enumerate(self.files):
+            raws = source.chunks(
+                names, self.form, chunk_bytes=self.chunk_bytes, temp_dir=self.temp_dir, whole=self.layout.infos
+            )
+            try:
+                for raw in raws:
+                    number += 1
+                    counts = columns is None and number > self._counted
+                    if counts:
+                        self._counted = number
+                        self.on_bytes(raw.nbytes)
+                    table = _Preparing(self, file, raw, columns, counts=counts).table()
+                    if table is not None:
+                        yield table
+            except BadData as error:
+                self._file_lost(error, file, counts=columns is None)
+
+    def _file_lost(self, error: BadData, file: int, *, counts: bool) -> None:
+        if error.where != self.files[file].url:  # one row's, refused under `fail`
+            raise error
+        if counts:
+            self.rejects.add(error)
+            self.lost_by_nobody(error.where, file, np.iinfo(np.int64).max)
+
+    def lost_by_nobody(self, place: str, file: int, row: int) -> None:
+        """A row whose episode is not known was lost: it may have been of the one before, or of the one after."""
+        self.losses.places.append((file, row))
+        if self._last:
+            self.losses.keys.setdefault(self._last, place)
+        self._lost_before = place
+
+    def read_next(self, key: tuple[Any, ...], last: tuple[Any, ...]) -> None:
+        """Rows were read after the last loss: the first has `key`, the last one `last`, () where it ended its episode."""
+        if key and self._lost_before:
+            self.losses.keys.setdefault(key, self._lost_before)
+            self._lost_before = ""
+        self._last = last
+
+    def shape(self, leaf: Leaf, column: str) -> Shape | None:
+        """Of one value of the column, once one has been read."""
+        return self._shapes.get(f"{leaf.name} {column}")
+
+    def settle(self, leaf: Leaf, column: str, shape: Shape) -> None:
+        """Later values have this shape too."""
+        self._shapes[f"{leaf.name} {column}"] = shape
+
+
+class _Preparing:
+    """One raw chunk on its way to a table of ours."""
+
+    def __init__(self, reader: ChunkReader, file: int, raw: RawChunk, columns: Collection[str] | None, *, counts: bool) -> None:
+        self.reader, self.file, self.raw, self.counts = reader, file, raw, counts
+        self.url = reader.files[file].url
+        self.wanted = None if columns is None else set(columns)
+        self.numbers = {name: number for number, name in enumerate(raw.table.column_names)}
+        self.tally = reader.tally if counts else Tally()
+        self.reasons: dict[int, Callable[[], str]] = {}  # by bad row of the chunk
+
+    def table(self) -> pa.Table | None:
+        """The good rows, None where there is none; the others go to the rejects."""
+        count, layout = self.raw.table.num_rows, self.reader.layout
+        columns = {ours: self._key(ours, *said) for ours, said in layout.keys.items() if self._wants(ours)}
+        leaves = {leaf.name: self._leaf(leaf) for leaf in layout.leaves if self._wants(leaf.name)}
+        columns[FILE] = pa.array(np.full(count, self.file, np.int32))
+        columns[ROW] = pa.array(self.raw.rows.astype(np.int64, copy=False))
+        if self.counts:
+            self.tally.rows_in += count + len(self.raw.bad)
+            flags = [leaves[name] for name in END_FLAGS if name in leaves]
+            self._report(pa.table(columns), np.logical_or.reduce([np.zeros(count, np.bool_), *flags]))
+        if len(self.reasons) == count:
+            return None
+        columns |= {name: fixed_lists(values) for name, values in leaves.items()}
+        if layout.infos is not None and self._wants(Columns.INFOS):
+            columns[Columns.INFOS] = _joined(self._column(layout.infos)).cast(pa.large_string())
+        table = pa.table(columns)
+        if not self.reasons:
+            return table
+        good = np.ones(count, np.bool_)
+        good[list(self.reasons)] = False
+        return table.filter(pa.array(good))
+
+    def _place(self, row: int) -> str:
+        return f"{self.url} row {int(self.raw.rows[row])}"
+
+    def _wants(self, ours: str) -> bool:
+        return self.wanted is None or ours in self.wanted
+
+    def _column(self, theirs: str) -> pa.ChunkedArray:
+        """A column that this part of a file lacks has no value in any row."""
+        table, number = self.raw.table, self.numbers.get(theirs)
+        return pa.chunked_array([pa.nulls(table.num_rows)]) if number is None else table.column(number)
+
+    def _key(self, ours: str, theirs: str, kind: pa.DataType) -> pa.Array:
+        column, is_text = _joined(self._column(theirs)), self.reader.files[self.file].is_text
+        try:
+            keys = id_texts(column, untyped=is_text) if kind == pa.large_string() else column.cast(kind)
+        except pa.ArrowException as error:
+            fix = "name a column of text or numbers in the mapping"
+            raise BadData(f"column {theirs} holds {column.type}, and no ids: {error}", where=self._place(0), fix=fix) from error
+        if pa.types.is_floating(kind):
+            keys = pa.array(keys.to_numpy(zero_copy_only=False), kind, from_pandas=True)  # NaN is no id
+        if ours == Columns.EPS_ID and keys.null_count:
+            for row in np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False)).tolist():
+                self.reasons[row] = partial(str, f"column {theirs} has no value")
+        if is_text:  # of JSON, where an integer beyond 64 bits, or beside a decimal, is read as a float
+            for row in np.flatnonzero(inexact_ids(column)).tolist():
+                self.reasons[row] = partial(str, f"column {theirs} holds {column[row]}, which may stand for another integer")
+        return keys
+
+    # ---- values ----
+
+    def _leaf(self, leaf: Leaf) -> NDArray[Any]:
+        """(N, *shape); rows that are bad are noted, and hold anything."""
+        parts = [self._part(leaf, number) for number in range(len(leaf.columns))]
+        if leaf.role in END_FLAGS:
+            return parts[0].astype(np.bool_, copy=False)
+        if not leaf.stacked:
+            return parts[0].astype(leaf.dtype, copy=False)
+        widths = [part.shape[1] if part.ndim > 1 else 1 for part in parts]
+        stacked = np.empty((len(parts[0]), sum(widths)), leaf.dtype)
+        for part, width, stop in zip(parts, widths, np.cumsum(widths).tolist(), strict=True):
+            stacked[:, stop - width : stop] = part.reshape(len(part), width)
+        return stacked
+
+    def _part(self, leaf: Leaf, number: int) -> NDArray[Any]:
+        plan, reader = leaf.columns[number], self.reader
+        column = self._column(plan.column)
+        scalar = leaf.role not in (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS, EXTRA)
+        shape = reader.shape(leaf, plan.column)
+        try:
+            values, bad = values_of(column, plan, shape, decimal=reader.form.decimal, flags=leaf.role in END_FLAGS)
+        except pa.ArrowInvalid as error:
+            fix = "correct the values, or write the column as numbers"
+            raise BadData(f"column {plan.column} cannot be read: {error}", where=self._place(0), fix=fix) from error
+        if shape is None and (bad is None or not bad.all()):
+            self._check_shape(leaf, plan.column, values.shape[1:], scalar=scalar)
+            reader.settle(leaf, plan.column, values.shape[1:])
+        if scalar and values.ndim > 1:
+            values = values.reshape(len(values))  # lists of one
+        if leaf.role == Columns.T and values.dtype.kind == "f":
+            nan = np.isnan(values)
+            bad = nan if bad is None else bad | nan
+        if leaf.role in END_FLAGS and values.dtype.kind == "f":
+            nan = np.isnan(values)
+            self.tally.assume("null-as-false", int(nan.sum()))
+            values = np.where(nan, 0, values)
+        if leaf.role in END_FLAGS and values.dtype.kind != "b":
+            odd = (values != 0) & (values != 1)  # as in files of text: 2 may be a code, -1 a missing value
+            bad = odd if bad is None else bad | odd
+        if bad is not None and bad.any():
+            values = self._note(leaf, number, column, values, bad)
+        self._note_lost(leaf, plan.column, values)
+        return values
+
+    def _note_lost(self, leaf: Leaf, column: str, values: NDArray[Any]) -> None:
+        """Rows whose value the leaf's dtype, which the mapping said, cannot hold; floats are rounded."""
+        if leaf.role in END_FLAGS or leaf.dtype.kind == "f" or np.can_cast(values.dtype, leaf.dtype):
+            return
+        with np.errstate(invalid="ignore"):
+            lost = values.astype(leaf.dtype) != values
+        said = "" if leaf.role == Columns.T else " of [dtypes]"
+        for row in np.flatnonzero(lost.reshape(len(lost), -1).any(axis=1)).tolist():
+            what = f"column {column} holds {values[row]}, which {leaf.dtype}{said} cannot hold"
+            self.reasons.setdefault(row, partial(str, what))
+
+    def _check_shape(self, leaf: Leaf, column: str, shape: Shape, *, scalar: bool) -> None:
+        what = ""
+        if scalar and shape not in ((), (1,)):
+            what = f"column {column} holds {list(shape)} values per row, and {leaf.name} is one number"
+        elif leaf.stacked and len(shape) > 1:
+            what = f"column {column} holds arrays of shape {list(shape)}, and only numbers and vectors are stacked"
+        elif 0 in shape:
+            what = f"column {column} holds empty lists"
+        if what:
+            raise BadEpisode(what, where=self._place(0), fix="name another column in the mapping")
+
+    def _note(
+        self, leaf: Leaf, number: int, column: pa.ChunkedArray, values: NDArray[Any], bad: NDArray[np.bool_]
+    ) -> NDArray[Any]:
+        """Rows without a value: of flags false, of extra outputs NaN, both counted; any other is a bad row."""
+        rows = np.flatnonzero(bad)
+        if leaf.role in END_FLAGS or (leaf.role == EXTRA and values.ndim == 1 and leaf.dtype.kind == "f"):
+            null = column.is_null().to_numpy()[rows]
+            if leaf.role in END_FLAGS:
+                self.tally.assume("null-as-false", int(null.sum()))
+            else:
+                self.tally.assume("null-as-nan", int(null.sum()))
+                values = values.astype(leaf.dtype)
+                values[rows[null]] = np.nan
+            rows = rows[~null]
+        plan, shape = leaf.columns[number], values.shape[1:]
+        for row in rows.tolist():
+            self.reasons.setdefault(row, partial(why_bad, column, row, plan, shape))
+        return values
+
+    # ---- rejects ----
+
+    def _report(self, table: pa.Table, ended: NDArray[np.bool_]) -> None:
+        """Hand bad rows to the rejects in their order, and tell whose they were."""
+        reader, rows = self.reader, self.raw.rows
+        anonymous = {bad.row: bad for bad in self.raw.bad}
+        ids = table.column(Columns.EPS_ID).is_valid().to_numpy() if Columns.EPS_ID in table.column_names else None
+        bad_rows = {int(rows[i]): i for i in self.reasons}
+        done = 0
+        for number in sorted({*anonymous, *bad_rows}):
+            place = f"{self.url} row {number}"
+            upto = int(np.searchsorted(rows, number))
+            self._read(table, ended, done, upto)
+            done = upto
+            if number in anonymous:
+                reader.rejects.add(anonymous[number].error, raw=anonymous[number].raw)
+                reader.lost_by_nobody(place, self.file, number)
+                continue
+            row = bad_rows[number]
+            reader.rejects.add(BadEpisode(self.reasons[row](), where=place, fix=FIX), raw=self._quoted(row))
+            if ids is None or not ids[row]:
+                reader.lost_by_nobody(place, self.file, number)
+            else:
+                reader.losses.keys.setdefault(reader.key_of(table, row), place)
+            done = upto + 1
+        self._read(table, ended, done, len(rows))
+
+    def _read(self, table: pa.Table, ended: NDArray[np.bool_], first: int, stop: int) -> None:
+        """Rows `first` to `stop` - 1 are good ones: they stand between losses."""
+        if first < stop:
+            last = () if ended[stop - 1] else self.reader.key_of(table, stop - 1)
+            self.reader.read_next(self.reader.key_of(table, first), last)
+
+    def _quoted(self, row: int) -> bytes:
+        if self.reader.rejects.on_error is not OnError.QUARANTINE:
+            return b""
+        return json.dumps(self.raw.table.slice(row, 1).to_pylist()[0], default=str).encode()
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

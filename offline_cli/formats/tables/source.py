@@ -1,0 +1,267 @@
+"""Tables of steps as a source of whole episodes; refuses columns that nothing explains and rows that nothing divides.
+
+* `files`, `csv_files`, `json_files`, `arrow_files`, `packing`: bytes to raw chunks of rows;
+* `mapping`, `mapping_mistakes`, `presets`, `starting`, `matching`: what the columns mean;
+* `facts`, `layout`: what they hold, and what becomes of them;
+* `cells`, `numeric`, `values`, `reading`: raw chunks to tables of our own columns;
+* `grouping` and what it needs: rows of one key together, in bounded memory;
+* `rows`, `cutting`, `keyed`, `in_order`, `episodes`, `ids`: tables to batches of episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pyarrow as pa
+from gymnasium import spaces
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadEpisode, BadMapping, NoData
+from offline_cli.formats.file_source import FileSource
+from offline_cli.formats.memory import room_for_data
+from offline_cli.formats.source import Places
+from offline_cli.formats.tables.cutting import FLAGS
+from offline_cli.formats.tables.episodes import EpisodeMaker
+from offline_cli.formats.tables.facts import columns_of, gather
+from offline_cli.formats.tables.files import TableFile
+from offline_cli.formats.tables.grouping import grouped
+from offline_cli.formats.tables.ids import source_hash
+from offline_cli.formats.tables.in_order import EpisodesInOrder
+from offline_cli.formats.tables.keyed import KeyedEpisodes
+from offline_cli.formats.tables.layout import VALUES, Layout, Leaf, lay_out, looked_at
+from offline_cli.formats.tables.mapping import CsvForm, TableMapping, load_mapping
+from offline_cli.formats.tables.matching import Matched, default_mapping, match
+from offline_cli.formats.tables.numeric import Shape
+from offline_cli.formats.tables.options import TableOptions
+from offline_cli.formats.tables.reading import ChunkReader
+from offline_cli.formats.tables.rows import Rows
+from offline_cli.formats.tables.starting import looks_like_ids
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.spaces import Space
+from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.trees import Tree
+
+__all__ = ["TableSource"]
+
+CHUNK_SHARE: Final = 32  # one in so many bytes of the room for data is a raw chunk
+MAX_CHUNK_BYTES: Final = 16 << 20
+
+
+@dataclass(slots=True)
+class TableSource(FileSource):
+    """Files of one table, in the order given; spaces set by the caller give decimals that are text their dtype."""
+
+    format: str = "table"
+    options: TableOptions = field(default_factory=TableOptions)
+    storage_options: Mapping[str, Any] | None = None
+    kind: str = "parquet"  # of all files: parquet | arrow | csv | json
+    on_progress: OnProgress = no_progress  # is told of work before the first episode
+    dropped_columns: tuple[str, ...] = field(default=(), init=False)  # known once reading has begun
+    _read: int = field(default=0, init=False)  # bytes of the files
+    _tables: list[TableFile] = field(default_factory=list, init=False)
+    _types: dict[str, dict[str, pa.DataType]] = field(default_factory=dict, init=False)
+    _matched: Matched | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Opens the files as far as their columns, and holds the mapping against these. Raises BadMapping, BadData."""
+        said = self.options.mapping
+        mapping = None if said is None else load_mapping(said, self.storage_options)
+        self._tables = [TableFile.of(file, self.kind) for file in self.files]
+        form = CsvForm() if mapping is None else mapping.csv
+        self._types = columns_of(self._tables, form, self.options.temp_dir)
+        mapping = default_mapping(self._types) if mapping is None else mapping
+        self._matched = match(mapping, self._types)
+        self._check_ends(self._matched.mapping)
+        self.observation_space = mapping.observation_space or _categories(mapping, Columns.OBS)
+        self.action_space = mapping.action_space or _categories(mapping, Columns.ACTIONS)
+        self.action_scale = mapping.action_scale
+        self.environment_id = mapping.environment
+
+    @property
+    def mapping(self) -> TableMapping:
+        """The mapping, without optional columns that are not there."""
+        assert self._matched is not None  # set when made
+        return self._matched.mapping
+
+    def _check_ends(self, mapping: TableMapping) -> None:
+        """Raise BadMapping where nothing says which rows are an episode."""
+        ends = self._ends(mapping)
+        if self.options.rows_as_episodes:
+            return
+        where = f"mapping {mapping.name} for {self.location}"
+        if ends is None and not mapping.of(Columns.EPS_ID):
+            raise BadMapping(
+                "no column says which episode a row belongs to, and none where an episode ends",
+                where=where,
+                fix="name the column of ids (eps_id) or of end flags (terminateds, truncateds, dones) in the mapping; or say"
+                " how rows in file order are divided: --episode-ends t (where t falls back), --episode-ends chain (where"
+                " new_obs is not the next obs), --rows-as-episodes",
+            )
+        self._check_ids(mapping, where)
+        needs = {"flags": mapping.has_flags, "t": mapping.of(Columns.T), "chain": mapping.of(Columns.NEXT_OBS)}
+        if ends is not None and not needs[ends]:
+            names = {"flags": "terminateds, truncateds or dones", "t": "t", "chain": "new_obs"}
+            raise BadMapping(
+                f"episodes end by {ends}, and no column is {names[ends]}", where=where, fix="name it in the mapping"
+            )
+
+    def _check_ids(self, mapping: TableMapping, where: str) -> None:
+        """Raise BadMapping where flags divide the rows only because nobody has named the column of ids."""
+        if mapping.of(Columns.EPS_ID) or self.options.episode_ends or mapping.episode_ends:
+            return
+        named = {theirs for part in mapping.parts for theirs in part.columns}
+        columns = [name for types in self._types.values() for name in types]
+        ids = next((name for name in columns if name not in named and looks_like_ids(name)), None)
+        if ids is not None:
+            raise BadMapping(
+                f"column {ids} looks like ids of episodes, and the mapping does not name it",
+                where=where,
+                fix=f'eps_id = "{ids}" in the mapping; or --episode-ends flags, where the flags alone divide the rows',
+            )
+
+    def _ends(self, mapping: TableMapping) -> str | None:
+        """How rows of no id, or of one id, are divided; None: not at all."""
+        said = self.options.episode_ends or mapping.episode_ends
+        if said is None and not mapping.of(Columns.EPS_ID) and mapping.has_flags:
+            return FLAGS
+        return said
+
+    # ---- reading ----
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+        """Whole episodes; those that nothing ended are truncated, and counted."""
+        self.done = self._read = 0
+        for batch, places in self._episodes(tally, rejects):
+            self.places = places
+            yield batch
+
+    def _episodes(self, tally: Tally, rejects: Rejects) -> Iterator[tuple[EpisodeBatch, Places]]:
+        layout = self._layout()
+        tally.assume("dropped-column", len(layout.dropped))
+        self.dropped_columns = layout.dropped
+        mapping, options, prefix = self.mapping, self.options, source_hash(self.files)
+        reader = self._reader(layout, tally, rejects, self._count)
+        maker = EpisodeMaker(tuple(table.url for table in self._tables), tally, rejects)
+        shape_of = _Shapes(reader)
+        ends = self._ends(mapping)
+        if options.rows_as_episodes or not layout.keys:
+            ends = None if options.rows_as_episodes else ends
+            in_order = EpisodesInOrder(maker, layout, shape_of, reader.losses, prefix, ends)
+            yield from in_order.episodes(reader.chunks())
+            return
+        keyed = KeyedEpisodes(maker, layout, shape_of, reader.losses, prefix, mapping.ids_per_file, ends)
+        reader.key_of, reader.on_bytes = keyed.key_of, self._count_read
+        tables = grouped(
+            reader.chunks,
+            by=keyed.by,
+            order=keyed.order,
+            memory_limit=options.memory_limit,
+            temp_dir=options.temp_dir,
+            reread=all(table.rereads_cheaply for table in self._tables),
+            on_progress=self.on_progress,
+        )
+        rows = 0
+        for table in tables:
+            rows += table.num_rows
+            self.done = self._read * rows // max(rows, tally.rows_in)
+            yield from keyed.episodes(table)
+
+    def values(self) -> Iterator[tuple[Tree, Tree]]:
+        """See `Scannable`."""
+        layout = self._layout()
+        leaves = tuple(leaf for role in (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS) for leaf in layout.of(role))
+        reader = self._reader(layout, Tally(), Rejects(OnError.SKIP), lambda _: None)
+        shape_of = _Shapes(reader)
+        for table in reader.chunks([leaf.name for leaf in leaves]):
+            rows = Rows(table, replace(layout, leaves=leaves), shape_of)
+            actions = rows.tree(Columns.ACTIONS)
+            for obs in (rows.obs, rows.next_obs):
+                if obs is not None and len(rows):
+                    yield obs, actions
+
+    def _reader(self, layout: Layout, tally: Tally, rejects: Rejects, on_bytes: Callable[[int], None]) -> ChunkReader:
+        return ChunkReader(
+            files=self._tables,
+            layout=layout,
+            form=self.mapping.csv,
+            tally=tally,
+            rejects=rejects,
+            key_of=lambda table, row: (),
+            on_bytes=on_bytes,
+            chunk_bytes=self._chunk_bytes,
+            temp_dir=self.options.temp_dir,
+        )
+
+    def _count(self, nbytes: int) -> None:
+        self.done += nbytes
+
+    def _count_read(self, nbytes: int) -> None:
+        """Rows that are to be sorted are done when they come out."""
+        self._read += nbytes
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return min(MAX_CHUNK_BYTES, room_for_data(self.options.memory_limit) // CHUNK_SHARE)
+
+    def _layout(self) -> Layout:
+        """Looks at every cell of columns whose numbers are text. Raises BadMapping."""
+        assert self._matched is not None
+        wanted, times = looked_at(self._matched, next(iter(self._types.values())))
+        facts = gather(
+            self._tables,
+            self._types,
+            wanted,
+            times,
+            self.mapping.csv,
+            chunk_bytes=self._chunk_bytes,
+            temp_dir=self.options.temp_dir,
+        )
+        if facts and all(column.is_empty for column in facts.values()):
+            raise NoData("the table has no rows", where=self.location, fix="check that whoever wrote it wrote anything")
+        known = self.observation_space, self.action_space
+        untyped = [table.url for table in self._tables if table.is_text]
+        return lay_out(self._matched, self._types, facts, known, untyped=untyped)
+
+
+def _categories(mapping: TableMapping, role: str) -> Space | None:
+    """The space of a column of categories: as many as the mapping names, whether or not each of them is there."""
+    parts = mapping.of(role)
+    names = mapping.categories.get(parts[0].columns[0], ())
+    return spaces.Discrete(len(names)) if names and len(parts) == 1 and not (parts[0].path or parts[0].stacked) else None
+
+
+class _Shapes:
+    """The shape of each leaf, as the first chunk has settled it. Raises BadEpisode where obs and new_obs differ."""
+
+    def __init__(self, reader: ChunkReader) -> None:
+        self._reader = reader
+
+    def __call__(self, leaf: Leaf) -> Shape:
+        shape = self._of(leaf)
+        if leaf.role == Columns.NEXT_OBS:
+            self._check_twin(leaf, shape)
+        return shape
+
+    def _of(self, leaf: Leaf) -> Shape:
+        if leaf.role not in VALUES:
+            return ()
+        shapes = [self._reader.shape(leaf, plan.column) or () for plan in leaf.columns]
+        if leaf.stacked:
+            return (sum(shape[0] if shape else 1 for shape in shapes),)
+        return shapes[0]
+
+    def _check_twin(self, leaf: Leaf, shape: Shape) -> None:
+        path = ".".join(leaf.path)
+        twins: Sequence[Leaf] = [twin for twin in self._reader.layout.of(Columns.OBS) if twin.path == leaf.path]
+        theirs = self._of(twins[0]) if twins else None
+        if theirs != shape:
+            name = f" part {path}" if path else ""
+            have = "nothing" if theirs is None else f"shape {list(theirs)}"
+            raise BadEpisode(
+                f"new_obs{name} has shape {list(shape)}, and obs has {have}",
+                where=self._reader.files[0].url,
+                fix="name the same columns, one step later, for new_obs as for obs",
+            )

@@ -1,0 +1,149 @@
+"""`convert` of tables from the command line: exit codes, places, remedies, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_cli.formats.tables.mapping import mapping_of
+from offline_cli.storage.dataset import Dataset
+
+TABLES = Path(__file__).resolve().parents[1] / "testdata" / "tables"
+Call = Callable[..., Any]
+
+
+def test_a_robot_log_becomes_a_dataset(call_json: Call, tmp_path: Path) -> None:
+    out = tmp_path / "D"
+    code, told = call_json("convert", TABLES / "robot_log.csv", "--out", out, "--mapping", TABLES / "robot_log.toml")
+    assert code == 0
+    assert (told["episodes"], told["steps"], told["rows_in"], told["rows_quarantined"]) == (3, 12, 12, 0)
+    assert told["action_scale"] == "env"
+    code, shown = call_json("inspect", out)
+    assert (code, shown["episodes"], shown["unfinished"]) == (0, 3, 0)
+
+
+def test_a_table_is_inspected_by_its_mapping_as_it_would_be_converted(call_json: Call) -> None:
+    code, told = call_json(
+        "inspect", TABLES / "robot_log.csv", "--mapping", TABLES / "robot_log.toml", "--expect", "episodes=3"
+    )
+    assert (code, told["format"], told["steps"], told["complete"]) == (0, "table", 12, True)
+
+
+def test_columns_that_are_left_out_are_named(call_json: Call, tmp_path: Path) -> None:
+    log, mapping = tmp_path / "a.csv", tmp_path / "m.toml"
+    log.write_text("e,x,a,note\n1,0.5,1,slow\n", encoding="utf-8")
+    mapping.write_text('[columns]\neps_id = "e"\nobs = "x"\nactions = "a"\n', encoding="utf-8")
+    code, told = call_json("convert", log, "--out", tmp_path / "D", "--mapping", mapping)
+    assert (code, told["dropped_columns"], told["assumptions"]["dropped-column"]) == (0, ["note"], 1)
+
+
+@pytest.mark.parametrize("to", ["episodes", "columns"])
+def test_the_ids_of_the_table_are_kept_in_both_formats(to: str, call_json: Call, tmp_path: Path) -> None:
+    out = tmp_path / "D"
+    mapping = TABLES / "minari_export.toml"
+    code, told = call_json("convert", TABLES / "minari_export.parquet", "--out", out, "--mapping", mapping, "--to", to)
+    assert (code, told["assumptions"]) == (0, {})
+    batches = list(Dataset.open(str(out)).batches())
+    theirs = {name: data["source_id"] for batch in batches for name, data in zip(batch.ids, batch.custom_data, strict=True)}
+    assert sorted(theirs.values()) == ["0", "1", "2"]
+    assert all(name[9:] == source_id for name, source_id in theirs.items())
+    again = tmp_path / "E"
+    assert call_json("convert", out, "--out", again, "--to", to)[0] == 0
+    assert [batch.custom_data for batch in Dataset.open(str(again)).batches()] == [batch.custom_data for batch in batches]
+
+
+def test_a_mapping_with_three_mistakes_is_exit_4_with_all_of_them(call_json: Call, tmp_path: Path) -> None:
+    mapping = tmp_path / "m.toml"
+    mapping.write_text('unmapped = "keep"\n[columns]\nobs = ["joint_a"]\nacton = "cmd_turn"\nrewards = 3\n', encoding="utf-8")
+    code, told = call_json("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D", "--mapping", mapping)
+    assert (code, told["exit_code"], told["error"]["code"]) == (4, 4, "bad-mapping")
+    assert told["error"]["where"] == str(mapping)
+    assert [problem.split(":")[0] for problem in told["error"]["problems"]] == ["columns", "columns.rewards", "unmapped"]
+    assert not (tmp_path / "D").exists()
+
+
+def test_a_wrong_column_is_exit_4_with_the_near_one(call: Call, tmp_path: Path) -> None:
+    mapping = tmp_path / "m.toml"
+    mapping.write_text('[columns]\neps_id = "runs"\nobs = "joint_a"\nactions = "cmd_turn"\n', encoding="utf-8")
+    done = call("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D", "--mapping", mapping)
+    assert done.exit_code == 4
+    assert "no column 'runs' (for eps_id), did you mean 'run'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_text_cell_in_a_column_of_numbers_is_exit_3_with_file_row_column_and_text(call_json: Call, tmp_path: Path) -> None:
+    robot = tmp_path / "robot.csv"
+    text = (TABLES / "robot_log.csv").read_text(encoding="utf-8").splitlines()
+    text[3] = text[3].replace(text[3].split(",")[2], "jammed", 1)
+    robot.write_text("\n".join(text) + "\n", encoding="utf-8")
+    command = ("convert", robot, "--out", tmp_path / "D", "--mapping", TABLES / "robot_log.toml")
+    code, told = call_json(*command)
+    assert code == 3
+    assert told["error"]["what"] == "column joint_a holds 'jammed', and not a number"
+    assert told["error"]["where"] == f"{robot} row 2"
+    assert not (tmp_path / "D").exists()
+    code, told = call_json(*command, "--on-error", "quarantine")
+    assert (code, told["episodes"], told["rows_quarantined"]) == (0, 2, 5)
+    assert (tmp_path / "D" / "quarantine").is_dir()
+
+
+def test_a_table_without_a_mapping_is_exit_4_with_one_to_start_from(call: Call, tmp_path: Path) -> None:
+    done = call("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D")
+    assert done.exit_code == 4
+    start = done.stderr[done.stderr.index("[columns]") :]
+    assert 'eps_id = "run"' in start
+    assert 't = "stamp"' in start
+    assert 'obs = ["joint_a", "joint_b", "gripper"' in start
+
+
+def test_every_option_of_tables_reaches_the_reader(call_json: Call, tmp_path: Path) -> None:
+    table, mapping = TABLES / "falling_back.csv", tmp_path / "m.toml"
+    mapping.write_text('[columns]\nt = "tick"\nobs = ["x", "y"]\nactions = "a"\n', encoding="utf-8")
+    command = ("convert", table, "--mapping", mapping, "--temp-dir", tmp_path, "--memory-limit", "300MiB")
+    assert call_json(*command, "--out", tmp_path / "A")[0] == 4
+    assert call_json(*command, "--out", tmp_path / "B", "--episode-ends", "t")[1]["episodes"] == 3
+    assert call_json(*command, "--out", tmp_path / "C", "--rows-as-episodes")[1]["episodes"] == 12
+    code, told = call_json(*command[:-1], "plenty", "--out", tmp_path / "D")
+    assert (code, told["error"]["where"]) == (2, "--memory-limit")
+
+
+def test_another_mapping_is_another_conversion_to_resume(call_json: Call, tmp_path: Path) -> None:
+    mapping = tmp_path / "m.toml"
+    mapping.write_bytes((TABLES / "robot_log.toml").read_bytes())
+    command = ("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D", "--mapping", mapping)
+    assert call_json(*command)[0] == 0
+    mapping.write_text(mapping.read_text(encoding="utf-8") + '\n[dtypes]\nobs = "float32"\n', encoding="utf-8")
+    note = {**json.loads((tmp_path / "D" / "manifest.json").read_text(encoding="utf-8"))}
+    assert note["spaces_inferred"]
+    code, told = call_json(*command, "--overwrite")
+    assert (code, told["episodes"]) == (0, 3)
+
+
+def test_the_guide_to_tables_runs_as_it_stands(tmp_path: Path, child_env: dict[str, str]) -> None:
+    guide = (TABLES.parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    script = "\n".join(re.findall(r"```sh\n(.*?)```", guide, flags=re.DOTALL))
+    command = tmp_path / "bin" / "offline-cli"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m offline_cli "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    env = {**child_env, "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-euc", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Dataset.open(str(tmp_path / "rides")).manifest.counts.episodes == 2
+
+
+def test_the_mappings_of_the_guide_are_mappings() -> None:
+    guide = (TABLES.parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    parts, more = re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)
+    columns = {"eps_id": "run", "dones": "done", "infos": "i"}
+    named = "".join(f'{ours} = "{theirs}"\n' for ours, theirs in columns.items())
+    mapping = mapping_of(f"{more}\n{parts}\n{named}", "guide")
+    assert {part.name for part in mapping.of("obs")} == {"obs.camera", "obs.arm"}

@@ -1,0 +1,138 @@
+"""A table of 1 GB, its rows in any order, becomes episodes within 256 MiB: the whole process, with all that it imports."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli.storage.dataset import Dataset
+
+pytestmark = pytest.mark.big
+
+LIMIT = 256 << 20
+GB = 10**9
+OBS, ACTIONS = 20, 2
+CHUNK = 1 << 16  # rows made at a time
+BYTES = {"parquet": 106, "csv": 235}  # of a row, about
+NEEDED = 5 * GB  # source, rows on disk, dataset
+MAPPING = """
+[columns]
+eps_id = "ride"
+t = "step"
+obs = [{obs}]
+actions = {actions}
+rewards = "reward"
+terminateds = "end"
+"""
+
+
+def numbers(rows: np.ndarray, column: int) -> np.ndarray:
+    """(N,) float32 in [0, 1) that no compression makes smaller, each of them by row and column alone."""
+    with np.errstate(over="ignore"):
+        mixed = (rows.astype(np.uint64) * np.uint64(64) + np.uint64(column)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return ((mixed >> np.uint64(40)).astype(np.float64) / 2**24).astype(np.float32)
+
+
+def shuffled(count: int, length: int, *, discrete: bool = False) -> Iterator[pa.Table]:
+    """The rows 0 ... count-1 of episodes of `length` steps in a scattered order, some at a time."""
+    stride = next(step for step in range(int(count * 0.618), count) if math.gcd(step, count) == 1)
+    for first in range(0, count, CHUNK):
+        rows = np.arange(first, min(count, first + CHUNK), dtype=np.int64) * stride % count
+        columns: dict[str, Any] = {
+            "ride": pa.array(rows // length).cast(pa.string()),
+            "step": rows % length,
+            "reward": numbers(rows, 63),
+            "end": rows % length == length - 1,
+        }
+        columns |= {f"x{i}": numbers(rows, i) for i in range(OBS)}
+        columns |= {f"a{i}": rows % 7 if discrete else numbers(rows, OBS + i) for i in range(ACTIONS)}
+        yield pa.table(columns)
+
+
+def write(path: Path, count: int, length: int, *, discrete: bool = False) -> Path:
+    writer: Any = None
+    for table in shuffled(count, length, discrete=discrete):
+        if writer is None and path.suffix == ".csv":
+            writer = pyarrow.csv.CSVWriter(path, table.schema)
+        elif writer is None:
+            writer = pq.ParquetWriter(path, table.schema, compression="none", use_dictionary=False)
+        writer.write_table(table)
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], int]]:
+    """A function that converts in a process of its own: the result, and the most memory that the process had."""
+
+    def run(source: Path, *, discrete: bool = False) -> tuple[dict[str, Any], int]:
+        obs = ", ".join(f'"x{i}"' for i in range(OBS))
+        actions = '"a0"' if discrete else '["a0", "a1"]'
+        (tmp_path / "rides.toml").write_text(MAPPING.format(obs=obs, actions=actions), encoding="utf-8")
+        command = [sys.executable, "-m", "offline_cli", "convert", str(source), "--out", str(tmp_path / "out"), "--json"]
+        command += ["--mapping", str(tmp_path / "rides.toml"), "--memory-limit", "256MiB", "--temp-dir", str(tmp_path)]
+        with (tmp_path / "result.json").open("w") as out:
+            process = subprocess.Popen(command, stdout=out)
+            _, status, usage = os.wait4(process.pid, 0)
+        assert status == 0
+        return json.loads((tmp_path / "result.json").read_text()), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    free = shutil.disk_usage(tmp_path).free
+    if free < NEEDED:
+        pytest.skip(f"{free / 1e9:.1f} GB are free below {tmp_path}, and {NEEDED / 1e9:.0f} GB are needed")
+    return run
+
+
+def check_episodes(out: Path, count: int, length: int) -> None:
+    """Every thousandth episode, value for value."""
+    seen = 0
+    for batch in Dataset.open(out).batches():
+        for episode in range(0, len(batch), 1000):
+            rows = int(batch.ids[episode].rpartition("-")[2]) * length + np.arange(length)
+            obs = np.asarray(batch.obs)[batch.obs_starts[episode] :][:length].astype(np.float32)  # float64, where it was text
+            rewards = batch.rewards[batch.starts[episode] :][:length].astype(np.float32)
+            assert np.array_equal(obs, np.stack([numbers(rows, i) for i in range(OBS)], axis=1))
+            assert np.array_equal(rewards, numbers(rows, 63))
+        seen += batch.num_steps
+    assert seen == count
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"), [("parquet", 200), ("parquet", 20), ("csv", 200)], ids=["parquet", "short episodes", "csv"]
+)
+def test_a_gigabyte_in_any_order_converts_within_256_mib(
+    kind: str, length: int, tmp_path: Path, convert: Callable[..., tuple[dict[str, Any], int]]
+) -> None:
+    count = GB // BYTES[kind] // length * length
+    source = write(tmp_path / f"rides.{kind}", count, length)
+    assert source.stat().st_size > 0.95 * GB
+    result, peak = convert(source)
+    assert (result["episodes"], result["steps"], result["rows_in"]) == (count // length, count, count)
+    assert peak <= LIMIT, f"{peak / 2**20:.0f} MiB"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "result.json", source.name, "rides.toml"]
+    check_episodes(tmp_path / "out", count, length)
+
+
+def test_discrete_actions_are_counted_within_the_limit_too(
+    tmp_path: Path, convert: Callable[..., tuple[dict[str, Any], int]]
+) -> None:
+    count = GB // 4 // BYTES["parquet"] // 200 * 200
+    source = write(tmp_path / "rides.parquet", count, 200, discrete=True)
+    result, peak = convert(source, discrete=True)
+    assert result["steps"] == count
+    assert peak <= LIMIT, f"{peak / 2**20:.0f} MiB"
+    assert Dataset.open(tmp_path / "out").manifest.action_space.n == 7

@@ -1,0 +1,62 @@
+"""A Parquet file read in bunches of row groups has the rows that it has, in batches of bounded size."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli.formats.parquet_batches import parquet_batches
+
+TABLE = pa.table(
+    {
+        "t": range(1000),
+        "obs.x": [float(i) for i in range(1000)],
+        "obs": [{"x": i, "name": str(i) * 30} for i in range(1000)],
+    }
+)
+
+
+class Counted(io.BytesIO):
+    """A file that remembers how many bytes were read of it."""
+
+    read_bytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.read_bytes += len(data)
+        return data
+
+
+def parquet(group: int) -> Counted:
+    sink = Counted()
+    pq.write_table(TABLE, sink, row_group_size=group, compression="none", use_dictionary=False)
+    sink.seek(0)
+    return sink
+
+
+@pytest.mark.parametrize("group", [1, 7, 300, 1000])
+@pytest.mark.parametrize("at_once", [1, 5000, 1 << 20])
+@pytest.mark.parametrize("columns", [None, ["t"], ["obs"], ["obs.x", "t"], []])
+def test_all_rows_come_in_order(group: int, at_once: int, columns: list[str] | None) -> None:
+    batches = list(parquet_batches(parquet(group), columns=columns, rows=64, at_once=at_once))
+    assert max(batch.num_rows for batch in batches) <= 64
+    assert sum(map(len, batches)) == 1000
+    if columns != []:
+        names = TABLE.column_names if columns is None else columns
+        assert pa.Table.from_batches(batches).select(names).equals(TABLE.select(names))
+
+
+def test_the_first_batch_comes_before_the_file_has_been_read() -> None:
+    file: Any = parquet(10)
+    next(iter(parquet_batches(file, columns=None, rows=1000, at_once=4000)))
+    assert file.read_bytes < len(file.getvalue()) / 2
+
+
+def test_a_file_without_rows_has_no_batch() -> None:
+    sink = io.BytesIO()
+    pq.write_table(TABLE.slice(0, 0), sink)
+    assert sum(map(len, parquet_batches(sink, columns=None, rows=10))) == 0

@@ -1,0 +1,274 @@
+"""Rows that are no steps: refused by file, row, column and value, or set aside with the episode that they were of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode, BadMapping, OfflineCliError
+
+Read = Callable[..., Any]
+Write = Callable[..., Path]
+
+MAPPING = '[columns]\neps_id = "ep"\nt = "t"\nobs = ["x", "y"]\nactions = "a"\nrewards = "r"\nterminateds = "d"\n'
+HEADER = "ep,t,x,y,a,r,d"
+
+
+def rows(episodes: int = 3, steps: int = 3) -> list[str]:
+    return [f"e{e},{t},{e}.5,{t},{t % 2},1,{int(t == steps - 1)}" for e in range(episodes) for t in range(steps)]
+
+
+def theirs(batch: EpisodeBatch) -> set[str]:
+    return {data["source_id"] for data in batch.custom_data or ()}
+
+
+def refused(read: Read, source: Path | str, mapping: str | None, kind: type[OfflineCliError] = BadEpisode) -> OfflineCliError:
+    with pytest.raises(kind) as caught:
+        read(source, mapping)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("e1,1,n/a,1,0,1,0", "column x holds 'n/a', and not a number"),
+        ("e1,1,,1,0,1,0", "column x has no value"),
+        ("e1,1,1.5,1,0,much,0", "column r holds 'much', and not a number"),
+        ("e1,1,1.5,1,left,1,0", "column a holds 'left', and not a number"),
+        ("e1,soon,1.5,1,0,1,0", "column t holds 'soon', and not a number"),
+        ("e1,1,1.5,1,0,1,maybe", "column d holds 'maybe', and not a flag: 0, 1, true or false"),
+        (",1,1.5,1,0,1,0", "column ep has no value"),
+        ("e1,1,1.5,1,0,1", "a row of 6 cells under 7 columns"),
+        ('"e1,1",1,1.5,1,0,1,0,0', "a row of 8 cells under 7 columns"),
+    ],
+)
+def test_a_bad_cell_is_refused_by_file_row_column_and_text(row: str, what: str, read_table: Read, write_lines: Write) -> None:
+    lines = rows()
+    lines[4] = row
+    path = write_lines("robot.csv", HEADER, *lines)
+    error = refused(read_table, path, MAPPING, BadData)
+    assert error.exit_code == 3
+    assert error.what == what
+    assert error.where == f"{path} row 4"
+    assert "--on-error skip" in error.fix
+
+
+@pytest.mark.parametrize("on_error", ["skip", "quarantine"])
+def test_an_episode_that_lost_a_row_is_set_aside_whole(on_error: str, read_table: Read, write_lines: Write) -> None:
+    lines = rows()
+    lines[3] = "e1,0,broken,1,0,1,0"
+    stream, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error=on_error)
+    assert theirs(batch) == {"e0", "e2"}
+    assert stream.rejects.count == 3  # the row, and the two others of its episode
+    kept = [reject.raw for reject in stream.rejects.kept]
+    if on_error == "quarantine":
+        assert json.loads(kept[0]) == {"ep": "e1", "t": "0", "x": "broken", "y": "1", "a": "0", "r": "1", "d": "0"}
+    else:
+        assert kept == []
+
+
+def test_a_row_of_nobody_knows_which_episode_takes_its_neighbours_with_it(read_table: Read, write_lines: Write) -> None:
+    lines = rows(episodes=4)
+    lines[5] = lines[5].replace("e1", "")
+    _, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error="skip")
+    assert theirs(batch) == {"e0", "e3"}
+    lines[6], lines[5] = lines[6].replace("e2", ""), "e1,2,1.5,2,0,1,1"
+    _, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error="skip")
+    assert theirs(batch) == {"e0", "e1", "e3"}  # the one before had ended
+
+
+def test_a_lost_row_of_a_table_without_ids_takes_its_episode_with_it(read_table: Read, write_lines: Write) -> None:
+    mapping = MAPPING.replace('eps_id = "ep"\nt = "t"\n', "")
+    lines = ["x,y,a,r,d", *(line.split(",", 2)[2] for line in rows(episodes=4))]
+    lines[5] = "broken,1,0,1,0"
+    stream, batch = read_table(write_lines("a.csv", *lines), mapping, on_error="skip")
+    assert batch.lengths.tolist() == [3, 3, 3]
+    assert [name[9:] for name in batch.ids] == ["0", "2", "3"]
+    assert stream.rejects.count == 3
+
+
+def test_the_first_row_of_an_episode_without_ids_is_known_to_be_lost(read_table: Read, write_lines: Write) -> None:
+    mapping = MAPPING.replace('eps_id = "ep"\nt = "t"\n', "")
+    lines = ["x,y,a,r,d", *(line.split(",", 2)[2] for line in rows(episodes=3))]
+    lines[4] = "broken,0,0,1,0"
+    _, batch = read_table(write_lines("a.csv", *lines), mapping, on_error="skip")
+    assert [name[9:] for name in batch.ids] == ["0", "2"]
+
+
+def test_a_file_that_breaks_off_is_refused_by_name_or_skipped_with_what_it_may_have_held(
+    read_table: Read, write_lines: Write, tmp_path: Path
+) -> None:
+    columns = {
+        "ep": ["a", "a"],
+        "t": [0, 1],
+        "x": [0.0, 1.0],
+        "y": [0.0, 1.0],
+        "a": [0, 1],
+        "r": [1.0, 1.0],
+        "d": [False, True],
+    }
+    for number, name in enumerate("abc"):
+        pq.write_table(pa.table({**columns, "ep": [name, name]}), tmp_path / f"{number}.parquet")
+    broken = tmp_path / "1.parquet"
+    data = broken.read_bytes()
+    broken.write_bytes(data[: len(data) // 2])
+    with pytest.raises(BadData) as caught:
+        read_table(tmp_path, MAPPING)
+    assert caught.value.where == str(broken)
+    _, batch = read_table(str(tmp_path / "*.parquet"), MAPPING, on_error="skip")
+    assert theirs(batch) == {"a"}  # what the file held may have been of the episode after it; the one before had ended
+
+
+def test_numbers_printed_by_numpy_are_refused_with_the_remedy(read_table: Read, write_lines: Write) -> None:
+    path = write_lines("a.csv", "eps_id,obs,actions,rewards", "e,[0.1 0.2],1,1", "e,[0.3 0.4],1,1")
+    error = refused(read_table, path, None)
+    assert error.what == (
+        "column obs holds '[0.1 0.2]', as numpy prints it: write JSON (json.dumps(x.tolist())), or lists in Parquet"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "what"),
+    [
+        ("[0.1]", "holds '[0.1]', and not 2 numbers as in other rows"),
+        ('"[0.1, ""a""]"', "holds '[0.1, \"a\"]', and not 2 numbers"),
+        ('"[0.1, null]"', "and not 2 numbers"),
+        ("0.5", "holds '0.5', and not a JSON list"),
+        ("", "has no value"),
+    ],
+)
+def test_a_vector_of_another_length_is_refused(cell: str, what: str, read_table: Read, write_lines: Write) -> None:
+    good = '"[0.1, 0.2]"'
+    cells = [good, good, cell, good]
+    path = write_lines("a.csv", "eps_id,obs,actions,rewards", *(f"e,{text},1,1" for text in cells))
+    error = refused(read_table, path, None)
+    assert what in error.what
+    assert error.where == f"{path} row 2"
+
+
+def test_ragged_lists_of_parquet_are_refused_by_row(read_table: Read, tmp_path: Path) -> None:
+    columns = {"ep": ["a"] * 3, "s": [[0.0, 1.0], [0.0], [0.0, 1.0]], "a": [0, 1, 0]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    error = refused(read_table, tmp_path / "a.parquet", '[columns]\neps_id = "ep"\nobs = "s"\nactions = "a"\n')
+    assert error.what == "column s holds [0.0], and not 2 numbers as in other rows"
+    assert error.where.endswith("a.parquet row 1")
+
+
+def test_text_without_categories_is_refused_with_the_categories_to_write(read_table: Read, write_lines: Write) -> None:
+    lines = [{"ep": "a", "x": 0.5, "event": event} for event in ("view", "buy", "view")]
+    mapping = '[columns]\neps_id = "ep"\nobs = "x"\nactions = "event"\n'
+    error = refused(read_table, write_lines("a.jsonl", *lines), mapping, BadMapping)
+    assert '[categories] event = ["buy", "view"]' in error.what
+    _, batch = read_table(write_lines("a.jsonl", *lines), mapping + '[categories]\nevent = ["buy", "view"]\n')
+    assert batch.actions.tolist() == [1, 0, 1]
+    stream, _ = read_table(write_lines("a.jsonl", *lines), mapping + '[categories]\nevent = ["buy", "view", "never"]\n')
+    assert stream.action_space == spaces.Discrete(3)
+    error = refused(read_table, write_lines("a.jsonl", *lines), mapping + '[categories]\nevent = ["buy"]\n')
+    assert error.what == "column event holds 'view', which is none of its [categories]"
+
+
+def test_all_columns_that_hold_no_numbers_are_named_at_once(read_table: Read, tmp_path: Path) -> None:
+    columns = {"ep": ["a"], "s": [b"bytes"], "a": ["left"], "l": pa.nulls(1)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    mapping = '[columns]\neps_id = "ep"\nobs = "s"\nactions = "a"\n[extra]\nlogp = "l"\n'
+    error = refused(read_table, tmp_path / "a.parquet", mapping, BadMapping)
+    assert [problem.split(":")[0] for problem in error.details["problems"]] == ["obs", "actions", "logp"]
+
+
+def test_numbers_missing_among_extras_are_nan_and_counted(read_table: Read, write_lines: Write) -> None:
+    lines = ["ep,t,x,y,a,r,d,volt", *(f"{row},{'' if n == 1 else n}" for n, row in enumerate(rows(1)))]
+    stream, batch = read_table(write_lines("a.csv", *lines), MAPPING)
+    assert str(batch.extra["volt"].tolist()) == "[0.0, nan, 2.0]"
+    assert stream.tally.assumptions["null-as-nan"] == 1
+
+
+def test_infos_that_are_no_objects_are_refused_by_row_and_their_episode_is_set_aside(
+    read_table: Read, write_lines: Write
+) -> None:
+    mapping = MAPPING + 'infos = "i"\n'
+    lines = [f"{HEADER},i", *(f"{row}," for row in rows())]
+    lines[5] += "{'lives': 1}"
+    error = refused(read_table, write_lines("a.csv", *lines), mapping)
+    assert error.what.startswith("column i is not JSON")
+    assert error.where.endswith("row 4")
+    _, batch = read_table(write_lines("a.csv", *lines), mapping, on_error="skip")
+    assert theirs(batch) == {"e0", "e2"}
+
+
+# ---- t ----
+
+
+def test_equal_rows_of_one_step_are_one_row_and_counted(read_table: Read, write_lines: Write) -> None:
+    lines = rows()
+    stream, batch = read_table(write_lines("a.csv", HEADER, *lines, lines[4], lines[4], lines[0]), MAPPING)
+    assert batch.lengths.tolist() == [3, 3, 3]
+    assert stream.tally.assumptions["duplicate-row"] == 3
+
+
+def test_different_rows_of_one_step_are_refused_with_both_places(read_table: Read, write_lines: Write) -> None:
+    lines = [*rows(), "e1,1,9,9,0,1,0"]
+    path = write_lines("a.csv", HEADER, *lines)
+    error = refused(read_table, path, MAPPING)
+    assert error.what == "two different rows of one episode have t = 1"
+    assert error.where == f"{path} row 4 and {path} row 9"
+    stream, batch = read_table(path, MAPPING, on_error="skip")
+    assert theirs(batch) == {"e0", "e2"}
+    assert stream.rejects.count == 4
+
+
+def test_files_that_number_their_episodes_anew_are_told_apart_where_the_mapping_says_so(
+    read_table: Read, write_lines: Write
+) -> None:
+    write_lines("a.csv", HEADER, *rows())
+    other = write_lines("b.csv", HEADER, *(row.replace(".5", ".25") for row in rows()))
+    error = refused(read_table, str(other.parent / "*.csv"), MAPPING)
+    assert "ids_per_file = true" in error.fix
+    _, batch = read_table(str(other.parent / "*.csv"), f"ids_per_file = true\n{MAPPING}")
+    assert [name[9:] for name in batch.ids] == ["0-e0", "0-e1", "0-e2", "1-e0", "1-e1", "1-e2"]
+
+
+def test_gaps_in_a_t_that_counts_steps_are_counted_and_those_of_a_clock_are_not(read_table: Read, write_lines: Write) -> None:
+    for times, gaps in (((0, 1, 2, 5), 1), ((10, 20, 30, 45), 0), ((0.0, 0.5, 1.0, 9.0), 0), ((7, 8, 9, 10), 0)):
+        lines = [f"e,{t},0.5,1,0,1,{int(n == 3)}" for n, t in enumerate(times)]
+        stream, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING)
+        assert batch.lengths.tolist() == [4]
+        assert batch.t_started is None
+        assert stream.tally.assumptions["gap-in-t"] == gaps
+
+
+@pytest.mark.parametrize("times", [("2024-01-02", "2024-01-03", "2024-01-10"), ("2024-01-02T00:00:00.5+02:00",) * 1])
+def test_dates_and_times_order_the_rows(times: tuple[str, ...], read_table: Read, write_lines: Write) -> None:
+    lines = [f"e,{time},{n}.5,0,0,1,0" for n, time in enumerate(times)]
+    _, batch = read_table(write_lines("a.csv", HEADER, *reversed(lines)), MAPPING)
+    assert batch.obs[: len(times), 0].tolist() == [n + 0.5 for n in range(len(times))]
+
+
+def test_times_that_differ_by_nanoseconds_are_in_order(read_table: Read, tmp_path: Path) -> None:
+    times = pa.array([1_700_000_000_000_000_000 + n for n in (2, 0, 1)], pa.timestamp("ns", "UTC"))
+    table = pa.table({"ep": ["a"] * 3, "t": times, "x": [2.0, 0.0, 1.0], "a": [0, 1, 0]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    stream, batch = read_table(tmp_path / "a.parquet", '[columns]\neps_id = "ep"\nt = "t"\nobs = "x"\nactions = "a"\n')
+    assert batch.obs.tolist() == [0, 1, 2, 2]
+    assert "gap-in-t" not in stream.tally.assumptions
+
+
+def test_an_end_flag_before_the_end_is_refused_with_the_remedy(read_table: Read, write_lines: Write) -> None:
+    lines = rows(episodes=2, steps=4)
+    lines[1] = lines[1][:-1] + "1"
+    path = write_lines("a.csv", HEADER, *lines)
+    error = refused(read_table, path, MAPPING)
+    assert error.what == "episode e0 has an end flag at t = 1 and goes on at t = 2"
+    assert error.where == f"{path} row 1"
+    assert "--on-error" not in error.fix
+    assert 'episode_ends = "flags"' in error.fix
+    _, batch = read_table(path, f'episode_ends = "flags"\n{MAPPING}')
+    assert [name[9:] for name in batch.ids] == ["e0-0", "e0-1", "e1-0"]
+    assert batch.lengths.tolist() == [2, 2, 4]
