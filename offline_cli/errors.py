@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 __all__ = [
+    "PROBLEM",
     "BadConfig",
     "BadData",
     "BadEpisode",
+    "BadMapping",
     "Diverged",
     "EpisodeIndexError",
     "EpisodeKeyError",
     "Interrupted",
+    "InvalidData",
     "MissingDevice",
     "MissingPackage",
     "NoData",
@@ -34,6 +37,9 @@ __all__ = [
     "UsageError",
 ]
 
+PROBLEM: Final = "problem"
+"""Among the details of an error: the code by which `validate` reports it (docs/validate.md)."""
+
 
 class OfflineCliError(Exception):
     """Base of all errors a user can cause or meet: what happened, where, and what to try."""
@@ -45,26 +51,38 @@ class OfflineCliError(Exception):
         super().__init_subclass__(**kwargs)
         cls.code = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
-    def __init__(self, what: str, *, where: str, fix: str, details: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        fix: str,
+        details: Mapping[str, Any] | None = None,
+        result: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`details`: more about the error, by name. `result`: what a command found all the same; `--json` tells it too."""
         super().__init__(what)
         self.what = what
         self.where = where
         self.fix = fix
         self.details = dict(details or {})
+        self.result = dict(result or {})
 
     def __str__(self) -> str:
         return f"{self.what}\n  at:  {self.where}\n  try: {self.fix}"
 
     def __reduce__(self) -> tuple[Any, ...]:  # keyword-only arguments would not survive a trip between processes
-        return _rebuild, (type(self), self.what, self.where, self.fix, self.details)
+        return _rebuild, (type(self), self.what, self.where, self.fix, self.details, self.result)
 
     def as_dict(self) -> dict[str, Any]:
         """The `error` object of `--json`: code, what, where, fix, then details by name."""
         return {"code": self.code, "what": self.what, "where": self.where, "fix": self.fix, **self.details}
 
 
-def _rebuild(cls: type[OfflineCliError], what: str, where: str, fix: str, details: dict[str, Any]) -> OfflineCliError:
-    return cls(what, where=where, fix=fix, details=details)
+def _rebuild(
+    cls: type[OfflineCliError], what: str, where: str, fix: str, details: dict[str, Any], result: dict[str, Any]
+) -> OfflineCliError:
+    return cls(what, where=where, fix=fix, details=details, result=result)
 
 
 class UsageError(OfflineCliError):
@@ -99,6 +117,10 @@ class UnsafeData(BadData):
     """Bytes that would build objects, or need far more memory than they have a right to."""
 
 
+class InvalidData(BadData):
+    """Data that can be read and has problems, all of them listed in `result["problems"]`."""
+
+
 class NoData(BadData):
     """A place that exists but holds nothing that any reader knows."""
 
@@ -117,6 +139,10 @@ class BadConfig(OfflineCliError):
         """One error for all `problems`, so that one run shows every mistake."""
         what = problems[0] if len(problems) == 1 else f"{len(problems)} mistakes:\n  - " + "\n  - ".join(problems)
         return cls(what, where=where, fix=fix, details={"problems": list(problems)})
+
+
+class BadMapping(BadConfig):
+    """A mapping that does not say what the columns of a table mean, or does not fit them."""
 
 
 class Diverged(BadConfig):

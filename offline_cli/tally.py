@@ -7,16 +7,18 @@ rejects decide what a bad row does: stop everything, be counted, or be written t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 from offline_cli.errors import BadData, UnsupportedSpace
 
-__all__ = ["UNFINISHED", "OnError", "Reject", "Rejects", "Tally"]
+__all__ = ["UNFINISHED", "OnError", "Places", "Reject", "Rejects", "Tally"]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording broke off was truncated there
 SHOWN: Final = 10  # rejects that a result lists
+Places = Callable[[], Iterable[str]]  # where something was met, put into words only for those who ask
 NOT_COPIED: Final = "not copied: it is still where it was found"
 
 
@@ -36,12 +38,20 @@ class Tally:
     duplicates_dropped: int = 0  # whole episodes that were there before, value for value
     fragments_stitched: int = 0  # joints: an episode put together from k fragments counts k - 1
     assumptions: Counter[str] = field(default_factory=Counter)  # by kind, kebab case: "unfinished-episode": 1
+    location: str = ""  # of the source that what is counted now belongs to
 
-    def assume(self, kind: str, times: int = 1) -> None:
-        """Count `times` assumptions of `kind`; a negative number takes some back, and a kind with none left is not listed."""
+    def assume(self, kind: str, times: int = 1, *, places: Places | None = None) -> None:
+        """Count `times` assumptions of `kind`; a negative number takes some back, and a kind with none left is not listed.
+
+        `places` is for tallies that keep more than counts (`datasets/validate`).
+        """
         self.assumptions[kind] += times
         if self.assumptions[kind] == 0:
             del self.assumptions[kind]
+
+    def drop_duplicate(self, place: Callable[[], str]) -> None:
+        """Count an episode that was there before; `place` as in `assume`."""
+        self.duplicates_dropped += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,7 @@
+"""Every check of data that we know, over recordings and datasets alike; refuses to change anything."""
+
+from offline_cli.datasets.validate.checking import validate
+from offline_cli.datasets.validate.codes import CODES, Severity
+from offline_cli.datasets.validate.report import Problem, Validation
+
+__all__ = ["CODES", "Problem", "Severity", "Validation", "validate"]

@@ -1,0 +1,125 @@
+"""`validate`: every check over every source, in one pass; refuses wrong usage only, data's faults are its result.
+
+Reading is that of `convert` (readers, stitching), with `--on-error skip`, and with a tally and rejects that listen. So what
+would be dropped, repaired or refused on converting is what is reported. All sources together are one recording: an episode may
+lie across them, and ids must be unique in all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from offline_cli.converting.whole_episodes import stitched
+from offline_cli.datasets.validate.findings import Findings
+from offline_cli.datasets.validate.folder import OwnFolder
+from offline_cli.datasets.validate.listening import ListeningRejects, ListeningTally
+from offline_cli.datasets.validate.report import Validation
+from offline_cli.datasets.validate.source_checks import SourceChecks, Spaces, WatchedSource
+from offline_cli.datasets.validate.subjects import Subject, open_subjects
+from offline_cli.environments import spaces_of_env
+from offline_cli.errors import NoData, UsageError
+from offline_cli.formats.detect import open_sources
+from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, Source
+from offline_cli.formats.tables import TableSource
+from offline_cli.formats.tables.options import MEMORY_LIMIT, TableOptions
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.storage.locations import Location, Sources, expand
+
+__all__ = ["validate"]
+
+
+def validate(
+    sources: Sources,
+    *,
+    strict: bool = False,
+    deep: bool = False,
+    from_: str = "auto",
+    env: str | None = None,
+    action_scale: str | None = None,
+    mapping: str | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: str | None = None,
+    temp_dir: str | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> Validation:
+    """Every problem of `sources`: datasets, committed or not, and recordings of any known format.
+
+    `strict`: warnings are failures too (`Validation.passed`, `.check()`). `deep`: compare the sha256 of every shard. `env`: an
+    environment whose spaces the data must fit. `action_scale`: `env` or `normalized`, where sources do not say it. Of tables:
+    `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as `convert` takes them.
+    Problems are returned, not raised. Raises UsageError, BadMapping, StorageNotFound, StorageError, UnknownEnvironment.
+    """
+    began = time.monotonic()
+    if action_scale not in (None, ENV_SCALE, NORMALIZED_SCALE):
+        fix = f"use {ENV_SCALE} or {NORMALIZED_SCALE}"
+        raise UsageError(f"no action scale is called {action_scale!r}", where="--action-scale", fix=fix)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    env_spaces: Spaces | None = None if env is None else spaces_of_env(env)
+    findings = Findings()
+    tally = ListeningTally(findings)
+
+    def open_group(places: Sequence[Location]) -> Sequence[Source]:
+        return open_sources(places, from_=from_, tables=tables, storage_options=storage_options)
+
+    def check_folder(own: OwnFolder) -> None:
+        own.check(findings, tally, deep=deep, on_progress=on_progress)
+
+    places = expand(sources, storage_options)
+    if not places:
+        raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
+    subjects = list(open_subjects(places, findings, from_=from_, open_group=open_group, check_folder=check_folder))
+    checks = _read(subjects, findings, tally, env_spaces, action_scale, on_progress)
+    names = [subject.name for subject in subjects]
+    return Validation(
+        problems=findings.problems(names),
+        sources=tuple(names),
+        formats=tuple(subject.source.format for subject in subjects if subject.source is not None),
+        episodes=sum(check.episodes for check in checks),
+        steps=sum(check.steps for check in checks),
+        rows=tally.rows_in,
+        deep=deep,
+        strict=strict,
+        hashes_unchecked=sum(subject.own.unhashed for subject in subjects if subject.own is not None),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _read(
+    subjects: Sequence[Subject],
+    findings: Findings,
+    tally: ListeningTally,
+    env_spaces: Spaces | None,
+    scale: str | None,
+    on_progress: OnProgress,
+) -> Sequence[SourceChecks]:
+    """The one pass over all sources that can be read; the checks that it ran."""
+    checks: dict[str, SourceChecks] = {}
+    watched: list[Source] = []
+    for subject in subjects:
+        source = subject.source
+        if source is not None:
+            if env_spaces is not None:
+                _tell_spaces(source, env_spaces)
+            check = checks[subject.name] = SourceChecks(subject, source, findings, env_spaces, scale)
+            watched.append(cast(Source, WatchedSource(source, check)))
+    rejects = ListeningRejects(findings, tally)
+    for batch in stitched(watched, tally, rejects, on_progress):
+        checks[tally.location].see(batch)
+    tally.tell_counted()
+    for check in checks.values():
+        check.tell()
+    return list(checks.values())
+
+
+def _tell_spaces(source: Source, spaces: Spaces) -> None:
+    """JSON and CSV have neither tuples nor dtypes: their readers take them from the spaces, as `read_episodes` has it."""
+    if isinstance(source, SampleBatchSource):
+        source.observation_space, source.action_space = spaces
+    elif isinstance(source, TableSource):
+        source.observation_space = source.observation_space or spaces[0]
+        source.action_space = source.action_space or spaces[1]

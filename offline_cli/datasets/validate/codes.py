@@ -1,0 +1,190 @@
+"""Every problem that `validate` can report: its code, how bad it is, what it means and what to do; refuses no data itself.
+
+Severities:
+
+* `error`: some command would refuse the data, or would learn from numbers that nobody recorded.
+* `warning`: reading repairs or bears it, and the result may not be what the user thinks it is.
+* `note`: worth knowing; no dataset is worse for it.
+
+docs/validate.md is this table for people, and a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ["CODES", "SEVERITIES", "Code", "Severity"]
+
+Severity = Literal["error", "warning", "note"]
+
+SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
+"""Worst first."""
+
+AGAIN: Final = "write it again from its source"
+RESTORE: Final = "restore it from a copy, or write the dataset again from its source"
+SHARDS: Final = "shard", "shards"
+EPISODES: Final = "episode", "episodes"
+STEPS: Final = "step", "steps"
+DIMENSIONS: Final = "dimension", "dimensions"
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One kind of problem."""
+
+    severity: Severity  # the usual one
+    unit: tuple[str, str]  # what is counted: one, many
+    meaning: str  # after a number and its unit: "3 episodes: ..."
+    fix: str
+    otherwise: str = ""  # when a check says another severity
+
+
+CODES: Final[dict[str, Code]] = {
+    # ---- places and files ----
+    "unreadable-source": Code("error", ("source", "sources"), "cannot be opened as recordings", "name one format with --from"),
+    "no-episodes": Code("error", ("source", "sources"), "without an episode", "check that the recording wrote anything"),
+    "unreadable-file": Code("error", ("file", "files"), "broken off or damaged", "copy or write the file again"),
+    "unreadable-row": Code("error", ("row", "rows"), "cannot be read", "correct it, or convert with --on-error quarantine"),
+    "length-mismatch": Code(
+        "error",
+        ("row", "rows"),
+        "parts of different lengths (T actions and rewards want T+1 observations)",
+        "correct it, or convert with --on-error quarantine",
+    ),
+    "unsafe-data": Code("error", ("row", "rows"), "bytes that would build objects, or are absurdly large", "ask who wrote it"),
+    "unsupported-space": Code(
+        "error", ("row", "rows"), "a space that episodes cannot be stored in", "record with Box, Discrete, Dict, Tuple ..."
+    ),
+    # ---- episodes ----
+    "conflicting-episode": Code(
+        "error", EPISODES, "with the id of another one whose content is different", "give each recording its own ids"
+    ),
+    "duplicate-episode": Code(
+        "warning", EPISODES, "written before, value for value", "convert it: exact duplicates are dropped"
+    ),
+    "gap-in-episode": Code(
+        "error",
+        EPISODES,
+        "steps are missing, or parts do not follow each other",
+        "give all files of the recording at once",
+        "warning in tables, where such a gap is left open",
+    ),
+    "incomplete-episode": Code(
+        "note", EPISODES, "left out of the other checks, because a row of it was refused", "see the unreadable rows"
+    ),
+    "steps-after-end": Code("error", EPISODES, "going on after an end flag", "set end flags on last steps only"),
+    "broken-chain": Code(
+        "warning",
+        ("joint", "joints"),
+        "the observation that a step led to is not the one that the next step acted on",
+        "check the order of the rows, and that new_obs is not the first observation of the next episode",
+    ),
+    "repeated-steps": Code("note", STEPS, "written more than once, and equal", "nothing: they are read once"),
+    "unfinished-episode": Code(
+        "warning",
+        EPISODES,
+        "no end flag on the last step (reading marks it truncated)",
+        "check that the recording is whole and that a column says where episodes end",
+    ),
+    "both-flags": Code(
+        "warning", EPISODES, "terminated and truncated at once (terminated wins in training)", "set the one that ended it"
+    ),
+    "zero-length-episode": Code("warning", EPISODES, "without a step", "convert it: episodes without steps are left out"),
+    "missing-final-observation": Code(
+        "warning", EPISODES, "no observation after the last step (the last one is repeated)", "record new_obs too"
+    ),
+    "missing-rewards": Code("warning", STEPS, "no reward (0 was taken)", "record rewards too"),
+    "dones-disagree": Code(
+        "warning", STEPS, "`dones` says something else than the newer flags beside it (which are taken)", "keep one of them"
+    ),
+    "mixed-structures": Code(
+        "error", EPISODES, "with other columns, parts or shapes than the first", "convert each kind into a dataset of its own"
+    ),
+    "mixed-spaces": Code(
+        "error", EPISODES, "with other spaces than the first", "name the environment with --env, or split the recording"
+    ),
+    # ---- values ----
+    "space-mismatch": Code(
+        "error", EPISODES, "with other parts or shapes than the space", "name the environment that was recorded with --env"
+    ),
+    "dtype-differs": Code(
+        "note",
+        EPISODES,
+        "of another dtype than the space, though every value fits",
+        "convert it: values get the dtype of the space",
+        "warning where the kind differs, such as floats for categories",
+    ),
+    "value-not-in-dtype": Code(
+        "error", ("value", "values"), "that the dtype of the space cannot hold", "declare spaces of the dtype that the data has"
+    ),
+    "observation-outside-space": Code(
+        "warning",
+        ("observation", "observations"),
+        "outside the space",
+        "check the space, or --env",
+        "error for a category that does not exist",
+    ),
+    "action-outside-space": Code(
+        "warning",
+        ("action", "actions"),
+        "outside the space",
+        "raw outputs of a policy: say so with --action-scale normalized; otherwise clip them, or correct the space",
+        "error for a category that does not exist, and where the scale is said to be the environment's (`env`)",
+    ),
+    "nan-in-observations": Code("error", ("observation", "observations"), "NaN", "fill it in, or leave the episode out"),
+    "infinite-in-observations": Code("error", ("observation", "observations"), "infinite", "clip it where it was made"),
+    "nan-in-actions": Code("error", ("action", "actions"), "NaN", "fill it in, or leave the episode out"),
+    "infinite-in-actions": Code("error", ("action", "actions"), "infinite", "clip it where it was made"),
+    "nan-in-rewards": Code("error", ("reward", "rewards"), "NaN", "fill it in, or leave the episode out"),
+    "infinite-in-rewards": Code("error", ("reward", "rewards"), "infinite", "clip it where it was made"),
+    "nan-in-extras": Code("warning", STEPS, "NaN in an extra model output", "leave the column out unless you need it"),
+    "infinite-in-extras": Code(
+        "warning", STEPS, "infinite in an extra model output", "masked logits may be; else leave the column out"
+    ),
+    "constant-dimension": Code(
+        "note", DIMENSIONS, "with one value throughout", "leave it out if nothing can be learned from it"
+    ),
+    "saturated-dimension": Code(
+        "note",
+        DIMENSIONS,
+        "of which a tenth or more of the values lie on a bound of the space",
+        "check the scale, and what clips it",
+    ),
+    "spaces-inferred": Code(
+        "note", ("source", "sources"), "without declared spaces, so that nothing lies outside of them", "give --env"
+    ),
+    "action-scale-unknown": Code(
+        "note", ("source", "sources"), "whose Box actions are of unknown scale", "say it with --action-scale"
+    ),
+    "assumption": Code(
+        "note",
+        ("assumption", "assumptions"),
+        "made in reading it, or in writing it (docs/assumptions.md)",
+        "check that they hold",
+    ),
+    # ---- dataset folders ----
+    "uncommitted": Code("error", ("dataset", "datasets"), "whose writer has not finished", "the same command with --resume"),
+    "broken-manifest": Code("error", ("mistake", "mistakes"), "in manifest.json", RESTORE),
+    "missing-shard": Code("error", SHARDS, "listed in the manifest, and not there", RESTORE),
+    "shard-size": Code("error", SHARDS, "other bytes than the manifest says", RESTORE),
+    "shard-hash": Code("error", SHARDS, "other content than the manifest's sha256 says (--deep)", RESTORE),
+    "shard-columns": Code("error", SHARDS, "other columns than the manifest's spaces ask for", AGAIN),
+    "count-mismatch": Code("error", ("count", "counts"), "other than the manifest says", AGAIN),
+    "statistics-mismatch": Code("error", ("column", "columns"), "other statistics than the manifest says", AGAIN),
+    "plain-columns-differ": Code(
+        "error", EPISODES, "whose packed bytes say something else than the columns beside them", AGAIN
+    ),
+    "unlisted-file": Code(
+        "error",
+        ("file", "files"),
+        "in data/ and not in the manifest: readers of D/data would take it in",
+        "remove it",
+        "warning for names with a leading dot or underscore, which readers pass over",
+    ),
+    "leftover-file": Code("warning", ("file", "files"), "half-written, left by a writer that was killed", "remove it"),
+    "incomplete-dataset": Code(
+        "warning", ("dataset", "datasets"), "not all that was asked for is in it", "the same command with --resume"
+    ),
+    "quarantined-rows": Code("note", ("file", "files"), "of rows that were set aside on writing", "see what is in quarantine/"),
+}

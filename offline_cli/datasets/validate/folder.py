@@ -1,0 +1,166 @@
+"""Checks of a dataset folder around its episodes: commit, manifest, shards, what else lies there; refuses nothing.
+
+Shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at the first
+thing that is wrong: so gaps, chains and unreadable rows in a dataset are told one by one. A shard that is not what the manifest
+says is told once, and not read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from offline_cli.datasets.validate.figures import ManifestFigures
+from offline_cli.datasets.validate.findings import Findings
+from offline_cli.datasets.validate.listening import ListeningTally
+from offline_cli.datasets.validate.plain_columns import PlainColumns
+from offline_cli.errors import BadData, StorageNotFound, Uncommitted
+from offline_cli.formats.rllib_columns import RllibColumnsSource
+from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.source import Source
+from offline_cli.progress import OnProgress, Progress
+from offline_cli.storage.dataset import Dataset
+from offline_cli.storage.layout import DATA, MANIFEST, PART_PREFIX
+from offline_cli.storage.locations import Location
+from offline_cli.storage.manifest import Manifest, Shard
+from offline_cli.storage.quarantine import quarantine_files
+from offline_cli.storage.reading import ShardReader
+from offline_cli.storage.shards import fingerprint, opened
+
+__all__ = ["OwnFolder"]
+
+
+@dataclass(slots=True)
+class OwnFolder:
+    """One dataset folder; `check` looks at everything but its episodes."""
+
+    location: Location
+    manifest: Manifest | None = None  # None: there is none that can be read
+    readable: list[Location] = field(default_factory=list)  # shards that are worth reading
+    unhashed: int = 0  # shards whose sha256 was not compared
+
+    def check(self, findings: Findings, tally: ListeningTally, *, deep: bool, on_progress: OnProgress) -> None:
+        """Report what is wrong with the folder, and find the shards to read."""
+        try:
+            self.manifest = Dataset.open(self.location).manifest
+        except Uncommitted as error:
+            findings.add_error(self.location.url, error, "uncommitted")
+            self._read_old_manifest(findings)
+        except BadData as error:
+            self._broken_manifest(findings, error)
+        else:
+            self._other_files(findings)
+        if self.manifest is not None:
+            self._facts(findings, tally)
+            self._shards(findings, deep=deep, on_progress=on_progress)
+
+    def _read_old_manifest(self, findings: Findings) -> None:
+        """That of the dataset that was being overwritten, if there is one."""
+        place = self.location.join(MANIFEST)
+        if place.exists():
+            try:
+                self.manifest = Manifest.from_bytes(place.read_bytes(), where=place.url)
+            except BadData as error:
+                self._broken_manifest(findings, error)
+
+    def _broken_manifest(self, findings: Findings, error: BadData) -> None:
+        wrong = error.details.get("problems", [error.what])
+        findings.add(
+            self.location.url,
+            "broken-manifest",
+            len(wrong),
+            [f"{self.location.join(MANIFEST).url}: {mistake}" for mistake in wrong],
+            example="; ".join(wrong[:3]),
+        )
+
+    # ---- what lies there ----
+
+    def _other_files(self, findings: Findings) -> None:
+        assert self.manifest is not None
+        listed = {shard.path for shard in self.manifest.shards}
+        data, source = self.location.join(DATA), self.location.url
+        for file in data.files() if data.exists() else []:
+            below = file.path.removeprefix(data.path.rstrip("/")).lstrip("/")
+            if f"{DATA}/{below}" not in listed:
+                hidden = any(part.startswith((".", "_")) for part in below.split("/"))  # readers pass these over
+                findings.add(source, "unlisted-file", 1, [file.url], severity="warning" if hidden else None)
+        for child in self.location.children():
+            if child.name.startswith(PART_PREFIX):
+                findings.add(source, "leftover-file", 1, [child.url])
+
+    def _facts(self, findings: Findings, tally: ListeningTally) -> None:
+        """What the manifest itself says."""
+        assert self.manifest is not None
+        source = self.location.url
+        if not self.manifest.complete:
+            findings.add(source, "incomplete-dataset", 1, [source])
+        tally.tell_assumptions(source, Counter(self.manifest.assumptions))
+        aside = quarantine_files(self.location)
+        if aside:
+            findings.add(source, "quarantined-rows", len(aside), [aside[number].url for number in sorted(aside)])
+
+    # ---- shards ----
+
+    def _shards(self, findings: Findings, *, deep: bool, on_progress: OnProgress) -> None:
+        assert self.manifest is not None
+        reader = ShardReader(self.manifest.format, self.manifest.observation_space, self.manifest.action_space)
+        hashed, total = 0, sum(shard.bytes for shard in self.manifest.shards)
+        for shard in self.manifest.shards:
+            place = self.location.join(shard.path)
+            if self._is_whole(shard, place, findings, deep=deep) and self._has_columns(reader, place, findings):
+                self.readable.append(place)
+            if deep:
+                hashed += shard.bytes
+                on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
+            else:
+                self.unhashed += 1
+
+    def _is_whole(self, shard: Shard, place: Location, findings: Findings, *, deep: bool) -> bool:
+        source = self.location.url
+        try:
+            size = place.size()
+        except StorageNotFound:
+            findings.add(source, "missing-shard", 1, [place.url])
+            return False
+        if size != shard.bytes:
+            findings.add(source, "shard-size", 1, [f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}"])
+            return False
+        if deep and fingerprint(place)[1] != shard.sha256:
+            findings.add(source, "shard-hash", 1, [place.url])
+            return False
+        return True
+
+    def _has_columns(self, reader: ShardReader, place: Location, findings: Findings) -> bool:
+        try:
+            with opened(place) as file:
+                reader.check_columns(file, place)
+        except BadData as error:
+            findings.add_error(self.location.url, error, "unreadable-file")
+            return False
+        return True
+
+    # ---- its episodes ----
+
+    def source(self) -> Source | None:
+        """The shards worth reading, as a source; None where there is none."""
+        found = self.manifest
+        if found is None or not self.readable:
+            return None
+        kind = RllibEpisodesSource if found.format == "episodes" else RllibColumnsSource
+        return kind(
+            self.readable,
+            self.location.url,
+            found.format,
+            found.observation_space,
+            found.action_space,
+            found.action_scale,
+            found.environment.id if found.environment else None,
+        )
+
+    def comparisons(self) -> tuple[ManifestFigures | None, PlainColumns | None]:
+        """What is to be compared while the shards are read: figures, and columns beside packed bytes."""
+        if self.manifest is None:
+            return None, None
+        packed = self.manifest.format == "episodes"
+        plain = PlainColumns({file.url: file for file in self.readable}) if packed else None
+        return ManifestFigures(self.manifest, self.location), plain

@@ -1,0 +1,129 @@
+"""All checks of one source's episodes, batch by batch; refuses nothing, and holds no episode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from offline_cli.converting.fitting import only_discrete
+from offline_cli.datasets.validate.dimensions import Dimensions
+from offline_cli.datasets.validate.findings import Findings
+from offline_cli.datasets.validate.structures import Structures
+from offline_cli.datasets.validate.subjects import Subject
+from offline_cli.datasets.validate.values import ValueChecks
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, UsageError
+from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Places, Source
+from offline_cli.spaces import Space
+from offline_cli.tally import Rejects, Tally
+from offline_cli.trees import leaves
+
+__all__ = ["SourceChecks", "WatchedSource"]
+
+Spaces = tuple[Space | None, Space | None]  # of observations and actions
+
+
+class SourceChecks:
+    """The checks of one source, and how much of it there is."""
+
+    def __init__(
+        self, subject: Subject, source: Source, findings: Findings, env_spaces: Spaces | None, scale: str | None
+    ) -> None:
+        """`env_spaces`: those of the environment that the caller names; `scale`: of actions, as the caller says."""
+        self.name, self.findings = subject.name, findings
+        self.episodes = self.steps = self.entries = 0
+        self._inferred = subject.own is not None and subject.own.manifest is not None and subject.own.manifest.spaces_inferred
+        self._said = env_spaces or (source.observation_space, source.action_space)
+        self._scale = _one_scale(source, scale)
+        self._figures, self._plain = subject.own.comparisons() if subject.own is not None else (None, None)
+        self._structures = Structures(
+            findings, self.name, spaces_known=None not in self._said, compare_spaces=env_spaces is None and not self._inferred
+        )
+        self._values: ValueChecks | None = None  # made with the first batch, which may say the spaces
+        self._dimensions: Dimensions | None = None
+
+    def see_fragments(self, batch: EpisodeBatch, places: Places | None) -> None:
+        """Look at entries as they stand in the source."""
+        self.entries += len(batch)
+        if self._figures is not None:
+            self._figures.see_fragments(batch, places)
+        if self._plain is not None:
+            self._plain.see_fragments(batch, places, self.findings, self.name)
+
+    def see(self, batch: EpisodeBatch) -> None:
+        """Look at whole episodes."""
+        self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
+        spaces = self._said[0] or batch.observation_space, self._said[1] or batch.action_space
+        values, dimensions = self._begun(batch, spaces)
+        values.see(batch, spaces)
+        dimensions.see(batch, spaces)
+        self._structures.see(batch)
+        if self._figures is not None:
+            self._figures.see(batch)
+
+    def _begun(self, batch: EpisodeBatch, spaces: Spaces) -> tuple[ValueChecks, Dimensions]:
+        if self._values is None or self._dimensions is None:
+            if self._inferred or None in spaces:
+                self.findings.add(self.name, "spaces-inferred", 1, [self.name])
+            boxes = _has_floats(batch) if spaces[1] is None else not only_discrete(spaces[1])
+            scale = self._scale if boxes else ENV_SCALE
+            if scale == UNKNOWN_SCALE:
+                self.findings.add(self.name, "action-scale-unknown", 1, [self.name])
+            self._values = ValueChecks(self.findings, self.name, scale)
+            self._dimensions = Dimensions(scale)
+        return self._values, self._dimensions
+
+    def tell(self) -> None:
+        """Report what only all episodes together say."""
+        if not self.entries and not self.findings.has(self.name):
+            self.findings.add(self.name, "no-episodes", 1, [self.name])
+        if self._dimensions is not None:
+            self._dimensions.tell(self.findings, self.name)
+        if self._figures is not None:
+            self._figures.tell(self.findings, self.name)
+        totals = {
+            "observations": self.steps + self.episodes,
+            "actions": self.steps,
+            "rewards": self.steps,
+            "extras": self.steps,
+        }
+        for plural, total in totals.items():
+            for code in (f"nan-in-{plural}", f"infinite-in-{plural}", f"{plural[:-1]}-outside-space"):
+                self.findings.set_total(self.name, code, total)
+
+
+def _one_scale(source: Source, said: str | None) -> str:
+    """The scale that the source declares, else the one that the caller says. Raises UsageError where they differ."""
+    if said is None or source.action_scale == UNKNOWN_SCALE:
+        return said or source.action_scale
+    if said != source.action_scale:
+        what = f"--action-scale {said}, but the source says {source.action_scale}"
+        raise UsageError(what, where=source.location, fix="leave out --action-scale")
+    return said
+
+
+def _has_floats(batch: EpisodeBatch) -> bool:
+    return any(np.issubdtype(leaf.dtype, np.floating) for leaf in leaves(batch.actions))
+
+
+class WatchedSource:
+    """A source whose fragments are looked at on their way; what it raises about its data is reported, and ends it alone."""
+
+    def __init__(self, source: Source, checks: SourceChecks) -> None:
+        self._source, self._checks = source, checks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+        """As the source's own."""
+        tally.location = self._source.location
+        try:
+            for batch in self._source.fragments(tally, rejects):
+                self._checks.see_fragments(batch, getattr(self._source, "places", None))
+                yield batch
+                tally.location = self._source.location
+        except BadData as error:
+            self._checks.findings.add_error(self._source.location, error, "unreadable-source")

@@ -1,0 +1,131 @@
+"""`offline-cli validate`: exit codes, JSON, the table and stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from offline_cli.cli import validate
+
+if TYPE_CHECKING:
+    from offline_cli.episodes.batch import EpisodeBatch
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def repacked(tmp_path: Path, recorded: EpisodeBatch) -> Callable[..., Path]:
+    """A function that writes the eight episodes with other fields, as RLlib does."""
+    from dataclasses import replace
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from offline_cli.episodes.codec import encode_batch
+    from offline_cli.tally import Tally
+
+    def write(**fields: Any) -> Path:
+        folder = tmp_path / "faulty"
+        folder.mkdir()
+        items = encode_batch(replace(recorded, **fields), where="test", tally=Tally())
+        pq.write_table(pa.table({"item": pa.array(items, pa.binary())}), folder / "part-0.parquet")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def warned(repacked: Callable[..., Path]) -> Path:
+    """One of the episodes ends twice."""
+    return repacked(truncated=np.arange(8) == 3)
+
+
+@pytest.fixture
+def wrong(repacked: Callable[..., Path], recorded: EpisodeBatch) -> Path:
+    """Two episodes have one id, and one ends twice."""
+    return repacked(truncated=np.arange(8) == 3, ids=(recorded.ids[1], *recorded.ids[1:]))
+
+
+def test_clean_data_is_exit_0_and_one_object(recording: Path, call_json: Call) -> None:
+    code, told = call_json("validate", recording, "--strict", "--deep", "--quiet")
+    assert code == 0
+    assert told.keys() >= set(validate.KEYS)
+    assert (told["problems"], told["passed"], told["episodes"]) == ([], True, 8)
+    assert "error" not in told
+
+
+def test_a_warning_is_exit_0_and_exit_3_with_strict(warned: Path, call_json: Call) -> None:
+    code, told = call_json("validate", warned)
+    assert (code, [problem["code"] for problem in told["problems"]]) == (0, ["both-flags"])
+    code, told = call_json("validate", warned, "--strict")
+    assert (code, told["exit_code"], told["passed"]) == (3, 3, False)
+
+
+def test_an_error_is_exit_3_and_one_object_with_problems_and_error(wrong: Path, call_json: Call) -> None:
+    code, told = call_json("validate", wrong)
+    assert (code, told["exit_code"]) == (3, 3)
+    assert [(p["code"], p["severity"], p["count"]) for p in told["problems"]] == [
+        ("conflicting-episode", "error", 1),
+        ("both-flags", "warning", 1),
+    ]
+    assert told["error"].keys() >= {"code", "what", "where", "fix"}
+    assert (told["error"]["code"], told["errors"], told["warnings"]) == ("invalid-data", 1, 1)
+
+
+def test_stderr_says_what_where_and_what_to_do(wrong: Path, call: Call) -> None:
+    done = call("validate", wrong, "--quiet")
+    assert done.exit_code == 3
+    what, where, fix = done.stderr.splitlines()
+    assert what.startswith("error: conflicting-episode: 1 episode: with the id of another one whose content is different")
+    assert str(wrong) in where
+    assert fix.strip().startswith("try:")
+
+
+def test_people_see_every_problem_of_data_that_fails(wrong: Path, call: Call) -> None:
+    table = call("validate", wrong).stdout
+    for text in ("error: conflicting-episode", "warning: both-flags", "errors 1, warnings 1, notes 0", "try: "):
+        assert text in table
+
+
+def test_people_are_told_which_hashes_were_not_compared(recording: Path, tmp_path: Path, call: Call) -> None:
+    assert call("convert", recording, "--out", tmp_path / "D").exit_code == 0
+    assert "of 1 shards not compared" in call("validate", tmp_path / "D").stdout
+    assert "not compared" not in call("validate", tmp_path / "D", "--deep").stdout
+
+
+def test_an_uncommitted_dataset_is_a_problem_with_the_remedy(tmp_path: Path, call_json: Call) -> None:
+    (tmp_path / "D").mkdir()
+    (tmp_path / "D" / "_writing.json").write_text("{}", encoding="utf-8")
+    code, told = call_json("validate", tmp_path / "D")
+    assert (code, [problem["code"] for problem in told["problems"]]) == (3, ["uncommitted"])
+    assert "--resume" in told["error"]["fix"]
+
+
+def test_what_is_not_there_is_no_problem_of_the_data(tmp_path: Path, call_json: Call) -> None:
+    code, told = call_json("validate", tmp_path / "nowhere")
+    assert (code, told["error"]["code"], "problems" in told) == (5, "storage-not-found", False)
+
+
+def test_the_environment_is_held_against_the_data(recording: Path, call_json: Call) -> None:
+    assert call_json("validate", recording, "--env", "CartPole-v1")[0] == 0
+    code, told = call_json("validate", recording, "--env", "Pendulum-v1")
+    assert (code, told["problems"][0]["code"]) == (3, "space-mismatch")
+
+
+def test_progress_is_on_stderr_and_not_at_all_with_quiet(recording: Path, call: Call) -> None:
+    assert "rows 8" in call("validate", recording).stderr
+    assert call("validate", recording, "--quiet").stderr == ""
+
+
+def test_names_from_the_data_cannot_control_a_terminal(
+    repacked: Callable[..., Path], recorded: EpisodeBatch, call: Call
+) -> None:
+    faulty = repacked(ids=("\x1b[2Je", *recorded.ids[1:]), truncated=np.arange(8) == 0)
+    done = call("validate", faulty, "--strict")
+    assert "\x1b" not in done.stdout + done.stderr
+    assert json.loads(call("validate", faulty, "--json").stdout)["problems"][0]["where"].endswith("episode \x1b[2Je")

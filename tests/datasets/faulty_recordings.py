@@ -1,0 +1,219 @@
+"""Recordings with one problem each: files, rows, episodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from faulty import Make, made
+from gymnasium import spaces
+
+# ---- places and files ----
+
+
+@made({"unreadable-source": 1})
+def two_formats_in_one_folder(make: Make) -> Path:
+    folder = make.items(make.packed())
+    make.lines(make.columns()).rename(folder / "notes.json")
+    return folder
+
+
+@made({"no-episodes": 1})
+def a_table_without_rows(make: Make) -> Path:
+    return make.rows({name: values[:0] for name, values in make.columns().items()})
+
+
+@made({"unreadable-file": 1})
+def a_file_that_breaks_off_among_others(make: Make) -> Path:
+    items = make.packed()
+    folder = make.items(items[:1], items[1:2], items[2:])
+    os.truncate(folder / "part-1.parquet", 200)
+    return folder
+
+
+@made({"unreadable-file": 1})
+def a_first_file_that_breaks_off(make: Make) -> Path:
+    folder = make.items(make.packed())
+    os.truncate(folder / "part-0.parquet", 200)
+    return folder
+
+
+@made({"unreadable-row": 2})
+def bytes_that_are_no_episode(make: Make) -> Path:
+    items = make.packed()
+    return make.items([items[0], b"\xc1", items[1], b"text", items[2]])
+
+
+@made({"unreadable-row": 1, "incomplete-episode": 1})
+def a_step_without_an_observation(make: Make) -> Path:
+    columns = make.columns()
+    return make.rows({**columns, "obs": [None, *columns["obs"].tolist()[1:]]})
+
+
+@made({"length-mismatch": 1})
+def as_many_observations_as_actions(make: Make) -> Path:
+    first, *others = make.packed()
+
+    def cut(state: dict[str, Any]) -> None:
+        state["observations"]["data"] = state["observations"]["data"][:-1]
+
+    return make.items([make.repacked(first, cut), *others])
+
+
+@made({"length-mismatch": 1})
+def a_line_whose_actions_are_too_few(make: Make) -> Path:
+    columns = make.columns(t=False)
+    return make.lines(columns, {**columns, "actions": columns["actions"][1:]})
+
+
+@made({"unsafe-data": 1})
+def an_array_of_objects(make: Make) -> Path:
+    first, *others = make.packed()
+    hostile = {b"nd": True, b"type": "|O", b"kind": b"", b"shape": [5], b"data": b"\0" * 40}
+    return make.items([make.repacked(first, lambda state: state["observations"].update(data=hostile)), *others])
+
+
+@made({"unsupported-space": 1})
+def an_episode_of_text_observations(make: Make) -> Path:
+    first, *others = make.packed()
+    text = {"space": "text", "min_length": 1, "max_length": 5}
+    return make.items([make.repacked(first, lambda state: state.update(_observation_space=text)), *others])
+
+
+# ---- episodes ----
+
+
+@made({"conflicting-episode": 1})
+def two_episodes_with_one_id(make: Make) -> Path:
+    return make.items(make.packed(make.batch(ids=("e0", "e1", "e0"))))
+
+
+@made({"duplicate-episode": 2})
+def episodes_written_again(make: Make) -> Path:
+    items = make.packed()
+    return make.items(items, items[1:])
+
+
+@made({"duplicate-episode": 3})
+def a_source_and_a_copy_of_it(make: Make) -> list[Path]:
+    return [make.items(make.packed()), make.items(make.packed())]
+
+
+@made({"gap-in-episode": 1})
+def two_steps_that_are_missing(make: Make) -> Path:
+    return make.rows({name: np.delete(np.array(values), [1, 2], axis=0) for name, values in make.columns().items()})
+
+
+@made({"gap-in-episode": 1})
+def a_dataset_whose_shard_lacks_two_steps(make: Make) -> Path:
+    folder = make.dataset(format="columns")
+    return make.rewrite_shard(folder, lambda table: pa.concat_tables([table.slice(0, 5), table.slice(6)]))
+
+
+@made({"gap-in-episode": 1})
+def parts_without_timesteps_that_do_not_follow(make: Make) -> Path:
+    columns = make.columns(t=False)
+    order = [*range(2), *range(4, 12), *range(3, 4)]  # e0 begins, other episodes, e0 ends
+    return make.rows({name: np.array(values)[order] for name, values in columns.items()})
+
+
+@made({"steps-after-end": 1})
+def an_end_flag_in_the_middle(make: Make) -> Path:
+    columns = make.columns()
+    columns["terminateds"][1] = True
+    return make.rows(columns)
+
+
+@made({"steps-after-end": 1})
+def an_end_flag_in_the_middle_without_timesteps(make: Make) -> Path:
+    columns = make.columns(t=False)
+    columns["truncateds"][1] = True
+    return make.rows(columns)
+
+
+@made({"broken-chain": 1})
+def an_observation_that_a_step_did_not_lead_to(make: Make) -> Path:
+    columns = make.columns()
+    columns["new_obs"][1] += 1
+    return make.rows(columns)
+
+
+@made({"broken-chain": 1})
+def a_dataset_with_a_broken_chain(make: Make) -> Path:
+    folder = make.dataset(format="columns")
+
+    def break_chain(table: pa.Table) -> pa.Table:
+        rows = table["new_obs"].to_pylist()
+        rows[1] = [value / 2 for value in rows[1]]
+        column = pa.array(rows, table.schema.field("new_obs").type)
+        return table.set_column(table.schema.get_field_index("new_obs"), "new_obs", column)
+
+    return make.rewrite_shard(folder, break_chain)
+
+
+@made({"repeated-steps": 2})
+def steps_that_are_written_twice(make: Make) -> Path:
+    columns = make.columns()
+    return make.rows({name: np.concatenate([np.array(values)[:2], values]) for name, values in columns.items()})
+
+
+@made({"unfinished-episode": 2})
+def episodes_without_an_end(make: Make) -> Path:
+    return make.items(make.packed(make.batch(terminated=np.array([True, False, False]))))
+
+
+@made({"unfinished-episode": 1})
+def a_dataset_with_an_episode_without_an_end(make: Make) -> Path:
+    return make.dataset(make.batch(terminated=np.array([True, False, True])), format="columns")
+
+
+@made({"both-flags": 1})
+def an_episode_that_ends_twice(make: Make) -> Path:
+    return make.items(make.packed(make.batch(truncated=np.array([False, True, False]))))
+
+
+@made({"zero-length-episode": 1})
+def an_episode_without_a_step(make: Make) -> Path:
+    return make.items(make.packed(make.batch((4, 0, 5))))
+
+
+@made({"missing-final-observation": 3})
+def rows_without_next_observations(make: Make) -> Path:
+    return make.rows({name: values for name, values in make.columns().items() if name != "new_obs"})
+
+
+@made({"missing-rewards": 12, "constant-dimension": 1})
+def lines_without_rewards(make: Make) -> Path:
+    return make.lines({name: values for name, values in make.columns().items() if name != "rewards"})
+
+
+@made({"dones-disagree": 1})
+def dones_that_say_something_else(make: Make) -> Path:
+    columns = make.columns()
+    dones = np.array(columns["terminateds"])
+    dones[1] = True
+    return make.lines({**columns, "dones": dones})
+
+
+@made({"mixed-structures": 1})
+def an_episode_with_an_output_more(make: Make) -> Path:
+    batch = make.batch()
+    more = replace(batch.select([2]), extra={"action_logp": np.zeros(5, np.float32)})
+    return make.items([*make.packed(batch.select([0, 1])), *make.packed(more)])
+
+
+@made({"mixed-structures": 1})
+def rows_of_two_shapes_without_spaces(make: Make) -> Path:
+    unknown = {"observation_space": None, "action_space": None}
+    wide = make.batch((5,), ids=("wide",), obs=np.arange(24.0).reshape(6, 4), **unknown)
+    return make.items([*make.packed(make.batch(**unknown)), *make.packed(wide)])
+
+
+@made({"mixed-spaces": 1})
+def an_episode_of_another_space(make: Make) -> Path:
+    other = make.batch((5,), ids=("other",), observation_space=spaces.Box(-20, 20, (3,), np.float32))
+    return make.items([*make.packed(), *make.packed(other)])
