@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
@@ -12,6 +13,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.converting.convert import convert as convert
     from offline_cli.datasets.inspect import inspect as inspect
     from offline_cli.datasets.opening import open_dataset as open_dataset
+    from offline_cli.datasets.validate import validate as validate
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
@@ -21,6 +23,8 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.training.evaluate import evaluate as evaluate
 
 __version__ = "0.1.0"
+
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others keep what is freed (formats/memory.py)
 
 _HOMES = {
     "Columns": "offline_cli.columns",
@@ -36,6 +40,7 @@ _HOMES = {
     "open_dataset": "offline_cli.datasets.opening",
     "record": "offline_cli.recording.record",
     "train_bc": "offline_cli.training.bc",
+    "validate": "offline_cli.datasets.validate",
 }
 
 __all__ = [
@@ -53,6 +58,7 @@ __all__ = [
     "open_dataset",
     "record",
     "train_bc",
+    "validate",
 ]
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from offline_cli import __version__
-from offline_cli.cli import convert, evaluate, inspect, record, train_bc
+from offline_cli.cli import convert, evaluate, inspect, record, train_bc, validate
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.signals import sigterm_raises
@@ -27,7 +27,7 @@ Exit codes:
     0  done
     1  a bug in offline-cli
     2  wrong usage, or --out exists
-    3  data that cannot be read, or none
+    3  data that cannot be read, that is invalid, or none
     4  config, environment or spaces that do not fit
     5  storage: missing, denied, unreachable, full
     6  this machine lacks a package, a device or memory
@@ -129,6 +129,7 @@ app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
 app.command("train-bc", epilog=train_bc.EXAMPLES)(train_bc.train_bc)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
+app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
 
 
 def main() -> None:

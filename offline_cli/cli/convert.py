@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import typer
 
 from offline_cli.cli import options, render
 from offline_cli.cli.progress import working
+from offline_cli.cli.sizes import byte_size
+from offline_cli.cli.stdin import with_stdin
 
 __all__ = ["EXAMPLES", "KEYS", "convert"]
 
@@ -20,6 +23,8 @@ KEYS = (
 EXAMPLES = options.examples(
     "offline-cli convert recordings/ --out dataset",
     "offline-cli convert 'old/*.json.gz' --out dataset --on-error quarantine",
+    "offline-cli convert robot.csv --out dataset --mapping robot.toml",
+    "offline-cli convert 'logs/*.parquet' --out dataset --mapping d4rl-table --action-scale env",
     "offline-cli convert s3://bucket/run --out dataset --to columns --storage-option anon=true",
     "offline-cli convert recordings/ --out dataset --resume --json",
 )
@@ -38,6 +43,9 @@ def convert(
         ),
     ] = "episodes",
     from_: options.FromFormat = "auto",
+    mapping: options.TableMapping = None,
+    rows_as_episodes: options.RowsAsEpisodes = False,
+    episode_ends: options.EpisodeEnds = None,
     env: Annotated[
         str | None,
         typer.Option("--env", metavar="ENV", help=f"Source of spaces for recordings without any: {options.ENV_FORMS}."),
@@ -53,6 +61,8 @@ def convert(
     ] = "fail",
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Stop after this many episodes.")] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, metavar="N", help="Parquet files read at a time.")] = 4,
+    temp_dir: options.TempDir = None,
+    memory_limit: options.MemoryLimit = "1GiB",
     compression: Annotated[
         Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"],
         typer.Option("--compression", metavar="zstd|snappy|gzip|brotli|lz4|none", help="Compression of the Parquet shards."),
@@ -62,7 +72,9 @@ def convert(
     ] = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count everything, write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read and count everything, show what would be written, write nothing.")
+    ] = False,
     storage_option: options.StorageOptions = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -70,14 +82,14 @@ def convert(
 ) -> None:
     """Turn recordings into a dataset.
 
-    Reads RLlib's episodes and columns, SampleBatch JSON and our own datasets, puts fragments of episodes together,
-    drops exact duplicates, and counts whatever had to be assumed.
+    Reads RLlib's episodes and columns, SampleBatch JSON, tables of anybody's steps (Parquet, Arrow, CSV, JSON lines) and our
+    own datasets, puts fragments of episodes together, drops exact duplicates, and counts whatever had to be assumed.
     """
     from offline_cli.converting.convert import convert as convert_sources
 
-    with working(quiet=quiet) as on_progress:
+    with with_stdin(sources) as places, working(quiet=quiet) as on_progress:
         result = convert_sources(
-            sources,
+            places,
             out,
             to=to,
             from_=from_,
@@ -86,6 +98,11 @@ def convert(
             on_error=on_error,
             limit=limit,
             workers=workers,
+            mapping=mapping,
+            rows_as_episodes=rows_as_episodes,
+            episode_ends=episode_ends,
+            temp_dir=temp_dir,
+            memory_limit=byte_size(memory_limit, option="--memory-limit"),
             compression=compression,
             max_rows_per_file=max_rows_per_file,
             resume=resume,
@@ -95,4 +112,26 @@ def convert(
             on_progress=on_progress,
             command=ctx.obj.recorded(),
         )
-    render.show(result, as_json=as_json)
+    render.show(result, as_json=as_json, summary=_summary)
+
+
+def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What was done; of a dry run, what would be."""
+    rows = {name: value for name, value in told.items() if name not in ("preview", "rejected")}
+    rejected = enumerate(told["rejected"], 1)
+    rows |= {f"rejected {number}": f"{one['where']}: {one['what']}" for number, one in rejected}
+    shown = told["preview"]
+    if shown is None:
+        return rows
+    first = shown["first_episode"]
+    inferred = " (inferred)" if told["spaces_inferred"] else ""
+    columns = {f"columns of table {number}": mapping for number, mapping in enumerate(shown["mappings"], 1)}
+    return {
+        **rows,
+        "observations": shown["observation_space"] + inferred,
+        "actions": shown["action_space"] + inferred,
+        **columns,
+        "first episode": {name: first[name] for name in ("eps_id", "length", "return", "terminated", "truncated") if first},
+        **{f"its step {number}": step for number, step in enumerate(first.get("first_steps", ()))},
+        "estimated size on disk": f"{shown['estimated_bytes'] / 1e6:,.2f} MB",
+    }

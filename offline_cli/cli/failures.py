@@ -56,7 +56,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
     write(sys.stderr, _message(told))
     if invocation.as_json:
         fields = {key: value for key, value in told.as_dict().items() if key != "exit_code"}
-        write(sys.stdout, to_json({"error": fields, "exit_code": exit_code}))
+        write(sys.stdout, to_json({**told.result, "error": fields, "exit_code": exit_code}))
     return exit_code
 
 

@@ -9,6 +9,8 @@ import typer
 
 from offline_cli.cli import options, render
 from offline_cli.cli.progress import working
+from offline_cli.cli.sizes import byte_size
+from offline_cli.cli.stdin import with_stdin
 
 __all__ = ["EXAMPLES", "KEYS", "inspect"]
 
@@ -18,6 +20,7 @@ KEYS = ("format", "episodes", "steps", "observation_space", "action_space", "ret
 EXAMPLES = options.examples(
     "offline-cli inspect dataset",
     "offline-cli inspect recordings/ --json",
+    "offline-cli inspect robot.csv --mapping robot.toml",
     "offline-cli inspect dataset --expect episodes=100 --expect steps=46184",
 )
 
@@ -34,6 +37,11 @@ def inspect(
         ),
     ] = None,
     from_: options.FromFormat = "auto",
+    mapping: options.TableMapping = None,
+    rows_as_episodes: options.RowsAsEpisodes = False,
+    episode_ends: options.EpisodeEnds = None,
+    temp_dir: options.TempDir = None,
+    memory_limit: options.MemoryLimit = "1GiB",
     on_error: Annotated[
         Literal["fail", "skip"],
         typer.Option("--on-error", metavar="fail|skip", help="What an unreadable row does: end the command, or be counted."),
@@ -49,10 +57,15 @@ def inspect(
     """
     from offline_cli.datasets.inspect import inspect as inspect_sources
 
-    with working(quiet=quiet) as on_progress:
+    with with_stdin(sources) as places, working(quiet=quiet) as on_progress:
         result = inspect_sources(
-            sources,
+            places,
             from_=from_,
+            mapping=mapping,
+            rows_as_episodes=rows_as_episodes,
+            episode_ends=episode_ends,
+            temp_dir=temp_dir,
+            memory_limit=byte_size(memory_limit, option="--memory-limit"),
             on_error=on_error,
             expect=options.pairs(expect, option="--expect"),
             storage_options=options.storage_options(storage_option),
@@ -67,6 +80,7 @@ def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": told["format"],
         "sources": told["sources"],
+        "complete": told["complete"],
         "episodes": told["episodes"],
         "ended by": {name: told[name] for name in ("terminated", "truncated", "unfinished") if told[name]},
         "steps": told["steps"],

@@ -19,12 +19,17 @@ __all__ = [
     "Debug",
     "DeviceName",
     "Environment",
+    "EpisodeEnds",
     "FromFormat",
+    "MemoryLimit",
     "Overwrite",
     "Quiet",
     "Resume",
+    "RowsAsEpisodes",
     "Sources",
     "StorageOptions",
+    "TableMapping",
+    "TempDir",
     "examples",
     "pairs",
     "storage_options",
@@ -46,17 +51,46 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="SRC",
-        help="Recordings: folders, files or globs, as paths or URLs (s3://, gs://, memory://).",
+        help="Recordings: folders, files or globs, as paths or URLs (s3://, gs://); - for what is piped in.",
         show_default=False,
     ),
 ]
 FromFormat = Annotated[
-    Literal["auto", "episodes", "columns", "sample-batch"],
+    Literal["auto", "episodes", "columns", "sample-batch", "table"],
     typer.Option(
         "--from",
-        metavar="auto|episodes|columns|sample-batch",
+        metavar="auto|episodes|columns|sample-batch|table",
         help="Format of the recordings; auto looks at their content, not at file names.",
     ),
+]
+TableMapping = Annotated[
+    str | None,
+    typer.Option(
+        "--mapping",
+        metavar="M",
+        help="What the columns of a table mean: a TOML file, or a preset (rllib, gym-legacy, d4rl-table).",
+        show_default=False,
+    ),
+]
+RowsAsEpisodes = Annotated[
+    bool, typer.Option("--rows-as-episodes", help="Take each row of a table for an episode of one step.")
+]
+EpisodeEnds = Annotated[
+    Literal["flags", "t", "chain"] | None,
+    typer.Option(
+        "--episode-ends",
+        metavar="flags|t|chain",
+        help="Where episodes end in a table without ids: at flags, where t falls back, where new_obs is not the next obs.",
+        show_default=False,
+    ),
+]
+TempDir = Annotated[
+    str | None,
+    typer.Option("--temp-dir", metavar="FOLDER", help="Where rows of a table wait that do not fit into memory."),
+]
+MemoryLimit = Annotated[
+    str,
+    typer.Option("--memory-limit", metavar="SIZE", help="Memory that reading a table may take: 256MiB, 1GiB."),
 ]
 ENV_FORMS = "a gymnasium id, module:EnvId or python:package.module:make_env"
 Environment = Annotated[

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer.main
 
-from offline_cli.cli import convert, evaluate, record, train_bc
+from offline_cli.cli import convert, evaluate, record, train_bc, validate
 from offline_cli.cli import inspect as inspect_command
 from offline_cli.cli.app import app
 from offline_cli.cli.streams import write
@@ -67,6 +67,7 @@ _KEYS = {
     "train-bc": train_bc.KEYS,
     "evaluate": evaluate.KEYS,
     "inspect": inspect_command.KEYS,
+    "validate": validate.KEYS,
 }
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from offline_cli.cli.streams import colour_wanted, is_terminal, printable, write
@@ -21,8 +21,8 @@ __all__ = ["Result", "Summary", "in_words", "plain", "show", "to_json"]
 _WIDE = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
 
 
-Summary = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Rows of a table from the keys of `--json`."""
+Summary = Callable[[Mapping[str, Any]], Mapping[str, Any] | Sequence[tuple[str, Any]]]
+"""Rows of a table from the keys of `--json`; pairs where a name may stand more than once."""
 
 
 class Result(Protocol):
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"no JSON form for {type(value).__name__}")
 
 
-def _table(result: Mapping[str, Any]) -> str:
+def _table(result: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> str:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -68,7 +68,7 @@ def _table(result: Mapping[str, Any]) -> str:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in result.items():
+    for name, value in result.items() if isinstance(result, Mapping) else result:
         table.add_row(Text(printable(name.replace("_", " "))), Text(printable(in_words(value))))
     coloured = colour_wanted(sys.stdout)
     text = io.StringIO()

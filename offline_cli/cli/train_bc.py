@@ -9,6 +9,7 @@ import typer
 
 from offline_cli.cli import options, render
 from offline_cli.cli.progress import working
+from offline_cli.cli.stdin import with_stdin
 
 __all__ = ["EXAMPLES", "KEYS", "train_bc"]
 
@@ -100,9 +101,9 @@ def train_bc(
     """
     from offline_cli.training.bc import train_bc as train
 
-    with working(quiet=quiet) as on_progress:
+    with with_stdin(sources) as places, working(quiet=quiet) as on_progress:
         result = train(
-            sources,
+            places,
             out,
             env=env,
             config=config,

@@ -12,16 +12,19 @@ import os
 import shlex
 import time
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 import numpy as np
 
+from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted, UsageError
 from offline_cli.formats.parquet_files import WORKERS
+from offline_cli.formats.tables.options import MEMORY_LIMIT, TableOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.storage.manifest import Environment, Manifest
@@ -49,16 +52,22 @@ class ConvertResult:
     rows_quarantined: int  # rows that could not be read: skipped, or set aside
     rejected: tuple[Mapping[str, str], ...]  # the first 10 of them: where, code, what
     assumptions: Mapping[str, int]  # by kind
+    dropped_columns: tuple[str, ...]  # of tables: what became of no part of an episode
     action_scale: str
     spaces_inferred: bool
     dry_run: bool  # nothing was written
+    preview: Preview | None  # only of a dry run
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
         plain = {name: getattr(self, name) for name in self.__slots__}
-        rejected = [dict(reject) for reject in self.rejected]
-        return {**plain, "rejected": rejected, "assumptions": dict(sorted(self.assumptions.items()))}
+        return {
+            **plain,
+            "rejected": [dict(reject) for reject in self.rejected],
+            "assumptions": dict(sorted(self.assumptions.items())),
+            "preview": self.preview and self.preview.as_dict(),
+        }
 
 
 def convert(
@@ -72,6 +81,11 @@ def convert(
     on_error: str = "fail",
     limit: int | None = None,
     workers: int = WORKERS,
+    mapping: str | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: str | None = None,
+    temp_dir: str | None = None,
+    memory_limit: int = MEMORY_LIMIT,
     compression: str = "zstd",
     max_rows_per_file: int | None = None,
     resume: bool = False,
@@ -84,13 +98,18 @@ def convert(
     """Write the episodes of `sources` as dataset `out`.
 
     `limit`: the first so many episodes; nothing is counted beyond them. `on_error`: `fail`, `skip` or `quarantine`. `workers`:
-    Parquet files read at a time. `dry_run`: read and count everything, refuse what would be refused, write nothing.
+    Parquet files read at a time. Of tables: `mapping`, a file or the name of a preset that says what the columns mean;
+    `rows_as_episodes`; `episode_ends`: flags, t or chain, where no column has ids; `temp_dir`, for rows that do not fit into
+    `memory_limit` bytes. `dry_run`: read and count everything, refuse what would be refused, write nothing, and show
+    what would be written (`preview`).
     `command`: for provenance. Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which says
     what was kept and how to go on.
     """
     started = time.monotonic()
     _check_numbers(to, limit, workers)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    said_of_tables = tables.identity(storage_options)  # and a mapping that cannot be read is known at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
     _check_apart(places, target)
@@ -103,11 +122,12 @@ def convert(
         action_scale=action_scale,
         limit=limit,
         workers=workers,
+        tables=tables,
         storage_options=storage_options,
         on_progress=on_progress,
     )
-    writer = DatasetWriter(
-        target,
+    writer_at = partial(
+        DatasetWriter,
         format=cast(Literal["episodes", "columns"], to),
         observation_space=stream.observation_space,
         action_space=stream.action_space,
@@ -117,16 +137,16 @@ def convert(
         provenance=_provenance(places, stream, command),
         compression=compression,
         max_rows_per_file=max_rows_per_file,
-        overwrite=overwrite,
-        resume=resume,
         tally=stream.tally,
-        identity=json.dumps([[place.url for place in places], from_, on_error, env, action_scale, limit]),
+        identity=json.dumps([[place.url for place in places], from_, on_error, env, action_scale, limit, said_of_tables]),
+        check_ids=False,  # reading has done so
     )
     if dry_run:
-        return _result(stream, target, to, _counted(stream), started)
-    manifest = _written(writer, stream, target)
+        shown = preview(stream, writer_at)
+        return _result(stream, target, to, (shown.episodes, shown.steps, 0), started, shown)
+    manifest = _written(writer_at(target, overwrite=overwrite, resume=resume), stream, target)
     counts = manifest.counts.episodes, manifest.counts.steps, len(manifest.shards)
-    return _result(stream, target, to, counts, started, wrote=True)
+    return _result(stream, target, to, counts, started, None)
 
 
 def _check_numbers(to: str, limit: int | None, workers: int) -> None:
@@ -142,13 +162,6 @@ def _check_apart(places: Sequence[Location], target: Location) -> None:
     for place in places:
         if place.fs == target.fs and target.path.startswith(place.path.rstrip("/") + "/"):
             raise UsageError("the output lies inside the source", where=target.url, fix="give an --out beside the source")
-
-
-def _counted(episodes: Iterable[EpisodeBatch]) -> tuple[int, int, int]:
-    found = steps = 0
-    for batch in episodes:
-        found, steps = found + len(batch), steps + batch.num_steps
-    return found, steps, 0
 
 
 def _written(writer: DatasetWriter, stream: EpisodeStream, target: Location) -> Manifest:
@@ -202,8 +215,7 @@ def _result(
     to: str,
     counts: tuple[int, int, int],
     started: float,
-    *,
-    wrote: bool = False,
+    shown: Preview | None,
 ) -> ConvertResult:
     return ConvertResult(
         out=target.url,
@@ -217,8 +229,10 @@ def _result(
         rows_quarantined=stream.rejects.count,
         rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
         assumptions=dict(stream.tally.assumptions),
+        dropped_columns=tuple(dict.fromkeys(name for table in stream.tables for name in table.dropped_columns)),
         action_scale=stream.action_scale,
         spaces_inferred=stream.spaces_inferred,
-        dry_run=not wrote,
+        dry_run=shown is not None,
+        preview=shown,
         seconds=time.monotonic() - started,
     )

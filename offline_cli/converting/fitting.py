@@ -32,8 +32,12 @@ class Extremes:
     def see(self, batch: EpisodeBatch) -> None:
         """Take one more batch into account."""
         if batch.num_steps:
-            self._obs.append(map_leaves(_extremes, batch.obs))
-            self._actions.append(map_leaves(_extremes, batch.actions))
+            self.see_values(batch.obs, batch.actions)
+
+    def see_values(self, obs: Tree, actions: Tree) -> None:
+        """Take some observations and actions, at least one of each, into account."""
+        self._obs.append(map_leaves(_extremes, obs))
+        self._actions.append(map_leaves(_extremes, actions))
 
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space that all batches fit: integers become Discrete, vectors of them only in actions."""
@@ -55,7 +59,9 @@ def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
 
 
 def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
-    return leaf[:1] if leaf.dtype.kind not in "iu" else np.stack([leaf.min(axis=0), leaf.max(axis=0)])
+    if leaf.dtype.kind not in "iu":
+        return leaf[:1].copy()  # a view would hold the whole leaf
+    return np.stack([leaf.min(axis=0), leaf.max(axis=0)])
 
 
 def _infer_observations(tree: Tree) -> Space:
@@ -68,12 +74,12 @@ def _infer_observations(tree: Tree) -> Space:
 
 
 def only_discrete(space: Space) -> bool:
-    """Whether no part of an action space is a Box, so that there is only one scale it can have."""
+    """Whether no part of an action space is a Box of floats, so that there is only one scale it can have."""
     if isinstance(space, spaces.Dict):
         return all(only_discrete(part) for part in space.spaces.values())
     if isinstance(space, spaces.Tuple):
         return all(only_discrete(part) for part in space.spaces)
-    return not isinstance(space, spaces.Box)
+    return not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f"
 
 
 def as_space(tree: Tree, space: Space) -> Tree:

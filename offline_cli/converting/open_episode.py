@@ -29,6 +29,8 @@ class OpenEpisode:
     waiting: dict[int, EpisodeBatch] = field(default_factory=dict)  # by first timestep: those with a gap before them
     length: int = 0  # steps in `pieces`
     place: str = ""  # of the first fragment
+    location: str = ""  # of the source that it came from
+    after_end: bool = False  # it goes on from an episode of its id that an end flag had ended
     refilled: int = 0  # steps that arrived more than once, equal
 
     @property

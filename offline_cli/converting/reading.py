@@ -4,7 +4,7 @@ Decisions:
 
 * Spaces are those that the sources declare, else those of `env`, else inferred from all the data and marked so.
 * All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs.
-* The scale of actions without a Box in them is `env`: there is only one. Box actions have the scale that the source declares,
+* The scale of actions without a Box of floats is `env`: there is only one. Others have the scale that the source declares,
   else the one that the caller says, else `unknown`; sources of different scales are refused.
 """
 
@@ -20,12 +20,14 @@ from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
 from offline_cli.formats.detect import open_sources
+from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, Source
+from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.conforming import conform
@@ -51,6 +53,8 @@ class EpisodeStream:
     formats: list[str]  # of the sources, in their order
     locations: list[str]
     commands: list[str]  # that made those of the sources which are datasets of ours
+    complete: bool  # False: a dataset among the sources was committed before all that was asked for was in it
+    tables: list[TableSource]  # those of the sources which are tables
     tally: Tally
     rejects: Rejects
     _episodes: Iterator[EpisodeBatch]
@@ -94,6 +98,7 @@ def read_episodes(
     action_scale: str | None = None,
     limit: int | None = None,
     workers: int = WORKERS,
+    tables: TableOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
@@ -101,13 +106,13 @@ def read_episodes(
 
     `env`: an environment by name, for sources without spaces. `action_scale`: `env` or `normalized`, for sources that do not
     say it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
-    files read at a time.
+    files read at a time. `tables`: how to read those that are tables.
     Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
     _check_scale(action_scale)
     env_spaces = None if env is None else spaces_of_env(env)
-    opened = open_sources(sources, from_=from_, storage_options=storage_options)
+    opened = open_sources(sources, from_=from_, tables=tables, storage_options=storage_options)
     return read_opened(
         opened,
         on_error=on_error,
@@ -116,6 +121,7 @@ def read_episodes(
         action_scale=action_scale,
         limit=limit,
         workers=workers,
+        memory_limit=MEMORY_LIMIT if tables is None else tables.memory_limit,
         on_progress=on_progress,
     )
 
@@ -129,11 +135,12 @@ def read_opened(
     action_scale: str | None = None,
     limit: int | None = None,
     workers: int = WORKERS,
+    memory_limit: int = MEMORY_LIMIT,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`."""
-    _prepare(opened, env_spaces, workers)
-    episodes = WholeEpisodes(opened, OnError(on_error), on_progress, limit)
+    _prepare(opened, env_spaces, workers, on_progress)
+    episodes = WholeEpisodes(opened, OnError(on_error), on_progress, limit, memory_limit)
     first = episodes.first()
     if env_spaces is not None:
         _check_batch(first, env_spaces, said_by=f"--env {env}", where=f"episode {first.ids[0]} of {opened[0].location}")
@@ -152,6 +159,8 @@ def read_opened(
         formats=[source.format for source in opened],
         locations=[source.location for source in opened],
         commands=[line for source in opened if isinstance(source, OwnSource) for line in source.commands],
+        complete=all(source.dataset.manifest.complete for source in opened if isinstance(source, OwnSource)),
+        tables=[source for source in opened if isinstance(source, TableSource)],
         tally=episodes.tally,
         rejects=episodes.rejects,
         _episodes=iter(episodes),
@@ -174,9 +183,14 @@ def _check_scale(said: str | None) -> None:
         raise UsageError(f"no action scale is called {said!r}", where="--action-scale", fix=f"use {' or '.join(SCALES)}")
 
 
-def _prepare(sources: Sequence[Source], spaces: tuple[Space, Space] | None, workers: int) -> None:
-    """JSON has neither tuples nor dtypes: its reader takes them from the spaces, where these are known beforehand."""
+def _prepare(sources: Sequence[Source], spaces: tuple[Space, Space] | None, workers: int, on_progress: OnProgress) -> None:
+    """JSON and CSV have neither tuples nor dtypes: their readers take them from the spaces, where these are known."""
     for source in sources:
+        if isinstance(source, TableSource):
+            source.on_progress = on_progress
+        if isinstance(source, TableSource) and spaces is not None:
+            source.observation_space = source.observation_space or spaces[0]
+            source.action_space = source.action_space or spaces[1]
         if isinstance(source, SampleBatchSource) and spaces is not None:
             source.observation_space, source.action_space = spaces
         if isinstance(source, (RllibColumnsSource, RllibEpisodesSource)):

@@ -4,8 +4,8 @@ Decisions:
 
 * A whole episode with an id not met before passes through at once, and a batch of such episodes as it is, without an object per
   episode. Only unfinished episodes are held.
-* Of every episode passed on, its id and a 64-bit fingerprint are kept. A second episode of that id is a duplicate where the
-  fingerprints agree (dropped, counted), and an error that names both places where they do not.
+* Of every episode passed on, its id (many of them as hashes) and a 64-bit fingerprint are kept. A second episode of that id is
+  a duplicate where the fingerprints agree (dropped, counted), and an error that names both places where they do not.
 * Fragments with timesteps are put in order by them. Fragments without go on with the open episode of their id where the
   observations chain, and repeat it where their steps equal its first ones (recorders write an episode again from its start).
   Where neither holds they are joined only if their rows follow each other directly, and `broken-chain` is counted.
@@ -17,8 +17,9 @@ Decisions:
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,14 +28,17 @@ from numpy.typing import NDArray
 from offline_cli.converting.fingerprints import fingerprints
 from offline_cli.converting.open_episode import OpenEpisode, chains, final_is_repeated
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.source import CONTINUES, UNKNOWN_START, Places
+from offline_cli.errors import PROBLEM, BadData, BadEpisode
+from offline_cli.formats.source import AFTER_END, CONTINUES, UNKNOWN_START, Places
+from offline_cli.key_index import KnownIds
 from offline_cli.tally import UNFINISHED, OnError, Rejects, Tally
 from offline_cli.trees import flatten
 
 __all__ = ["Stitcher"]
 
 NO_NEXT_OBS = "missing-final-observation"
+SEARCHES = 100  # for the place of an earlier episode: each takes as long as there are episodes
+GAP, LOST = "gap-in-episode", "incomplete-episode"
 
 
 @dataclass(slots=True)
@@ -44,12 +48,15 @@ class Stitcher:
     tally: Tally
     rejects: Rejects
     _open: dict[str, OpenEpisode] = field(default_factory=dict)
-    _passed: dict[str, int] = field(default_factory=dict)  # fingerprint by id of every episode passed on, in their order
-    _passed_from: list[tuple[NDArray[np.int64], Places | None, str]] = field(default_factory=list)  # in the same order
+    _passed: KnownIds = field(default_factory=KnownIds)  # of every episode passed on, in their order
+    _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order
+    _passed_from: list[tuple[int, Places | None, str]] = field(default_factory=list)  # how many, and where; in the same order
+    _searches: int = 0
     _refused: set[str] = field(default_factory=set)  # their further fragments are set aside too
 
     def feed(self, batch: EpisodeBatch, places: Places | None, location: str) -> Iterator[EpisodeBatch]:
         """The episodes that are whole with `batch`; `places` (or else `location`) says where its entries stand."""
+        self.tally.location = location
         plain = self._plain(batch)
         entries = np.flatnonzero(plain)
         if len(entries):
@@ -65,14 +72,19 @@ class Stitcher:
         """The episodes that nothing ended, as truncated ones, once every source has been read."""
         done: list[EpisodeBatch] = []
         for name, episode in list(self._open.items()):
+            if episode.location != self.tally.location:
+                yield from _gather(done)
+                self.tally.location, done = episode.location, []
             if name in self.rejects.incomplete:
                 self._refuse(episode, self._lost_a_row(name, episode.place))
+            elif episode.waiting and name in self._passed:
+                self._refuse(episode, _after_end(name, episode.place))
             elif episode.waiting:
                 self._refuse(episode, _gap(name, episode))
             elif name in self._passed:
                 self._refuse(episode, self._two_episodes(name, episode.place))
             else:
-                self.tally.assume(UNFINISHED)
+                self.tally.assume(UNFINISHED, places=_place(episode.place, name))
                 done.append(self._close(name, truncated=True))
         self._open.clear()
         yield from _gather(done)
@@ -85,8 +97,8 @@ class Stitcher:
         if batch.t_started is not None:
             plain &= (batch.t_started == 0) | (batch.t_started == UNKNOWN_START)
         names = set(batch.ids)
-        seen = (self._passed, self._open, self._refused, self.rejects.incomplete)
-        met = {name for known in seen if known for name in names if name in known}
+        seen = (self._open, self._refused, self.rejects.incomplete)
+        met = self._passed.met(names) | {name for known in seen if known for name in names if name in known}
         if len(names) != len(batch):
             met |= {name for name, times in Counter(batch.ids).items() if times > 1}
         if met:
@@ -96,17 +108,21 @@ class Stitcher:
     def _pass(
         self, batch: EpisodeBatch, prints: list[int], entries: NDArray[np.int64], places: Places | None, location: str
     ) -> EpisodeBatch:
-        self._passed.update(zip(batch.ids, prints, strict=True))
-        self._passed_from.append((entries, places, location))
+        self._passed.add(batch.ids)
+        self._prints.extend(prints)
+        self._passed_from.append((len(batch), None if places is None else places.taken(entries), location))
         return batch if batch.t_started is None else replace(batch, t_started=None)
 
     def _place_of(self, name: str) -> str:
-        """Where the episode of that id stood that was passed on; a search, for messages only."""
-        ordinal = list(self._passed).index(name)
-        for entries, places, location in self._passed_from:
-            if ordinal < len(entries):
-                return location if places is None else places[int(entries[ordinal])]
-            ordinal -= len(entries)
+        """Where the episode of that id stood that was passed on; a search, for the first messages only."""
+        self._searches += 1
+        if self._searches > SEARCHES:
+            return "an earlier place"
+        ordinal = self._passed.number(name)
+        for count, places, location in self._passed_from:
+            if ordinal < count:
+                return location if places is None else places[ordinal]
+            ordinal -= count
         raise AssertionError(name)
 
     # ---- one fragment ----
@@ -115,24 +131,24 @@ class Stitcher:
         """The episode that `piece` completes, if it does."""
         name = piece.ids[0]
         if not piece.num_steps:
-            self.tally.assume("zero-length-episode")
+            self.tally.assume("zero-length-episode", places=_place(place, name))
             return []
         if name in self._refused:
-            self._set_aside(_broken(name, "another part of it was set aside", place), [piece])
+            self._set_aside(_broken(name, "another part of it was set aside", place, LOST), [piece])
             return []
-        episode = self._open.setdefault(name, OpenEpisode(place=place))
+        episode = self._open.setdefault(name, OpenEpisode(place=place, location=self.tally.location))
+        episode.after_end |= piece.t_started is not None and int(piece.t_started[0]) == AFTER_END
         if name in self.rejects.incomplete:
             self._refuse(episode, self._lost_a_row(name, place), piece)
             return []
         difference = episode.structure_difference(piece)
         if difference:
-            self._refuse(
-                episode, _broken(name, f"its rows at {episode.place} are of another structure: {difference}", place), piece
-            )
+            what = f"its rows at {episode.place} are of another structure: {difference}"
+            self._refuse(episode, _broken(name, what, place, "mixed-structures"), piece)
             return []
         start = _start(episode, piece)
         if start is None:
-            self._refuse(episode, _broken(name, f"its rows do not go on from those at {episode.place}", place), piece)
+            self._refuse(episode, _broken(name, f"its rows do not go on from those at {episode.place}", place, GAP), piece)
             return []
         if not episode.add(piece, start):
             self._refuse(episode, self._two_episodes(name, place), piece)
@@ -141,15 +157,15 @@ class Stitcher:
 
     def _completed(self, name: str, episode: OpenEpisode) -> list[EpisodeBatch]:
         if episode.waiting:
-            self._refuse(episode, _broken(name, "it has steps after its end", episode.place))
+            self._refuse(episode, _after_end(name, episode.place))
             return []
         if name not in self._passed:
             return [self._close(name)]
         whole = episode.joined()
-        if int(fingerprints(whole)[0]) != self._passed[name]:
+        if int(fingerprints(whole)[0]) != self._prints[self._passed.number(name)]:
             self._refuse(episode, self._two_episodes(name, episode.place))
         else:
-            self.tally.duplicates_dropped += 1
+            self.tally.drop_duplicate(lambda: _at(episode.place, name))
             del self._open[name]
         return []
 
@@ -157,7 +173,7 @@ class Stitcher:
         """Count what joining takes, and pass the episode on."""
         episode = self._open.pop(name)
         self.tally.fragments_stitched += len(episode.pieces) - 1
-        self.tally.assume("repeated-steps", episode.refilled)
+        self.tally.assume("repeated-steps", episode.refilled, places=_place(episode.place, name))
         for before, after in zip(episode.pieces, episode.pieces[1:], strict=False):
             self._count_joint(before, after)
         whole = episode.joined()
@@ -167,7 +183,9 @@ class Stitcher:
 
     def _count_joint(self, before: EpisodeBatch, after: EpisodeBatch) -> None:
         if not self._take_back_final(before) and not chains(before, after):
-            self.tally.assume("broken-chain")
+            start = 0 if before.t_started is None else int(before.t_started[0])
+            step = f", step {start + before.num_steps}" if start >= 0 else ""
+            self.tally.assume("broken-chain", places=lambda: [f"episode {before.ids[0]}{step}"])
 
     def _take_back_final(self, piece: EpisodeBatch) -> bool:
         """Whether the reader counted the final observation of `piece` as missing; that is not so any more."""
@@ -191,14 +209,18 @@ class Stitcher:
             self._take_back_final(piece)
 
     def _lost_a_row(self, name: str, place: str) -> BadData:
-        return _broken(name, f"a row of it, or one that may be of it, was lost at {self.rejects.incomplete[name]}", place)
+        what = f"a row of it, or one that may be of it, was lost at {self.rejects.incomplete[name]}"
+        return _broken(name, what, place, LOST)
 
     def _two_episodes(self, name: str, place: str) -> BadData:
+        if self._open[name].after_end:
+            return _after_end(name, place)
         first = self._place_of(name) if name in self._passed else self._open[name].place
         return BadEpisode(
             f"two different episodes have the id {name}",
             where=f"{first} and {place}",
             fix="give each recording its own ids, or --on-error skip to leave the second one out",
+            details={PROBLEM: "conflicting-episode"},
         )
 
 
@@ -214,15 +236,28 @@ def _gap(name: str, episode: OpenEpisode) -> BadData:
     missing = (
         f"timestep {episode.length} is" if after == episode.length + 1 else f"timesteps {episode.length} to {after - 1} are"
     )
-    return _broken(name, f"{missing} missing", episode.place)
+    return _broken(name, f"{missing} missing", episode.place, GAP)
 
 
-def _broken(name: str, what: str, place: str) -> BadData:
+def _after_end(name: str, place: str) -> BadData:
+    return _broken(name, "it has steps after its end", place, "steps-after-end")
+
+
+def _broken(name: str, what: str, place: str, problem: str) -> BadData:
     return BadEpisode(
         f"episode {name} cannot be put together: {what}",
         where=place,
         fix="give all files of the recording at once, or --on-error skip to leave this episode out",
+        details={PROBLEM: problem},
     )
+
+
+def _at(place: str, name: str) -> str:
+    return f"{place}, episode {name}"
+
+
+def _place(place: str, name: str) -> Callable[[], list[str]]:
+    return lambda: [_at(place, name)]
 
 
 def _gather(done: list[EpisodeBatch]) -> Iterator[EpisodeBatch]:

@@ -11,16 +11,17 @@ from offline_cli.converting.fitting import Extremes, check_same_shapes
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData
-from offline_cli.formats.source import ROWS, Placed, Source
+from offline_cli.formats.memory import MEMORY_LIMIT, room_for_data
+from offline_cli.formats.source import ROWS, Placed, Scannable, Source
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import leaves
 
-__all__ = ["WholeEpisodes"]
+__all__ = ["WholeEpisodes", "stitched"]
 
 KB = 1000
-KEEP = 256 << 20  # bytes of episodes held while spaces are inferred; above, the sources are read twice
+KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the room that there is for data
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class WholeEpisodes:
     on_error: OnError
     on_progress: OnProgress
     limit: int | None = None  # episodes; nothing is read, counted or inferred beyond them
+    memory_limit: int = MEMORY_LIMIT  # bytes that the whole conversion may take
     tally: Tally = field(default_factory=Tally)
     rejects: Rejects = field(default_factory=Rejects)
     _ahead: deque[EpisodeBatch] = field(default_factory=deque)  # drawn already
@@ -41,7 +43,7 @@ class WholeEpisodes:
 
     def _begin(self) -> None:
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error), deque()
-        self._rest = _limited(_stitched(self.sources, self.tally, self.rejects, self.on_progress), self.limit)
+        self._rest = _limited(stitched(self.sources, self.tally, self.rejects, self.on_progress), self.limit)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         while self._ahead:
@@ -68,16 +70,20 @@ class WholeEpisodes:
         )
 
     def inferred_spaces(self) -> tuple[Space, Space]:
-        """Observation and action space that all episodes fit. Raises BadEpisode where no space has the shapes of all."""
+        """Observation and action space that all episodes fit. Raises BadEpisode where no space has the shapes of all.
+
+        Episodes are held until their spaces are known, as far as memory allows; where it does not and every value matters, the
+        rest is looked at and read again: by itself where the sources offer that (`Scannable`), else as episodes.
+        """
         first, size, holding = self.first(), 0, True
-        extremes, held = Extremes(), deque[EpisodeBatch]()
+        extremes, held, keep = Extremes(), deque[EpisodeBatch](), min(KEEP, room_for_data(self.memory_limit) // 8)
         for batch in chain(self._ahead, self._rest):
             check_same_shapes(first, batch)
             extremes.see(batch)
             size += batch.nbytes
-            if size <= KEEP:
+            if size <= keep:
                 held.append(batch)
-            elif holding and not _values_matter(batch):
+            elif holding and (not _values_matter(batch) or self._scanned(extremes)):
                 self._rest, self._ahead = chain([batch], self._rest), held
                 return extremes.spaces()
             else:
@@ -87,6 +93,16 @@ class WholeEpisodes:
         if not holding:
             self._begin()
         return extremes.spaces()
+
+    def _scanned(self, extremes: Extremes) -> bool:
+        """Whether all sources offer their values without putting episodes together; `extremes` have seen them then."""
+        sources = [source for source in self.sources if isinstance(source, Scannable)]
+        if len(sources) < len(self.sources) or self.limit is not None:
+            return False
+        for source in sources:
+            for obs, actions in source.values():
+                extremes.see_values(obs, actions)
+        return True
 
 
 def _values_matter(batch: EpisodeBatch) -> bool:
@@ -110,7 +126,8 @@ def _limited(batches: Iterator[EpisodeBatch], limit: int | None) -> Iterator[Epi
             return
 
 
-def _stitched(sources: Sequence[Source], tally: Tally, rejects: Rejects, on_progress: OnProgress) -> Iterator[EpisodeBatch]:
+def stitched(sources: Sequence[Source], tally: Tally, rejects: Rejects, on_progress: OnProgress) -> Iterator[EpisodeBatch]:
+    """The whole episodes of `sources`, in their order; while a batch is handed on, `tally.location` is that of its source."""
     stitcher, progress = Stitcher(tally, rejects), _SourcesRead(sources, tally)
     for source in sources:
         for batch in source.fragments(tally, rejects):

@@ -14,7 +14,9 @@ from typing import Any
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.errors import TargetNotMet, UsageError
 from offline_cli.formats.detect import open_sources
+from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.own import OwnSource
+from offline_cli.formats.tables import TableOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.locations import Sources
@@ -50,6 +52,7 @@ class Inspection:
     duplicates_dropped: int
     rows_quarantined: int
     assumptions: Mapping[str, int]
+    complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
     from_manifest: bool  # False: every episode has been read
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,19 +78,26 @@ def inspect(
     from_: str = "auto",
     on_error: str = "fail",
     expect: Mapping[str, Any] | None = None,
+    mapping: str | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: str | None = None,
+    temp_dir: str | None = None,
+    memory_limit: int = MEMORY_LIMIT,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Inspection:
     """Figures of `sources`, taken together.
 
-    `expect`: values by the keys of `as_dict`, dots for what is nested (`return.mean`). Raises TargetNotMet, naming all that
-    differ, UsageError for an unknown key, and what `read_episodes` raises.
+    Of tables: `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as `convert` takes them. `expect`:
+    values by the keys of `as_dict`, dots for what is nested (`return.mean`). Raises TargetNotMet, naming all that differ,
+    UsageError for an unknown key, and what `read_episodes` raises.
     """
-    opened = open_sources(sources, from_=from_, storage_options=storage_options)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    opened = open_sources(sources, from_=from_, tables=tables, storage_options=storage_options)
     if len(opened) == 1 and isinstance(opened[0], OwnSource):
         found = _from_manifest(opened[0])
     else:
-        found = _by_reading(read_opened(opened, on_error=on_error, on_progress=on_progress))
+        found = _by_reading(read_opened(opened, on_error=on_error, memory_limit=memory_limit, on_progress=on_progress))
     if expect:
         _check(found, expect)
     return found
@@ -115,6 +125,7 @@ def _from_manifest(source: OwnSource) -> Inspection:
         duplicates_dropped=0,
         rows_quarantined=0,
         assumptions=manifest.assumptions,
+        complete=manifest.complete,
         from_manifest=True,
     )
 
@@ -143,6 +154,7 @@ def _by_reading(stream: EpisodeStream) -> Inspection:
         duplicates_dropped=stream.tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,
         assumptions={kind: count for kind, count in stream.tally.assumptions.items() if count},
+        complete=stream.complete,
         from_manifest=False,
     )
 

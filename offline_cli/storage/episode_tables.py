@@ -24,6 +24,7 @@ from offline_cli.tally import Tally
 __all__ = ["EPISODE_SCHEMA", "from_table", "to_table"]
 
 FIX = "write the dataset again from its source"
+MAX_BINARY = (1 << 31) - 1  # bytes in one array
 EPISODE_SCHEMA = pa.schema(
     [
         pa.field(Columns.ITEM, pa.binary()),
@@ -40,7 +41,7 @@ def to_table(batch: EpisodeBatch, *, where: str, tally: Tally) -> Any:
     """The pa.Table of `batch`. Raises BadData for values that cannot be encoded, naming episode, step and key."""
     return pa.Table.from_arrays(
         [
-            pa.array(encode_batch(batch, where=where, tally=tally), pa.binary()),
+            _binary(encode_batch(batch, where=where, tally=tally)),
             pa.array(batch.ids, pa.string()),
             pa.array(batch.lengths),
             pa.array(batch.returns),
@@ -49,6 +50,15 @@ def to_table(batch: EpisodeBatch, *, where: str, tally: Tally) -> Any:
         ],
         schema=EPISODE_SCHEMA,
     )
+
+
+def _binary(items: list[bytes]) -> Any:
+    """A pa.BinaryArray over one copy of the items; Arrow's own builder makes two."""
+    ends = np.cumsum(np.fromiter(map(len, items), np.int64, len(items)))
+    if not len(ends) or ends[-1] > MAX_BINARY:
+        return pa.array(items, pa.binary())
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(items), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(items))])
 
 
 def from_table(

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import BadData
+from offline_cli.errors import PROBLEM, BadData
 from offline_cli.spaces import Space
 from offline_cli.storage import episode_tables, step_tables
 from offline_cli.storage.arrow_trees import is_numeric
@@ -47,18 +47,24 @@ class ShardReader:
             if rows is not None and file.metadata.num_rows != rows:
                 what = f"the shard has {file.metadata.num_rows} rows, its manifest says {rows}"
                 raise BadData(what, where=location.url, fix=FIX)
+            self.check_columns(file, location)
             if self.format == "columns":
                 yield from self._steps(file, location)
             else:
                 yield from self._episodes(file, location)
 
-    def _steps(self, file: Any, location: Location) -> Iterator[EpisodeBatch]:
+    def check_columns(self, file: Any, location: Location) -> None:
+        """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
+        if self.format != "columns":
+            _check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
+            return
         assert self.observation_space is not None, "a manifest of columns has spaces"
         assert self.action_space is not None, "a manifest of columns has spaces"
-        have = file.schema_arrow
-        _check_columns(have, step_tables.step_schema(self.observation_space, self.action_space), location)
-        _check_further_columns(have, location)
-        wanted = [name for name in have.names if self._is_wanted(name)]
+        _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
+        _check_further_columns(file.schema_arrow, location)
+
+    def _steps(self, file: Any, location: Location) -> Iterator[EpisodeBatch]:
+        wanted = [name for name in file.schema_arrow.names if self._is_wanted(name)]
         tables = read_row_groups(file, location, columns=wanted)
         for table in _whole_episodes(tables, self.target_steps):
             yield step_tables.from_table(
@@ -75,7 +81,6 @@ class ShardReader:
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
 
     def _episodes(self, file: Any, location: Location) -> Iterator[EpisodeBatch]:
-        _check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
         row = 0
         for table in read_row_groups(file, location, columns=[Columns.ITEM]):
             for batch in episode_tables.from_table(
@@ -104,19 +109,24 @@ def _check_columns(have: Any, want: Any, location: Location) -> None:
         elif not have.field(column.name).type.equals(column.type):
             wrong.append(f"column {column.name!r} is {have.field(column.name).type}, its space makes it {column.type}")
     if wrong:
-        raise BadData(f"other columns than the manifest says: {'; '.join(wrong)}", where=location.url, fix=FIX)
+        raise _wrong_columns(f"other columns than the manifest says: {'; '.join(wrong)}", location)
 
 
 def _check_further_columns(have: Any, location: Location) -> None:
     """Raise BadData, naming every one, for infos that are no text and extra model outputs that are no numbers."""
-    kinds = {name: have.field(name).type for name in step_tables.INFO_COLUMNS if name in have.names}
+    kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
     wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
-    if len(kinds) == 1:
-        wrong.append(f"of {' and '.join(step_tables.INFO_COLUMNS)} only {next(iter(kinds))}")
+    infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]
+    if len(infos) == 1:
+        wrong.append(f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}")
     extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
     wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
     if wrong:
-        raise BadData(f"columns that no dataset has: {'; '.join(wrong)}", where=location.url, fix=FIX)
+        raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)
+
+
+def _wrong_columns(what: str, location: Location) -> BadData:
+    return BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})
 
 
 def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:

@@ -1,7 +1,8 @@
 """The two formats as what a writer needs of them: rows per episode, and batches as tables; refuses batches that fit no table.
 
-`columns` has one schema for the whole dataset. Extra model outputs are fixed by the first block. Infos get their two columns
-from the first episode on that has any; shards before it are given empty ones at the commit (`lacks`).
+`columns` has one schema for the whole dataset. Extra model outputs, and whether there are ids of the source, are fixed by the
+first block. Infos get their two columns from the first episode on that has any; shards before it are given empty ones at the
+commit (`lacks`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.columns import STEP_COLUMNS
+from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.names import check_names
 from offline_cli.errors import BadEpisode
@@ -98,6 +99,7 @@ class StepRows:
         self._tally = tally
         self._extra: list[Any] | None = None  # pa.Fields of the extra model outputs; None until the first block
         self._has_infos = False
+        self._has_source_ids: bool | None = None  # None until the first block
         for name, space in zip(("observations", "actions"), self._spaces, strict=True):
             check_supported(space, where=name)
         step_tables.step_schema(*self._spaces)
@@ -117,8 +119,11 @@ class StepRows:
         return conform(batch, *self._spaces)
 
     def _count_what_is_lost(self, batch: EpisodeBatch) -> None:
+        if self._has_source_ids is None:
+            self._has_source_ids = any(Columns.SOURCE_ID in data for data in batch.custom_data or ())
         if batch.custom_data is not None:
-            self._tally.assume("custom-data-not-kept", sum(map(bool, batch.custom_data)))
+            kept = {Columns.SOURCE_ID} if self._has_source_ids else set[str]()
+            self._tally.assume("custom-data-not-kept", sum(not kept.issuperset(data) for data in batch.custom_data))
         if batch.clock is not None:
             self._tally.assume("clock-not-kept", int(np.count_nonzero(~np.isnan(batch.clock).all(axis=1))))
         if batch.multi_agent_ids is not None:
@@ -142,14 +147,15 @@ class StepRows:
     def table(self, batch: EpisodeBatch, *, where: str) -> Any:
         """See RowFormat."""
         self._fix_extras(step_tables.extra_fields(batch), f"batch from episode {batch.ids[0]}")
-        schema = step_tables.step_schema(*self._spaces, self._extra or (), infos=self._has_infos)
+        source_ids = bool(self._has_source_ids)
+        schema = step_tables.step_schema(*self._spaces, self._extra or (), source_ids=source_ids, infos=self._has_infos)
         return step_tables.to_table(batch, schema, tally=self._tally)
 
     def adopt(self, schema: Any) -> None:
         """See RowFormat."""
         self._has_infos |= step_tables.INFO_COLUMNS[0] in schema.names
-        known = {*STEP_COLUMNS, *step_tables.INFO_COLUMNS}
-        self._fix_extras([field for field in schema if field.name not in known], "a shard written before")
+        self._has_source_ids = Columns.SOURCE_ID in schema.names
+        self._fix_extras([field for field in schema if field.name not in step_tables.NO_EXTRA], "a shard written before")
 
     def _fix_extras(self, fields: list[Any], where: str) -> None:
         """Raise BadEpisode unless the extra model outputs are those of the first block, to a dtype and a shape."""

@@ -49,6 +49,9 @@ class ShardWriter:
                 schema,
                 compression=compression,
                 use_dictionary=_repeating(schema),
+                write_statistics=[name for name in schema.names if name != Columns.ITEM]
+                if Columns.ITEM in schema.names
+                else True,
                 write_batch_size=1 << 20,
                 write_page_checksum=True,
             )

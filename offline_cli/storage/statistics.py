@@ -25,7 +25,7 @@ from offline_cli.trees import flatten
 __all__ = ["ColumnStatistics", "StatisticsBuilder"]
 
 MAX_ELEMENTS = 1024
-CHUNK = 1 << 20  # elements turned to float64 at once
+CHUNK = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
 
 
@@ -99,19 +99,19 @@ class ColumnStatistics:
 
 def _moments(rows: NDArray[Any], dtype: str, shape: tuple[int, ...], pooled: bool) -> ColumnStatistics:
     count, columns = rows.shape
-    values = np.ascontiguousarray(rows.T).astype(
-        np.float64, copy=False
-    )  # (d, N): sums along memory are pairwise, so exact to 1e-15
+    own = np.ascontiguousarray(rows.T)  # (d, N): sums along memory are pairwise, so exact to 1e-15
+    values = own.astype(np.float64, copy=False)
     nan = infinite = np.zeros(columns, np.int64)
     finite = np.full(columns, count, np.int64)
-    if rows.dtype.kind == "f" and not (good := np.isfinite(values)).all():
-        nan, finite = np.isnan(values).sum(1), good.sum(1)
+    smallest: np.ufunc = np.minimum
+    largest: np.ufunc = np.maximum
+    good: NDArray[np.bool_] | None = None
+    if rows.dtype.kind == "f" and not (is_finite := np.isfinite(values)).all():
+        good, nan, finite = is_finite, np.isnan(values).sum(1), is_finite.sum(1)
         infinite = count - finite - nan
-        moments = _centred(values, finite, good)
-    else:
-        moments = _centred(values, finite, None)
-    smallest, largest = (np.fmin, np.fmax) if rows.dtype.kind == "f" else (np.minimum, np.maximum)
-    low, high = smallest.reduce(rows, axis=0), largest.reduce(rows, axis=0)
+        smallest, largest = np.fmin, np.fmax  # which leave NaN out, and are several times slower
+    low, high = smallest.reduce(own, axis=1), largest.reduce(own, axis=1)
+    moments = _centred(values, finite, good)
     return ColumnStatistics(dtype, shape, pooled, count, nan, infinite, finite, low, high, *moments)
 
 

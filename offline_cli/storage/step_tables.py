@@ -3,7 +3,7 @@
 A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
 `new_obs` of each episode's last. Refuses episodes without a step, which have no row (the writer drops and counts them),
 extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row
-has no place for (custom data, clock, multi-agent ids) is not kept; the writer counts it.
+has no place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,22 @@ from offline_cli.storage.info_text import info_from_text, info_to_text
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["INFO_COLUMNS", "extra_fields", "from_table", "step_schema", "to_table", "with_empty_infos"]
+__all__ = ["INFO_COLUMNS", "NO_EXTRA", "extra_fields", "from_table", "step_schema", "to_table", "with_empty_infos"]
 
 INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
+NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
+"""Names that are not those of extra model outputs."""
 FIX = "write the dataset again from its source"
 
 
-def step_schema(observation_space: Space, action_space: Space, extra: Sequence[Any] = (), *, infos: bool = False) -> Any:
+def step_schema(
+    observation_space: Space,
+    action_space: Space,
+    extra: Sequence[Any] = (),
+    *,
+    source_ids: bool = False,
+    infos: bool = False,
+) -> Any:
     """The table's pa.Schema; `extra`: pa.Fields of the extra model outputs. Raises UnsupportedSpace."""
     kinds = {
         Columns.EPS_ID: pa.field(Columns.EPS_ID, pa.string()),
@@ -45,7 +54,8 @@ def step_schema(observation_space: Space, action_space: Space, extra: Sequence[A
         Columns.TERMINATEDS: pa.field(Columns.TERMINATEDS, pa.bool_()),
         Columns.TRUNCATEDS: pa.field(Columns.TRUNCATEDS, pa.bool_()),
     }
-    schema = pa.schema([*(kinds[name] for name in STEP_COLUMNS), *extra])
+    theirs = [pa.field(Columns.SOURCE_ID, pa.string())] if source_ids else []
+    schema = pa.schema([*(kinds[name] for name in STEP_COLUMNS), *theirs, *extra])
     return _with_info_columns(schema) if infos else schema
 
 
@@ -63,7 +73,7 @@ def with_empty_infos(table: Any) -> Any:
 def extra_fields(batch: EpisodeBatch) -> list[Any]:
     """One pa.Field per extra model output, sorted by name. Raises UnsupportedSpace, BadEpisode."""
     for name in batch.extra:
-        if name in STEP_COLUMNS or name in INFO_COLUMNS:
+        if name in NO_EXTRA:
             fix = "rename it, or use the episodes format"
             raise BadEpisode(f"an extra model output is called {name!r}, as a column is", where=_first(batch), fix=fix)
     return [tree_field(name, batch.extra[name]) for name in sorted(batch.extra)]
@@ -88,6 +98,9 @@ def to_table(batch: EpisodeBatch, schema: Any, *, tally: Tally) -> Any:
         Columns.TRUNCATEDS: pa.array(truncateds),
         **{name: to_arrow(tree, schema.field(name).type) for name, tree in batch.extra.items()},
     }
+    if Columns.SOURCE_ID in schema.names:
+        theirs = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ({},) * len(batch)]
+        columns[Columns.SOURCE_ID] = _names(theirs, batch)
     if Columns.INFOS in schema.names:
         columns |= _info_columns(batch, tally)
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
@@ -142,7 +155,7 @@ def from_table(
     t = columns.tree(Columns.T)
     _check_timesteps(t, starts, where)
     first, last = starts[:-1], starts[1:] - 1
-    extra = [name for name in table.column_names if name not in STEP_COLUMNS and name not in INFO_COLUMNS]
+    extra = [name for name in table.column_names if name not in NO_EXTRA]
     wanted = set(extra) | set(INFO_COLUMNS) if keep is None else set(keep)
     t_started = t[first]
     return EpisodeBatch(
@@ -162,6 +175,7 @@ def from_table(
         t_started=t_started if t_started.any() else None,
         agent_ids=columns.names(Columns.AGENT_ID, first),
         module_ids=columns.names(Columns.MODULE_ID, first),
+        custom_data=columns.custom_data(first),
         observation_space=observation_space,
         action_space=action_space,
     )
@@ -203,6 +217,15 @@ class _Rows:
     def names(self, name: str, first: NDArray[np.int64]) -> tuple[str | None, ...] | None:
         column = self.raw(name)
         return None if column.null_count == len(column) else tuple(self.texts(column.take(pa.array(first))))
+
+    def custom_data(self, first: NDArray[np.int64]) -> tuple[Mapping[str, Any], ...] | None:
+        """(E,) with the ids that episodes had in their source; None where no episode had one."""
+        if Columns.SOURCE_ID not in self._table.column_names:
+            return None
+        names = self.names(Columns.SOURCE_ID, first)
+        if names is None:
+            return None
+        return tuple({} if name is None else {Columns.SOURCE_ID: name} for name in names)
 
     def infos(self, starts: NDArray[np.int64]) -> Infos | None:
         """N+E infos: the reset's and then each step's, per episode; None when all are empty."""

@@ -76,6 +76,9 @@ def _exists(folder: Location, *, resume: bool) -> OutputExists:
         return OutputExists("an unfinished dataset is here", where=folder.url, fix=fix)
     if not folder.join(MANIFEST).exists():
         return OutputExists("the folder is not empty, and holds no dataset", where=folder.url, fix="give another --out")
+    if not resume and _unfinished(folder) is not None:
+        fix = "--resume to go on with it, --overwrite to replace it, or another --out"
+        return OutputExists("a dataset is here that was committed before it was complete", where=folder.url, fix=fix)
     if resume:
         fix = "nothing is left to do; --overwrite writes it again"
         return OutputExists("the dataset here is complete", where=folder.url, fix=fix)

@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, StorageError
+from offline_cli.key_index import KnownIds
 from offline_cli.spaces import Space, space_to_json
 from offline_cli.storage.adopting import adopt
 from offline_cli.storage.arrow_trees import arrow_type
@@ -66,13 +67,15 @@ class DatasetWriter:
         resume: bool = False,
         tally: Tally | None = None,
         identity: str = "",
+        check_ids: bool = True,
     ) -> None:
         """Nothing is touched before `with`.
 
         Spaces may be None for `episodes` only. `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file`
         counts arrays before compression; one episode larger than either has a file of its own. `provenance`: see
         schemas/manifest.v1.json; what it lacks is filled in. `identity`: what is written, in a word that is the same for
-        the same content (`resume` asks for the same). Raises UsageError, UnsupportedSpace.
+        the same content (`resume` asks for the same). `check_ids`: refuse an id that is there already; False where the caller
+        knows that all differ. Raises UsageError, UnsupportedSpace.
         """
         self._location = location
         self._tally = Tally() if tally is None else tally
@@ -94,7 +97,8 @@ class DatasetWriter:
         self._started = ""
         self._committed = False
         self._adopted_ids: frozenset[str] = frozenset()
-        self._ids: set[str] = set()  # of the episodes taken, adopted ones included
+        self._ids = KnownIds() if check_ids else None  # of the episodes taken, adopted ones included
+        self._episodes = 0  # taken, adopted ones included
 
     def __enter__(self) -> Self:
         """Write the note. Raises OutputExists; with `resume` also BadConfig (other options) and BadData (broken shards)."""
@@ -120,7 +124,7 @@ class DatasetWriter:
     @property
     def episodes_written(self) -> int:
         """Episodes taken so far, those of the shards that `resume` found included; ones without a row are not counted."""
-        return len(self._ids)
+        return self._episodes
 
     @property
     def steps_written(self) -> int:
@@ -166,13 +170,19 @@ class DatasetWriter:
             batch = batch.select(slice(first, len(batch)))
         self._put(self._cutter.push(batch))
 
+    def rehearse(self, batch: EpisodeBatch) -> None:
+        """Refuse and count what `write` would, and keep nothing but the ids. Raises as `write` does."""
+        self._take_ids(self._rows.prepare(batch).ids)
+
     def _take_ids(self, ids: tuple[str, ...]) -> None:
-        new = set(ids)
-        if len(new) < len(ids) or not self._ids.isdisjoint(new):
-            twice = next(name for i, name in enumerate(ids) if name in self._ids or name in ids[:i])
-            what = f"two episodes are called {twice!r}: rows of one id are one episode"
-            raise BadEpisode(what, where=self._location.url, fix="give every episode an id of its own")
-        self._ids |= new
+        if self._ids is not None:
+            known = self._ids.met(ids)
+            if known or len(set(ids)) < len(ids):
+                twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
+                what = f"two episodes are called {twice!r}: rows of one id are one episode"
+                raise BadEpisode(what, where=self._location.url, fix="give every episode an id of its own")
+            self._ids.add(ids)
+        self._episodes += len(ids)
 
     def _put(self, blocks: Iterable[Block]) -> None:
         shards = self._open_shards()
@@ -252,12 +262,13 @@ class DatasetWriter:
         return known if complete else {**known, UNFINISHED_WRITING: asdict(self._target.note(self._options()))}
 
     def _adopt_shards(self, shards: ShardSequence) -> None:
-        reader = ShardReader(self._rows.name, *self._spaces)
+        reader, ids = ShardReader(self._rows.name, *self._spaces), set[str]()
         for place in self._target.own_shards():
             adopted = adopt(place, reader, self._rows, self._statistics)
             shards.adopt(adopted.shard, adopted.schema)
             self._take_ids(adopted.ids)
-        self._adopted_ids = frozenset(self._ids)
+            ids.update(adopted.ids)
+        self._adopted_ids = frozenset(ids)
 
     def _abandon(self) -> None:
         if self._shards is None:

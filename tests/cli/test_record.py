@@ -33,7 +33,7 @@ def test_what_is_recorded_trains_and_the_run_is_recorded_again(tmp_path: Path, c
     assert call_json(*words)[0] == 0
     assert call_json("train-bc", data, "--out", run, "--updates", "2", *cpu)[0] == 0
     code, told = call_json("record", "Pendulum-v1", "--out", again, "--policy", run, "--episodes", "2", "--explore", *cpu)
-    assert (code, told["episodes"], told["steps"], told["action_scale"], told["explore"]) == (0, 2, 400, "env", True)
+    assert (code, told["episodes"], told["steps"], told["action_scale"], told["explore"]) == (0, 2, 400, "normalized", True)
 
 
 @pytest.mark.parametrize(

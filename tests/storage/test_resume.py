@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
+from offline_cli.datasets.inspect import inspect
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OutputExists
+from offline_cli.errors import BadConfig, BadData, OutputExists, TargetNotMet
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest
@@ -174,6 +175,7 @@ WRITER = """
 import sys, time
 import numpy as np
 from gymnasium import spaces
+from offline_cli.datasets.inspect import inspect
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.writer import DatasetWriter
@@ -255,3 +257,28 @@ class TestLiveWriters:
         self.set_note(unfinished, host=f"not-{socket.gethostname()}")
         with writer_for(unfinished, max_rows_per_file=1, resume=True) as writer:
             writer.commit()
+
+
+class TestOfADatasetThatWasCommittedBeforeItWasComplete:
+    @pytest.fixture
+    def committed(self, place: Location, make_batch: Make, writer_for: WriterFor) -> Location:
+        with writer_for(place, max_rows_per_file=1) as writer:
+            writer.write(make_batch((3, 2)))
+            writer.commit(complete=False)
+        return place
+
+    def test_writing_goes_on_where_it_stopped(self, committed: Location, make_batch: Make, writer_for: WriterFor) -> None:
+        with writer_for(committed, max_rows_per_file=1, resume=True) as writer:
+            assert writer.episodes_written == 2
+            assert writer.commit().complete
+
+    def test_a_writer_that_does_not_resume_is_told_to(self, committed: Location, writer_for: WriterFor) -> None:
+        with pytest.raises(OutputExists, match="before it was complete") as caught, writer_for(committed):
+            pass
+        assert caught.value.fix.startswith("--resume")
+
+    def test_inspection_says_that_it_is_not_complete(self, committed: Location) -> None:
+        found = inspect(committed)
+        assert not found.as_dict()["complete"]
+        with pytest.raises(TargetNotMet):
+            inspect(committed, expect={"complete": "true"})

@@ -236,7 +236,7 @@ class _Writer:
             case "is_truncated":
                 return [b"\xc3" if flag else b"\xc2" for flag in batch.truncated.tolist()]
             case "t_started":
-                return map(uint_bytes, self.t_started)
+                return repeat(b"\x00") if batch.t_started is None else map(uint_bytes, self.t_started)
             case "t":
                 return [uint_bytes(start + steps) for start, steps in zip(self.t_started, self.lengths, strict=True)]
             case "_start_time" | "_last_step_time":
@@ -251,10 +251,14 @@ class _Writer:
     def _custom_data(self) -> Iterable[bytes]:
         if self.batch.custom_data is None:
             return repeat(b"\x80")
-        named = zip(self.batch.ids, self.batch.custom_data, strict=True)
-        return [self._packed_custom_data(self._place(name), values) for name, values in named]
+        return list(map(self._packed_custom_data, self.batch.ids, self.batch.custom_data))
 
-    def _packed_custom_data(self, place: str, values: Mapping[str, Any]) -> bytes:
+    def _packed_custom_data(self, name: str, values: Mapping[str, Any]) -> bytes:
+        if len(values) == 1:  # one text, as every episode of a table has it
+            ((key, value),) = values.items()
+            if type(key) is str and type(value) is str and key.isprintable() and value.isprintable():
+                return b"\x81" + name_bytes(key) + name_bytes(value)
+        place = self._place(name)
         return packed(plain_custom_data(values, where=place, tally=self.tally), where=place)
 
     def _infos(self) -> Iterable[bytes]:

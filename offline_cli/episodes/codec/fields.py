@@ -39,6 +39,7 @@ __all__ = [
 
 NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
 BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
+ONE_BYTE = tuple(bytes([value]) for value in range(0x100))
 KEEP_VIEW = 1 << 16  # payloads at least this large are not copied out of their item before they are joined
 INSIDE = "one packed episode"  # errors under this name never surface: the general reader raises them again, with the place
 
@@ -60,7 +61,7 @@ def read_uint(data: bytes, start: int) -> tuple[int, int]:
 
 def uint_bytes(value: int) -> bytes:
     """`value` as `read_uint` takes it, and as msgpack writes it."""
-    return bytes([value]) if value < 0x80 else pack(value)
+    return ONE_BYTE[value] if value < 0x80 else pack(value)
 
 
 def read_name(data: bytes, start: int) -> tuple[str | None, int]:
@@ -84,7 +85,12 @@ def read_name(data: bytes, start: int) -> tuple[str | None, int]:
 
 def name_bytes(name: str | None) -> bytes:
     """`name` as `read_name` takes it, and as msgpack writes it."""
-    return b"\xc0" if name is None else pack(name)
+    if name is None:
+        return b"\xc0"
+    text = name.encode()
+    if len(text) < 0x20:
+        return ONE_BYTE[0xA0 + len(text)] + text
+    return b"\xd9" + ONE_BYTE[len(text)] + text if len(text) < 0x100 else pack(name)
 
 
 def read_flag(data: bytes, start: int) -> tuple[bool, int]:

@@ -16,7 +16,7 @@ from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.episodes.codec.jsonable_steps import arrays_from_jsonable, is_jsonable
 from offline_cli.episodes.codec.plain_values import plain_mapping
 from offline_cli.episodes.codec.spaces import space_in_state, space_node
-from offline_cli.errors import BadData, BadEpisode
+from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.tally import Tally
 
 __all__ = ["DATA_BUFFERS", "STATE_KEYS", "pack_state", "packed", "plain_custom_data", "plain_infos", "unpack_state"]
@@ -166,9 +166,8 @@ def _buffer(buffer: Any, name: str, rows: int, where: str) -> dict[str, Any]:
     have = {len(data)} if not finalized else _row_counts(data, name, where, 0)
     if have != {lookback + rows}:
         counts = " or ".join(map(str, sorted(have))) or "no"
-        raise BadEpisode(
-            f"{name} has {counts} rows, of which {lookback} lookback; {rows} are wanted after these", where=where, fix=FIX
-        )
+        what = f"{name} has {counts} rows, of which {lookback} lookback; {rows} are wanted after these"
+        raise BadEpisode(what, where=where, fix=FIX, details={PROBLEM: "length-mismatch"})
     return {"data": data, "lookback": lookback, "finalized": finalized, "space": buffer.get("space")}
 
 

@@ -1,0 +1,67 @@
+"""The pipeline in docs/ci.md runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder in which all shell blocks of the page have run, as one script."""
+    folder = tmp_path_factory.mktemp("ci")
+    page = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
+    script = "".join(re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-euc", script], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def told(folder: Path, step: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{step}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_dry_run_shows_mapping_spaces_first_episode_and_size(ran: Path) -> None:
+    shown = told(ran, "plan")["preview"]
+    assert shown["mappings"] == [
+        {
+            "eps_id": "ride",
+            "t": "t",
+            "obs": "x",
+            "actions": "turn",
+            "new_obs": "next_x",
+            "rewards": "score",
+            "truncateds": "end",
+        }
+    ]
+    assert shown["first_episode"]["length"] == 25
+    assert shown["estimated_bytes"] == pytest.approx(
+        sum(file.stat().st_size for file in (ran / "rides" / "data").iterdir()), rel=0.05
+    )
+
+
+def test_every_row_that_was_piped_in_is_in_the_dataset(ran: Path) -> None:
+    convert = told(ran, "convert")
+    assert (convert["episodes"], convert["steps"], convert["rows_in"]) == (40, 1000, 1000)
+
+
+def test_the_data_passes_its_gate(ran: Path) -> None:
+    assert [problem for problem in told(ran, "validate")["problems"] if problem["severity"] != "note"] == []
+
+
+def test_the_policy_has_learned_from_rows_alone(ran: Path) -> None:
+    assert told(ran, "train")["val_loss"] is not None
+    assert (ran / "run" / "policy.safetensors").is_file()
