@@ -90,7 +90,7 @@ TempDir = Annotated[
 ]
 MemoryLimit = Annotated[
     str,
-    typer.Option("--memory-limit", metavar="SIZE", help="Memory that reading a table may take: 256MiB, 1GiB."),
+    typer.Option("--memory-limit", metavar="SIZE", help="Memory that the process may take for a table: 256MiB, 1GiB."),
 ]
 ENV_FORMS = "a gymnasium id, module:EnvId or python:package.module:make_env"
 Environment = Annotated[
