@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,16 @@ if TYPE_CHECKING:
     from offline_cli.spaces import Space
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# A child counts the memory of the process that started it as its own, until it runs its program: so a small one starts it.
+LAUNCHER = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE)
+out = process.stdout.read()
+_, status, usage = os.wait4(process.pid, 0)
+peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+sys.stdout.buffer.write(str(peak).encode() + b" " + out)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +63,19 @@ def random_batch() -> Callable[..., EpisodeBatch]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def measured() -> Callable[..., tuple[str, int]]:
+    """A function that runs a command: its standard output, and the most memory, in bytes, that it or one child of it had."""
+
+    def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, int]:
+        words = [sys.executable, "-S", "-c", LAUNCHER, *command]
+        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=True)
+        peak, _, out = done.stdout.partition(" ")
+        return out, int(peak)
+
+    return run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

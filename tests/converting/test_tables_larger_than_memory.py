@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,7 +74,7 @@ def write(path: Path, count: int, length: int, *, discrete: bool = False) -> Pat
 
 
 @pytest.fixture
-def convert(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], int]]:
+def convert(tmp_path: Path, measured: Callable[..., tuple[str, int]]) -> Callable[..., tuple[dict[str, Any], int]]:
     """A function that converts in a process of its own: the result, and the most memory that the process had."""
 
     def run(source: Path, *, discrete: bool = False) -> tuple[dict[str, Any], int]:
@@ -85,11 +83,8 @@ def convert(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], int]]:
         (tmp_path / "rides.toml").write_text(MAPPING.format(obs=obs, actions=actions), encoding="utf-8")
         command = [sys.executable, "-m", "offline_cli", "convert", str(source), "--out", str(tmp_path / "out"), "--json"]
         command += ["--mapping", str(tmp_path / "rides.toml"), "--memory-limit", "256MiB", "--temp-dir", str(tmp_path)]
-        with (tmp_path / "result.json").open("w") as out:
-            process = subprocess.Popen(command, stdout=out)
-            _, status, usage = os.wait4(process.pid, 0)
-        assert status == 0
-        return json.loads((tmp_path / "result.json").read_text()), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        out, peak = measured(command)
+        return json.loads(out), peak
 
     free = shutil.disk_usage(tmp_path).free
     if free < NEEDED:
@@ -123,7 +118,7 @@ def test_a_gigabyte_in_any_order_converts_within_256_mib(
     result, peak = convert(source)
     assert (result["episodes"], result["steps"], result["rows_in"]) == (count // length, count, count)
     assert peak <= LIMIT, f"{peak / 2**20:.0f} MiB"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "result.json", source.name, "rides.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", source.name, "rides.toml"]
     check_episodes(tmp_path / "out", count, length)
 
 
