@@ -24,6 +24,7 @@ class Columns:
     T: Final = "t"
     STATE_IN: Final = "state_in"
     STATE_OUT: Final = "state_out"
+    NEXT_STATE_IN: Final = "next_state_in"
     SEQ_LENS: Final = "seq_lens"
     LOSS_MASK: Final = "loss_mask"
     ACTION_DIST: Final = "action_dist"
@@ -35,6 +36,7 @@ class Columns:
     ADVANTAGES: Final = "advantages"
     VALUE_TARGETS: Final = "value_targets"
     RETURNS_TO_GO: Final = "returns_to_go"
+    N_STEP: Final = "n_step"
     EMBEDDINGS: Final = "embeddings"
 
     # Only in tables: one packed episode, and what only a table needs.

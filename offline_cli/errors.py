@@ -16,6 +16,7 @@ __all__ = [
     "BadData",
     "BadEpisode",
     "BadMapping",
+    "BadPiece",
     "Diverged",
     "EpisodeIndexError",
     "EpisodeKeyError",
@@ -32,6 +33,7 @@ __all__ = [
     "TargetNotMet",
     "Uncommitted",
     "UnknownEnvironment",
+    "UnknownPiece",
     "UnsafeData",
     "UnsupportedSpace",
     "UsageError",
@@ -151,6 +153,14 @@ class Diverged(BadConfig):
 
 class SpaceMismatch(BadConfig):
     """Spaces of data, policy and environment that do not fit each other."""
+
+
+class UnknownPiece(BadConfig, ValueError):
+    """A name that no connector piece has; a ValueError too, because callers of RLlib's pipelines catch that."""
+
+
+class BadPiece(BadConfig, TypeError):
+    """A connector piece, or a builder of pieces, that gives or is given something it should not."""
 
 
 class UnsupportedSpace(BadConfig):

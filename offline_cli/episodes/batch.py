@@ -135,12 +135,12 @@ class EpisodeBatch:
     def acted_obs(self) -> Tree:
         """Leaves (N, *obs_shape): the observation each step acted on."""
         rows = self.step_rows()
-        return map_leaves(lambda leaf: leaf[rows], self.obs)
+        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)  # many times faster than leaf[rows]
 
     def next_obs(self) -> Tree:
         """Leaves (N, *obs_shape): the observation each step led to."""
         rows = self.step_rows() + 1
-        return map_leaves(lambda leaf: leaf[rows], self.obs)
+        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)
 
     def timesteps(self) -> NDArray[np.int64]:
         """(N,) the timestep of each step within its episode, counted from `t_started`."""

@@ -7,6 +7,7 @@ goes on into the chunk that `cut` makes and stays behind in slices, which may be
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from offline_cli.trees import Tree, leaves, map_leaves
 if TYPE_CHECKING:
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["append_chunk", "cut", "part"]
+__all__ = ["append_chunk", "append_chunks", "cut", "part", "piece_of"]
 
 Pair = tuple[InfiniteLookbackBuffer, InfiniteLookbackBuffer]  # the episode's and the chunk's
 E = TypeVar("E", bound="SingleAgentEpisode")
@@ -33,7 +34,7 @@ def cut(episode: E, lookback: int) -> E:
             where=f"episode {episode.id_}",
             fix="cut only episodes that go on, with a lookback of 0 or more",
         )
-    chunk = _pieces(episode, len(episode), len(episode), lookback)
+    chunk = piece_of(episode, len(episode), len(episode), lookback)
     chunk.rewards.space = REWARD_SPACE
     chunk.custom_data.update(copy.deepcopy(episode.custom_data))
     return chunk
@@ -48,13 +49,14 @@ def part(episode: E, bounds: slice, lookback: int | None) -> E:
             fix="slice with a step of 1 and a lookback of 0 or more",
         )
     start, stop, _ = bounds.indices(len(episode))
-    piece = _pieces(episode, start, max(start, stop), lookback)
+    piece = piece_of(episode, start, max(start, stop), lookback)
     if max(start, stop) == len(episode):
         piece.is_terminated, piece.is_truncated = episode.is_terminated, episode.is_truncated
     return piece
 
 
-def _pieces(episode: E, start: int, stop: int, lookback: int | None) -> E:
+def piece_of(episode: E, start: int, stop: int, lookback: int | None) -> E:
+    """The steps `start` to `stop`, counted from timestep 0 of the chunk (below 0: in its lookback buffer); neither flag set."""
     infos = episode._infos
     return type(episode).assemble(
         id_=episode.id_,
@@ -88,19 +90,32 @@ def _piece(
 
 def append_chunk(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
     """Add the steps of `other` to `episode`; see `SingleAgentEpisode.concat_episode`."""
-    _check_continues(episode, other)
-    seen = [(episode.observations, other.observations)]
-    if episode.has_infos or other.has_infos:
-        seen.append((episode.infos, other.infos))
-    else:
-        episode._infos = None
-    acted = [(episode.actions, other.actions), (episode.rewards, other.rewards)]
-    acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in episode.extra_model_outputs.items()]
+    append_chunks([(episode, other)])
+
+
+def append_chunks(pairs: Sequence[tuple[SingleAgentEpisode, SingleAgentEpisode]]) -> None:
+    """Add to each episode the chunk beside it; all of them, or none where one raises BadEpisode."""
+    for episode, other in pairs:
+        _check_continues(episode, other)
+    seen: list[Pair] = []
+    acted: list[Pair] = []
+    for episode, other in pairs:
+        seen += _seen(episode, other)
+        acted += [(episode.actions, other.actions), (episode.rewards, other.rewards)]
+        acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in episode.extra_model_outputs.items()]
     _extend_all(seen, acted)
-    episode.t = other.t
-    episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
-    episode._last_step_time = other._last_step_time or episode._last_step_time
-    episode.custom_data.update(other.custom_data)
+    for episode, other in pairs:
+        episode.t = other.t
+        episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
+        episode._last_step_time = other._last_step_time or episode._last_step_time
+        episode.custom_data.update(other.custom_data)
+
+
+def _seen(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> list[Pair]:
+    if episode.has_infos or other.has_infos:
+        return [(episode.observations, other.observations), (episode.infos, other.infos)]
+    episode._infos = None
+    return [(episode.observations, other.observations)]
 
 
 def _extend_all(seen: list[Pair], acted: list[Pair]) -> None:

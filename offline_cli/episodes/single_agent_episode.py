@@ -11,7 +11,7 @@ not here.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -66,17 +66,40 @@ class SingleAgentEpisode(EpisodeAccessors):
         Raises BadEpisode, leaving the episode as it was, when it is done or not yet reset, when the names of the extra model
         outputs are not those of the steps before, and when a numpy'ized episode's spaces do not contain the step.
         """
+        flags = {"terminated": terminated, "truncated": truncated}
+        self.checked_step(observation, action, reward, infos, extra_model_outputs=extra_model_outputs, **flags)()
+
+    def checked_step(
+        self,
+        observation: Any,
+        action: Any,
+        reward: Any,
+        infos: Mapping[str, Any] | None = None,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra_model_outputs: Mapping[str, Any] | None = None,
+    ) -> Callable[[], None]:
+        """What adds this step once it is called, and cannot fail any more; to be called before anything else is added.
+
+        For who adds steps to several episodes, to all of them or to none. Raises as `add_env_step`.
+        """
         extra = extra_model_outputs or {}
         self._check_step(extra)
-        kept = self._infos_for(infos)
-        self._add_to_buffers(observation, action, reward, extra)
-        if kept is not None:
-            kept.append(infos or {})
-        self.t += 1
-        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-        self._last_step_time = time.perf_counter()
-        if self._start_time is None:
-            self._start_time = self._last_step_time
+        add = self._checked_data(observation, action, reward, extra)
+
+        def commit() -> None:
+            kept = self._infos_for(infos)
+            add()
+            if kept is not None:
+                kept.append(infos or {})
+            self.t += 1
+            self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+            self._last_step_time = time.perf_counter()
+            if self._start_time is None:
+                self._start_time = self._last_step_time
+
+        return commit
 
     def _infos_for(self, infos: Mapping[str, Any] | None) -> InfiniteLookbackBuffer | None:
         """Where `infos` go; None while all are empty. To be asked before an observation is added: both have one length."""
@@ -87,6 +110,10 @@ class SingleAgentEpisode(EpisodeAccessors):
             raise self._bad("a step after the episode was done", fix="begin a new SingleAgentEpisode")
         if not self.is_reset:
             raise self._bad("a step before the reset", fix="call add_env_reset first")
+        self.check_outputs(extra)
+
+    def check_outputs(self, extra: Mapping[str, Any]) -> None:
+        """Raise BadEpisode unless the extra model outputs of a step have the names of those of the steps before."""
         known = self.extra_model_outputs.keys()
         if extra.keys() != known and (len(self) or not extra.keys() >= known):
             raise self._bad(
@@ -94,7 +121,7 @@ class SingleAgentEpisode(EpisodeAccessors):
                 fix="give the same ones at every step",
             )
 
-    def _add_to_buffers(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> None:
+    def _checked_data(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Callable[[], None]:
         if self.is_numpy:
             check_item(observation, self._observation_space, where=f"episode {self.id_}, observation of timestep {self.t + 1}")
             check_item(action, self._action_space, where=f"episode {self.id_}, action of timestep {self.t}")
@@ -102,9 +129,13 @@ class SingleAgentEpisode(EpisodeAccessors):
         added = [(self.observations, observation), (self.actions, action), (self.rewards, reward)]
         added += [(outputs[name], value) for name, value in extra.items()]
         arrays = [buffer.appended(item) if buffer.finalized else None for buffer, item in added]
-        for (buffer, item), array in zip(added, arrays, strict=True):
-            buffer.append(item) if array is None else buffer.replace(array)
-        self.extra_model_outputs.update(outputs)
+
+        def add() -> None:
+            for (buffer, item), array in zip(added, arrays, strict=True):
+                buffer.append(item) if array is None else buffer.replace(array)
+            self.extra_model_outputs.update(outputs)
+
+        return add
 
     def to_numpy(self) -> Self:
         """Turn the lists of steps into arrays, in place: leaves (T+1, *obs_shape), (T, *action_shape), rewards (T,) float64.

@@ -1,0 +1,164 @@
+"""A multi-agent episode from lists of dicts; refuses lists whose lengths, or agents whose turns, do not fit each other.
+
+The lists are lived through step by step, by the same rules as `add_env_step`. Then the first steps become lookback buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from offline_cli.episodes.multi_agent.episode_data import AgentID
+from offline_cli.episodes.multi_agent.stepping import ALL, credit, drop_hanging, enter, hang
+from offline_cli.episodes.multi_agent.timelines import SKIP, last_seen, seen
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+
+if TYPE_CHECKING:
+    from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
+
+__all__ = ["ByAgent", "Flags", "Lists", "build", "shift"]
+
+ByAgent = Mapping[AgentID, Any]
+Flags = Mapping[AgentID, bool] | bool  # a bool holds for every agent
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """K observations by agent, one dict per environment timestep; K - 1 of the rest, or K where the last actions hang."""
+
+    observations: Sequence[ByAgent]
+    actions: Sequence[ByAgent]
+    rewards: Sequence[ByAgent]
+    infos: Sequence[ByAgent]
+    extra: Sequence[ByAgent]
+
+    @classmethod
+    def of(
+        cls,
+        observations: Sequence[ByAgent] | None,
+        actions: Sequence[ByAgent] | None,
+        rewards: Sequence[ByAgent] | None,
+        infos: Sequence[ByAgent] | None,
+        extra: Sequence[ByAgent] | None,
+    ) -> Lists:
+        """Lists as a caller gives them: None for infos and extra model outputs means that there are none."""
+        seen_steps = list(observations or ())
+        return cls(
+            observations=seen_steps,
+            actions=list(actions or ()),
+            rewards=list(rewards or ()),
+            infos=[{}] * len(seen_steps) if infos is None else list(infos),
+            extra=[{}] * len(seen_steps) if extra is None else list(extra),
+        )
+
+    def wrong_lengths(self) -> list[str]:
+        """What does not fit the number of observations; empty when all does."""
+        count = len(self.observations)
+        steps = (count - 1, count) if count else (0,)
+        lengths = {
+            "infos": (len(self.infos), (count,)),
+            "actions": (len(self.actions), steps),
+            "rewards": (len(self.rewards), steps),
+            "extra model outputs": (len(self.extra), steps),
+        }
+        return [
+            f"{have} {name} ({' or '.join(map(str, want))} wanted)"
+            for name, (have, want) in lengths.items()
+            if have not in want
+        ]
+
+
+def build(episode: MultiAgentEpisode, lists: Lists, terminateds: Flags, truncateds: Flags) -> None:
+    """Fill an empty episode, all of it after an empty lookback buffer. Raises BadEpisode."""
+    wrong = lists.wrong_lengths()
+    if wrong:
+        raise episode._bad(
+            f"{len(lists.observations)} observations, {', '.join(wrong)}",
+            fix="give one dict of observations and infos per environment timestep, one of the rest per step between them",
+        )
+    for agent, observation in lists.observations[0].items() if lists.observations else ():
+        enter(episode, agent, observation, lists.infos[0].get(agent))
+    for t, observations in enumerate(lists.observations[1:], 1):
+        actions = lists.actions[t - 1]
+        episode.add_env_step(
+            observations=observations,
+            actions=actions,
+            rewards={**dict.fromkeys(actions, 0.0), **lists.rewards[t - 1]},
+            infos=lists.infos[t],
+            extra_model_outputs=lists.extra[t - 1],
+        )
+    _hang_last(episode, lists)
+    _set_flags(episode, _by_agent(terminateds), _by_agent(truncateds))
+    episode._start_time = episode._last_step_time = None
+    for part in episode.agent_episodes.values():
+        part._start_time = part._last_step_time = None
+
+
+def _hang_last(episode: MultiAgentEpisode, lists: Lists) -> None:
+    """Actions beside the last observations: the environment has not answered them yet."""
+    last = len(lists.observations) - 1
+    for agent, action in lists.actions[last].items() if len(lists.actions) > last >= 0 else ():
+        if agent not in episode.agent_episodes or agent in episode._hanging_actions_end:
+            raise episode._bad(f"agent {agent!r} acts last without an observation to act on", fix="leave the action out")
+        reward = lists.rewards[last].get(agent) if len(lists.rewards) > last else None
+        hang(episode, agent, action, reward, lists.extra[last].get(agent) if len(lists.extra) > last else None)
+
+
+def _by_agent(flags: Flags) -> Mapping[AgentID, bool]:
+    return {ALL: bool(flags)} if isinstance(flags, (bool, int)) or flags is None else flags
+
+
+def _set_flags(episode: MultiAgentEpisode, terminateds: Mapping[AgentID, bool], truncateds: Mapping[AgentID, bool]) -> None:
+    """Flags of the agents and of the episode; an agent that others left behind without its acting is terminated."""
+    for agent, part in list(episode.agent_episodes.items()):
+        terminated, truncated = (bool(flags.get(agent, flags.get(ALL, False))) for flags in (terminateds, truncateds))
+        hangs, timeline = agent in episode._hanging_actions_end, episode.env_t_to_agent_t[agent]
+        if not (terminated or truncated or hangs):
+            terminated = last_seen(timeline.data) < episode.moments - 1
+        if not (terminated or truncated):
+            continue
+        if hangs:
+            _close(episode, agent, part, truncated)
+        part.is_terminated, part.is_truncated = terminated, truncated
+        credit(episode, agent)
+        if part.observations.len_incl_lookback() == 1:  # nothing to learn from
+            drop_hanging(episode, agent)
+            del episode.agent_episodes[agent], episode.env_t_to_agent_t[agent]
+    episode.is_terminated, episode.is_truncated = bool(terminateds.get(ALL)), bool(truncateds.get(ALL))
+
+
+def _close(episode: MultiAgentEpisode, agent: AgentID, part: SingleAgentEpisode, truncated: bool) -> None:
+    """Complete the step under way of a terminated agent with its last observation, at the last environment timestep."""
+    timeline = episode.env_t_to_agent_t[agent]
+    if truncated or timeline.data[-1] != SKIP:
+        raise episode._bad(
+            f"agent {agent!r} is done, yet acted without an observation after it", fix="give it a last observation"
+        )
+    part.add_env_step(
+        part.get_observations(-1),
+        episode._hanging_actions_end[agent],
+        episode._hanging_rewards_end.get(agent, 0.0),
+        part.get_infos(-1),
+        extra_model_outputs=episode._hanging_extra_model_outputs_end[agent],
+    )
+    timeline.data[-1] = part.t
+    drop_hanging(episode, agent)
+
+
+def shift(episode: MultiAgentEpisode, lookback: int, env_t_started: int, agent_t_started: Mapping[AgentID, int]) -> None:
+    """Make the first `lookback` environment timesteps lookback buffer, and start the clocks where they are to start."""
+    steps = episode.env_t
+    episode._lookback, episode.env_t_started = lookback, env_t_started
+    episode.env_t = env_t_started + steps - lookback
+    for agent, part in episode.agent_episodes.items():
+        timeline = episode.env_t_to_agent_t[agent]
+        before = min(len(seen(timeline.data[:lookback])), len(part))
+        part.t_started = int(agent_t_started.get(agent, 0))
+        part.t = part.t_started + len(part.rewards) - before
+        for buffer in (part.observations, part.actions, part.rewards, part._infos, *part.extra_model_outputs.values()):
+            if buffer is not None:
+                buffer.lookback = before
+        moved = part.t_started - before
+        timeline.data = [tag if tag == SKIP else tag + moved for tag in timeline.data]
+        timeline.lookback = lookback

@@ -1,0 +1,57 @@
+"""When each agent saw something: environment timesteps to the agent's own; refuses to know what was seen.
+
+A timeline has one tag per environment timestep, lookback buffer included: the agent's timestep whose observation it got
+then, counted from the agent's first in the whole episode, or SKIP where it got none. All timelines of an episode have one
+length and one lookback, so that an index means the same moment to every agent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offline_cli.episodes.buffers.indexing import Indices
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+
+__all__ = ["SKIP", "Timeline", "first_seen", "last_seen", "seen"]
+
+SKIP = "S"
+
+
+class Timeline(InfiniteLookbackBuffer):
+    """Tags of one agent: a list that never becomes arrays. RLlib's own code can read it, in states that go there."""
+
+    __slots__ = ()
+
+    def get(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+        _ignore_last_ts: bool = False,  # RLlib's word for data that ends one step before the observations
+    ) -> Any:
+        """As `InfiniteLookbackBuffer.get`."""
+        if _ignore_last_ts:
+            shorter = InfiniteLookbackBuffer(self.data[:-1], self.lookback)
+            return shorter.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        return super().get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+
+    def copy(self) -> Timeline:
+        """The same tags, in a list of their own."""
+        return Timeline(self.data, self.lookback)
+
+
+def seen(tags: list[Any]) -> list[int]:
+    """The agent's timesteps among `tags`, in order."""
+    return [tag for tag in tags if tag != SKIP]
+
+
+def first_seen(tags: list[Any]) -> int:
+    """The position of the first observation; the number of tags where there is none."""
+    return next((at for at, tag in enumerate(tags) if tag != SKIP), len(tags))
+
+
+def last_seen(tags: list[Any]) -> int:
+    """The position of the last observation; -1 where there is none."""
+    return next((at for at in range(len(tags) - 1, -1, -1) if tags[at] != SKIP), -1)
