@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["Span", "in_network_units", "network_space", "span_of"]
+__all__ = ["Span", "for_environment", "in_network_units", "network_space", "span_of"]
 
 ROWS: Final = 1 << 16  # scaled at a time: float64 in between, and no second copy of all the actions
 WIDE: Final = 4  # bytes from which on the limits of an integer type are not taken for bounds
@@ -30,19 +30,24 @@ WIDE: Final = 4  # bytes from which on the limits of an integer type are not tak
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """The bounds of a Box, all of them finite, by their middle: arrays of the Box's shape, in the environment's units."""
+    """The bounds of a Box, all of them finite: arrays of the Box's shape, in the environment's units.
 
-    centre: NDArray[np.float64]
-    half: NDArray[np.float64]  # of the width; 1 in dimensions of a single value
+    They have the Box's own dtype where its width fits into that, so that `stretched` gives RLlib's numbers bit for bit.
+    """
+
+    low: NDArray[Any]
+    width: NDArray[Any]
 
     def normalised(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """(B, *shape) in [-1, 1] within the bounds."""
-        within: NDArray[np.float64] = (values.astype(np.float64) - self.centre) / self.half
+        half = self.width.astype(np.float64) / 2
+        divisor = np.where(half > 0, half, 1.0)  # in dimensions of a single value any will do
+        within: NDArray[np.float64] = (values.astype(np.float64) - (self.low + half)) / divisor
         return within
 
-    def stretched(self, values: NDArray[Any]) -> NDArray[np.float64]:
+    def stretched(self, values: NDArray[Any]) -> NDArray[Any]:
         """(B, *shape) in the environment's units: the way back."""
-        found: NDArray[np.float64] = self.centre + self.half * values
+        found: NDArray[Any] = self.low + (values + 1.0) * self.width / 2.0
         return found
 
 
@@ -52,8 +57,21 @@ def span_of(space: spaces.Box) -> Span | None:
     limit = _limit(np.dtype(space.dtype))
     if not ((np.abs(low) < limit) & (np.abs(high) < limit)).all():
         return None
-    width = high - low
-    return Span((high + low) / 2, np.where(width > 0, width / 2, 1.0))
+    if np.dtype(space.dtype).kind == "f":
+        with np.errstate(over="ignore"):
+            width = space.high - space.low
+        if np.isfinite(width).all():
+            low, high = space.low, space.high
+    return Span(low, high - low)
+
+
+def for_environment(actions: NDArray[Any], space: spaces.Box, span: Span | None) -> NDArray[Any]:
+    """(B, *shape) stretched by `span`, where there is one, within the bounds of `space`, in its dtype."""
+    values = actions if span is None else span.stretched(actions)
+    values = np.clip(values, space.low, space.high)
+    dtype = np.dtype(space.dtype)
+    fitting: NDArray[Any] = (np.rint(values) if dtype.kind in "iu" else values).astype(dtype, copy=False)
+    return fitting
 
 
 def _limit(dtype: np.dtype[Any]) -> float:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from offline_cli.errors import BadConfig
-from offline_cli.modules.action_units import span_of
+from offline_cli.modules.action_units import for_environment, span_of
 from offline_cli.spaces import Space, check_supported
 from offline_cli.trees import Tree
 
@@ -71,6 +71,10 @@ class ActionHead(nn.Module, ABC):
     @abstractmethod
     def for_env(self, actions: Tree) -> Tree:
         """Arrays (B, ...) as an environment takes them: its units, bounds and dtype."""
+
+    def stretched_by(self, environment: Space) -> Space:
+        """The space whose bounds `for_env` stretches actions to, in an environment with this action space."""
+        return environment
 
     def play_in(self, space: Space) -> None:
         """From now on `for_env` is for an environment with this action space; until then, for one with the head's own."""
@@ -203,7 +207,11 @@ class DiagonalGaussian(ActionHead):
         self.size = 2 * self.dimensions
         self._by_environment = normalized and np.dtype(space.dtype).kind == "f"
         self._span = span_of(space)
-        self._environment = space
+        self._space = self._environment = space
+
+    def stretched_by(self, environment: Space) -> Space:
+        """See ActionHead."""
+        return environment if self._by_environment else self._space
 
     def play_in(self, space: Space) -> None:
         """See ActionHead."""
@@ -245,12 +253,7 @@ class DiagonalGaussian(ActionHead):
 
     def for_env(self, actions: Tree) -> NDArray[Any]:
         """(B, *shape) in the environment's units, within its bounds, in its dtype."""
-        values = np.asarray(actions, np.float64)
-        if self._span is not None:
-            values = self._span.stretched(values)
-        values = np.clip(values, self._environment.low, self._environment.high)
-        dtype = np.dtype(self._environment.dtype)
-        return (np.rint(values) if dtype.kind in "iu" else values).astype(dtype)
+        return for_environment(np.asarray(actions), self._environment, self._span)
 
 
 class Nested(ActionHead):
@@ -300,6 +303,13 @@ class Nested(ActionHead):
                 found.setdefault(name, []).append(score)
         joined = {name: torch.stack(parts) for name, parts in found.items()}
         return {name: parts.amin(0) if name == ACCURACY else parts.mean(0) for name, parts in joined.items()}
+
+    def stretched_by(self, environment: Space) -> Space:
+        """See ActionHead."""
+        assert isinstance(environment, (spaces.Dict, spaces.Tuple)), environment
+        pairs = zip(self._parts(), self._children(environment.spaces), strict=True)
+        parts = self._joined([head.stretched_by(child) for head, child in pairs])
+        return spaces.Dict(parts) if isinstance(parts, dict) else spaces.Tuple(parts)
 
     def play_in(self, space: Space) -> None:
         """See ActionHead."""

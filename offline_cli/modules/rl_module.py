@@ -25,8 +25,16 @@ __all__ = ["RLModule"]
 class RLModule(nn.Module, ABC):
     """A policy over the given spaces. Subclasses define `_forward`, and override another forward where it differs."""
 
-    def __init__(self, observation_space: Space, action_space: Space, action_head: ActionHead) -> None:
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        action_head: ActionHead,
+        model_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`model_config`: what connector pieces ask for by RLlib's names: `max_seq_len` of a stateful module."""
         super().__init__()
+        self.model_config = dict(model_config or {})
         self.observation_space = observation_space
         self.action_space = action_space
         self.action_head = action_head
@@ -50,6 +58,10 @@ class RLModule(nn.Module, ABC):
     def get_initial_state(self) -> dict[str, Any]:
         """The state of one row before its first step; empty: the module remembers nothing between steps."""
         return {}
+
+    def is_stateful(self) -> bool:
+        """Whether the module remembers something between steps, and wants `state_in` and a time axis."""
+        return bool(self.get_initial_state())
 
     def act(self, observations: Tree, *, explore: bool = False, generator: torch.Generator | None = None) -> Tree:
         """Actions (B, ...) for observations (B, ...): the likeliest, or drawn with `generator`.

@@ -1,0 +1,93 @@
+"""Policies with memory, and several policies by id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from offline_cli.errors import BadConfig
+from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
+
+OBS = spaces.Dict({"arm": spaces.Box(-1, 1, (3,)), "door": spaces.Discrete(4)})
+ACT = spaces.Discrete(5)
+
+
+@pytest.fixture
+def module() -> Any:
+    return build_recurrent_module(OBS, ACT, hidden=(8,), lstm_size=6, lstm_layers=2, max_seq_len=4)
+
+
+def batch(rows: int, steps: int, state: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "obs": {
+            "arm": torch.rand(rows, steps, 3, generator=generator),
+            "door": torch.randint(4, (rows, steps), generator=generator),
+        },
+        "state_in": {name: leaf.expand(rows, *leaf.shape) for name, leaf in state.items()},
+    }
+
+
+def test_the_initial_state_has_no_batch_axis_and_goes_in_with_one(module: Any) -> None:
+    state = module.get_initial_state()
+    assert {name: tuple(leaf.shape) for name, leaf in state.items()} == {"h": (2, 6), "c": (2, 6)}
+    outputs = module.forward_inference(batch(3, 4, state))
+    assert outputs["action_dist_inputs"].shape == (3, 4, 5)
+    assert outputs["state_out"]["c"].shape == (3, 2, 6)
+
+
+def test_step_by_step_gives_what_a_whole_sequence_gives(module: Any) -> None:
+    whole = batch(2, 4, module.get_initial_state())
+    wanted = module.forward_train(whole)
+    state, found = whole["state_in"], []
+    for t in range(4):
+        one = {"obs": {name: leaf[:, t : t + 1] for name, leaf in whole["obs"].items()}, "state_in": state}
+        outputs = module.forward_exploration(one)
+        state = outputs["state_out"]
+        found.append(outputs["action_dist_inputs"])
+    assert torch.allclose(torch.cat(found, 1), wanted["action_dist_inputs"], atol=1e-6)
+    assert torch.allclose(state["h"], wanted["state_out"]["h"], atol=1e-6)
+
+
+def test_an_earlier_observation_changes_a_later_output(module: Any) -> None:
+    whole = batch(1, 4, module.get_initial_state())
+    before = module.forward_train(whole)["action_dist_inputs"][0, 3]
+    whole["obs"]["arm"][0, 0] += 1
+    assert not torch.equal(module.forward_train(whole)["action_dist_inputs"][0, 3], before)
+
+
+def test_weights_follow_from_the_seed_alone() -> None:
+    one, two = (build_recurrent_module(OBS, ACT, hidden=(8,), lstm_size=6, seed=3) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_a_batch_without_a_state_is_refused_by_name(module: Any) -> None:
+    given = batch(1, 1, module.get_initial_state())
+    del given["state_in"]
+    with pytest.raises(ValueError, match="state_in is not in the batch"):
+        module.forward_inference(given)
+
+
+def test_only_modules_with_memory_are_stateful(module: Any) -> None:
+    plain = build_module(OBS, ACT, hidden=(4,))
+    assert module.is_stateful()
+    assert not plain.is_stateful()
+    assert MultiRLModule({"left": plain, "right": module}).is_stateful()
+    assert not MultiRLModule({"left": plain}).is_stateful()
+
+
+def test_several_modules_answer_by_id(module: Any) -> None:
+    modules = MultiRLModule({"left": module, "right": build_module(OBS, ACT, hidden=(4,))})
+    given = {"left": batch(2, 3, module.get_initial_state())}
+    assert modules.forward_inference(given)["left"]["action_dist_inputs"].shape == (2, 3, 5)
+    assert ("left" in modules, "middle" in modules, list(modules)) == (True, False, ["left", "right"])
+    assert modules.foreach_module(lambda name, part: part.is_stateful(), return_dict=True) == {"left": True, "right": False}
+    assert sum(1 for name in modules.state_dict() if name.startswith("parts.right.")) == len(modules["right"].state_dict())
+
+
+def test_ids_that_weights_cannot_be_named_by_are_refused(module: Any) -> None:
+    with pytest.raises(BadConfig, match=r"module ids \['left.arm'\]"):
+        MultiRLModule({"left.arm": module})
