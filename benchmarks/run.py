@@ -14,6 +14,7 @@ QUESTIONS = (
     "read_episodes",
     "convert_packed_columns",
     "convert_sample_batch",
+    "learner_pipeline",
     "convert_table",
     "update_bc",
     "cold_start",

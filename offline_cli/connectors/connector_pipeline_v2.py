@@ -1,35 +1,47 @@
 """ConnectorPipelineV2: pieces called one after the other; refuses names that no piece has.
 
 State is keyed by a name that is unique within the pipeline (`ClipRewards`, `ClipRewards_2`), so two pieces of one class keep
-two states. The chain of spaces is worked out when the pipeline is built, before any data is read.
+two states, and merged states come back to the piece that they are from. The chain of spaces is worked out whenever pieces
+change, before any data is read; a piece that cannot take what comes before it is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, overload
+
+import gymnasium as gym
 
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.what_it_wants import what_it_wants
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
 from offline_cli.spaces import Space
 
 __all__ = ["ConnectorPipelineV2"]
 
+NameOrClass = str | type[ConnectorV2]
+
 
 class ConnectorPipelineV2(ConnectorV2):
-    """Pieces in order; itself a piece."""
+    """Pieces in order; itself a piece, so pipelines nest."""
 
-    whole_arrays = True  # it takes care itself of pieces that do not
+    whole_arrays: ClassVar[bool] = True  # it takes care itself of pieces that do not
 
     def __init__(
         self,
         input_observation_space: Space | None = None,
         input_action_space: Space | None = None,
         *,
-        connectors: Iterable[ConnectorV2] = (),
+        connectors: Iterable[ConnectorV2] | None = None,
+        **kwargs: Any,
     ) -> None:
-        self.connectors = list(connectors)
-        super().__init__(input_observation_space, input_action_space)
+        self.connectors = list(connectors or ())
+        for piece in self.connectors:
+            self._check(piece)
+        super().__init__(input_observation_space, input_action_space, **kwargs)
 
     def __call__(
         self,
@@ -42,24 +54,69 @@ class ConnectorPipelineV2(ConnectorV2):
         metrics: Any = None,
         **kwargs: Any,
     ) -> Batch:
-        """The batch after the last piece. Raises TypeError, naming the piece, where one gives no batch."""
-        batch = {} if batch is None else batch
-        shared_data = {} if shared_data is None else shared_data
+        """The batch after the last piece.
+
+        `metrics`: anything with RLlib's `log_time(key)`; each piece's time is logged under its unique name. Raises BadPiece,
+        naming the piece, where one gives no batch; errors of pieces pass through, with a note that names the piece.
+        """
+        call = {"rl_module": rl_module, "explore": explore, "shared_data": {} if shared_data is None else shared_data}
+        return self._through({} if batch is None else batch, self._prepared(episodes), {**call, "metrics": metrics, **kwargs})[
+            0
+        ]
+
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, Episodes]:
+        """As a piece of another pipeline: what the pieces here change in the episodes is seen by those after it."""
+        if type(self).__call__ is not ConnectorPipelineV2.__call__:
+            return super().on_episode_batch(batch=batch, episodes=episodes, **call)
+        return self._through(batch, self._prepared(episodes), call)
+
+    def _prepared(self, episodes: Episodes) -> Episodes:
+        """The episodes as the pieces get them; for subclasses."""
+        return episodes
+
+    def stepwise(
+        self, *, episodes: Episodes, rl_module: Any = None, batch: Batch | None = None, **call: Any
+    ) -> Iterator[tuple[str, Batch, Episodes]]:
+        """What a call does, piece by piece: after each its unique name, the batch, and the episodes as later pieces see them.
+
+        Both are the ones that the next piece works on: look, and leave them as they are. Raises what a call raises.
+        """
+        given = {"rl_module": rl_module, "explore": None, "shared_data": {}, "metrics": None, **call}
+        return self._steps({} if batch is None else batch, self._prepared(episodes), given)
+
+    def _through(self, batch: Batch, episodes: Episodes, call: dict[str, Any]) -> tuple[Batch, Episodes]:
+        with _timed(call.get("metrics"), (*call.get("metrics_prefix_key", ()), "connector_pipeline_timer")):
+            for _, after, left in self._steps(batch, episodes, call):
+                batch, episodes = after, left
+        return batch, episodes
+
+    def _steps(self, batch: Batch, episodes: Episodes, call: dict[str, Any]) -> Iterator[tuple[str, Batch, Episodes]]:
+        metrics, prefix = call.get("metrics"), tuple(call.get("metrics_prefix_key", ()))
         for name, piece in self.named():
-            if isinstance(episodes, EpisodeBatch) and not piece.whole_arrays:
-                episodes = list(episodes)
-            batch = piece(
-                rl_module=rl_module,
-                batch=batch,
-                episodes=episodes,
-                explore=explore,
-                shared_data=shared_data,
-                metrics=metrics,
-                **kwargs,
+            with _timed(metrics, (*prefix, "timers", "connectors", name)):
+                batch, episodes = self._step(name, piece, batch, episodes, call)
+            yield name, batch, episodes
+
+    def _step(
+        self, name: str, piece: ConnectorV2, batch: Batch, episodes: Episodes, call: dict[str, Any]
+    ) -> tuple[Batch, Episodes]:
+        """One piece. Its errors stay what they are: they may be the user's own, and debuggers want them whole."""
+        try:
+            if isinstance(episodes, EpisodeBatch) and piece.whole_arrays:
+                batch, episodes = piece.on_episode_batch(batch=batch, episodes=episodes, **call)
+            else:
+                episodes = list(episodes) if isinstance(episodes, EpisodeBatch) else episodes
+                batch = piece(batch=batch, episodes=episodes, **call)
+        except Exception as err:
+            err.add_note(f"in connector piece {name}")
+            raise
+        if not isinstance(batch, dict):
+            raise BadPiece(
+                f"piece {name} gave {type(batch).__name__}, not the batch",
+                where=f"{type(self).__name__}, piece {name}",
+                fix="end its __call__ with `return batch`",
             )
-            if not isinstance(batch, dict):
-                raise TypeError(f"piece {name} gave {type(batch).__name__}, not the batch")
-        return batch
+        return batch, episodes
 
     # ---- pieces by name ----
 
@@ -71,74 +128,194 @@ class ConnectorPipelineV2(ConnectorV2):
             seen[kind] = seen.get(kind, 0) + 1
             yield (kind if seen[kind] == 1 else f"{kind}_{seen[kind]}"), piece
 
-    def index_of(self, name_or_class: str | type[ConnectorV2]) -> int:
-        """Where the first piece of that name or class is. Raises ValueError with the names there are."""
+    def pieces(self) -> Iterator[ConnectorV2]:
+        """Each piece, those of nested pipelines in their places."""
+        for piece in self.connectors:
+            if isinstance(piece, ConnectorPipelineV2):
+                yield from piece.pieces()
+            else:
+                yield piece
+
+    def index_of(self, name_or_class: NameOrClass) -> int:
+        """Where the first piece of that unique name or class is. Raises UnknownPiece with the names there are."""
         for index, (name, piece) in enumerate(self.named()):
-            if name == name_or_class or type(piece) is name_or_class:
+            if name == name_or_class or type(piece) is name_or_class or name_or_class in piece.aliases:
                 return index
-        wanted = name_or_class if isinstance(name_or_class, str) else name_or_class.__name__
-        raise ValueError(f"no piece {wanted!r} among {[name for name, _ in self.named()]}")
+        raise self._unknown("no piece", name_or_class if isinstance(name_or_class, str) else name_or_class.__name__)
 
-    def remove(self, name_or_class: str | type[ConnectorV2]) -> ConnectorV2:
-        """Take the piece out and give it. Raises ValueError for an unknown name."""
-        piece = self.connectors.pop(self.index_of(name_or_class))
-        self._recompute()
-        return piece
+    def _unknown(self, what: str, wanted: str) -> UnknownPiece:
+        names = [name for name, _ in self.named()]
+        near = difflib.get_close_matches(wanted, names, n=2, cutoff=0.5)
+        fix = f"did you mean {' or '.join(near)}?" if near else "one of these names"
+        return UnknownPiece(f"{what} {wanted!r} among {names}", where=type(self).__name__, fix=fix)
 
-    def insert_before(self, name_or_class: str | type[ConnectorV2], piece: ConnectorV2) -> ConnectorV2:
-        """Put `piece` right before the named one. Raises ValueError for an unknown name."""
-        return self._insert(self.index_of(name_or_class), piece)
+    def remove(self, name_or_class: NameOrClass) -> ConnectorV2:
+        """Take the piece out and give it. Raises UnknownPiece."""
+        return self._changed(pop=self.index_of(name_or_class))
 
-    def insert_after(self, name_or_class: str | type[ConnectorV2], piece: ConnectorV2) -> ConnectorV2:
-        """Put `piece` right after the named one. Raises ValueError for an unknown name."""
-        return self._insert(self.index_of(name_or_class) + 1, piece)
+    def insert_before(self, name_or_class: NameOrClass, connector: ConnectorV2) -> ConnectorV2:
+        """Put `connector` right before the named piece, which is given back. Raises UnknownPiece."""
+        index = self.index_of(name_or_class)
+        found = self.connectors[index]
+        self._changed(insert=(index, connector))
+        return found
 
-    def prepend(self, piece: ConnectorV2) -> ConnectorV2:
-        """Put `piece` first."""
-        return self._insert(0, piece)
+    def insert_after(self, name_or_class: NameOrClass, connector: ConnectorV2) -> ConnectorV2:
+        """Put `connector` right after the named piece, which is given back. Raises UnknownPiece."""
+        index = self.index_of(name_or_class)
+        found = self.connectors[index]
+        self._changed(insert=(index + 1, connector))
+        return found
 
-    def append(self, piece: ConnectorV2) -> ConnectorV2:
-        """Put `piece` last."""
-        return self._insert(len(self.connectors), piece)
+    def prepend(self, connector: ConnectorV2) -> None:
+        """Put `connector` first."""
+        self._changed(insert=(0, connector))
 
-    def _insert(self, index: int, piece: ConnectorV2) -> ConnectorV2:
-        self.connectors.insert(index, piece)
-        self._recompute()
-        return piece
+    def append(self, connector: ConnectorV2) -> None:
+        """Put `connector` last."""
+        self._changed(insert=(len(self.connectors), connector))
+
+    def _changed(self, *, insert: tuple[int, ConnectorV2] | None = None, pop: int = 0) -> ConnectorV2:
+        """Insert a piece, or take one out; nothing is changed where the spaces then do not fit."""
+        before = list(self.connectors)
+        if insert is not None:
+            self._check(insert[1])
+            self.connectors.insert(*insert)
+        moved = insert[1] if insert is not None else self.connectors.pop(pop)
+        try:
+            self.set_input_spaces(self._input_observation_space, self._input_action_space)
+        except Exception:
+            self.connectors = before
+            self.set_input_spaces(self._input_observation_space, self._input_action_space)
+            raise
+        return moved
+
+    def _check(self, piece: Any) -> None:
+        if not isinstance(piece, ConnectorV2):
+            fix = "instances of classes that derive from offline_cli.ConnectorV2"
+            raise BadPiece(f"{piece!r} is not a ConnectorV2", where=type(self).__name__, fix=fix)
 
     def __len__(self) -> int:
         return len(self.connectors)
 
-    def __getitem__(self, which: int | str | type[ConnectorV2]) -> ConnectorV2:
-        return self.connectors[which if isinstance(which, int) else self.index_of(which)]
+    @overload
+    def __getitem__(self, key: int | str) -> ConnectorV2: ...
+    @overload
+    def __getitem__(self, key: slice | type[ConnectorV2]) -> list[ConnectorV2]: ...
+    def __getitem__(self, key: int | str | slice | type[ConnectorV2]) -> ConnectorV2 | list[ConnectorV2]:
+        """The piece at an index or of a unique name; a list of them for a slice, or for a class (subclasses included).
+
+        Raises UnknownPiece for names and classes that are not there.
+        """
+        if isinstance(key, (int, slice)):
+            return self.connectors[key]
+        if isinstance(key, str):
+            return self.connectors[self.index_of(key)]
+        found = [piece for piece in self.connectors if isinstance(piece, key)]
+        if not found:
+            raise self._unknown("no piece", key.__name__)
+        return found
 
     def __repr__(self) -> str:
-        return f"ConnectorPipelineV2({', '.join(name for name, _ in self.named())})"
+        return f"{type(self).__name__}({', '.join(name for name, _ in self.named())})"
 
     # ---- spaces and state ----
 
-    def _recompute(self) -> None:
-        observations, actions = self._input_observation_space, self._input_action_space
-        for piece in self.connectors:
-            piece.input_action_space = actions
-            piece.input_observation_space = observations
+    def set_input_spaces(self, observations: Space | None, actions: Space | None) -> None:
+        """Chain the spaces through all pieces.
+
+        Raises SpaceMismatch, naming the first piece that cannot take them, and BadPiece for one that comes too late.
+        """
+        self._input_observation_space, self._input_action_space = observations, actions
+        for name, piece in self.named():
+            _set_spaces(name, piece, observations, actions)
             observations, actions = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observations, actions
+        self._check_order()
 
-    def get_state(self) -> dict[str, Any]:
-        """The state of each piece that has one, by unique name."""
-        states = {name: piece.get_state() for name, piece in self.named()}
-        return {name: state for name, state in states.items() if state}
+    def _check_order(self) -> None:
+        """Raise BadPiece for a piece after one that fills `obs`, where it would raise once data comes."""
+        filled_by = ""
+        for piece in self.pieces():
+            name = type(piece).__name__
+            if filled_by and piece.before_obs:
+                what = f"piece {name} comes after {filled_by}, which puts obs into the batch: they would not change any more"
+                raise BadPiece(what, where=type(self).__name__, fix=f"put {name} before {filled_by}")
+            if piece.fills_obs:
+                filled_by = filled_by or name
+
+    def get_state(
+        self,
+        components: str | Iterable[str] | None = None,
+        *,
+        not_components: str | Iterable[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The state of each piece that has one, by unique name; of those named alone, or of all but those."""
+        wanted, refused = _names(components), _names(not_components) or ()
+        states: dict[str, Any] = {}
+        for name, piece in self.named():
+            if (wanted is None or name in wanted) and name not in refused:
+                state = piece.get_state(**kwargs)
+                if state:
+                    states[name] = state
+        return states
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Give each piece its state back. Raises ValueError for a name that no piece has."""
+        """Give each piece its state back. Raises UnknownPiece, nothing changed, for a name that no piece has."""
+        for piece, part in self._pieces_of(state):
+            piece.set_state(part)
+
+    def _pieces_of(self, state: Mapping[str, Any]) -> list[tuple[ConnectorV2, Any]]:
         pieces = dict(self.named())
-        for name, part in state.items():
+        for name in state:
             if name not in pieces:
-                raise ValueError(f"state for a piece {name!r}, not among {list(pieces)}")
-            pieces[name].set_state(part)
+                raise self._unknown("state for a piece", name)
+        return [(pieces[name], part) for name, part in state.items()]
 
     def reset_state(self) -> None:
         """Every piece forgets what it learned."""
         for piece in self.connectors:
             piece.reset_state()
+
+    def freeze(self) -> None:
+        """No piece learns any more."""
+        for piece in self.connectors:
+            piece.freeze()
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Each piece merges the states that runners have under its name. Raises UnknownPiece for a name no piece has."""
+        names = dict.fromkeys(name for state in states for name in state)
+        self._pieces_of(names)
+        pieces = dict(self.named())
+        return {name: pieces[name].merge_states([state[name] for state in states if name in state]) for name in names}
+
+
+def _timed(metrics: Any, key: tuple[Any, ...]) -> AbstractContextManager[Any]:
+    if metrics is None:
+        return nullcontext()
+    timer: AbstractContextManager[Any] = metrics.log_time(key)
+    return timer
+
+
+def _names(components: str | Iterable[str] | None) -> set[str] | None:
+    if components is None:
+        return None
+    return {components} if isinstance(components, str) else set(components)
+
+
+def _set_spaces(name: str, piece: ConnectorV2, observations: Space | None, actions: Space | None) -> None:
+    """Set them, and turn whatever a hook raises into an error that names the piece and what it got."""
+    got = f"observations {observations} and actions {actions}"
+    try:
+        piece.set_input_spaces(observations, actions)
+    except OfflineCliError as err:
+        err.where = f"piece {name}"
+        raise
+    except Exception as err:  # hooks are the user's code: they assert, or trip over a space they do not know
+        what = f"piece {name} cannot take {got} ({what_it_wants(err)})"
+        raise SpaceMismatch(what, where=f"piece {name}", fix="another order of pieces, or another piece") from err
+    for space, given in ((piece.observation_space, observations), (piece.action_space, actions)):
+        if given is not None and not isinstance(space, gym.Space):
+            what = f"piece {name} turned {given} into {space!r}, which is no space"
+            raise SpaceMismatch(what, where=f"piece {name}", fix="return a gymnasium space from its recompute_output_... hooks")

@@ -1,54 +1,44 @@
 """ConnectorV2, the base of every piece between episodes and a module; refuses to know what any piece does.
 
-The call contract, the batch layout and the helpers are RLlib's, so that a piece written for RLlib runs here after changing its
-import line. A column of a batch goes through these forms on its way:
-
-* `[item, ...]`, items without an episode;
-* `{(episode id,): [item, ...]}`, or `{(episode id, agent id, module id): [...]}`, where an entry may also be `Items`, several
-  items that are already stacked;
-* a tree of arrays (N, ...), all rows of all episodes in order: what `BatchIndividualItems` leaves, and what our own pieces
-  write at once where `episodes` is an `EpisodeBatch`.
+The call contract, the batch layout (`batch_items.py`) and the helpers are RLlib's, so that a piece written for RLlib runs here
+after changing its import line. What differs: spaces are set both at once; states that cannot be merged raise.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
+from offline_cli.connectors.states import same_state
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadPiece, SpaceMismatch
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree
 
 __all__ = ["Batch", "ConnectorV2", "Episodes", "Items"]
 
-Batch = dict[str, Any]
-Episodes = Sequence[SingleAgentEpisode] | EpisodeBatch  # a batch gives the same episodes, one by one, to who iterates
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Items:
-    """`count` items of one episode, already stacked: leaves (count, ...)."""
-
-    tree: Tree
-    count: int
-
-
-class ConnectorV2(ABC):
+class ConnectorV2(BatchHelpers, ABC):
     """One piece of a pipeline: a call that takes a batch and episodes and gives the batch.
 
-    `whole_arrays`: the piece reads an `EpisodeBatch` as arrays and never writes into episodes. A pipeline hands every other
-    piece a list of `SingleAgentEpisode`, the same objects to each, so that what a piece writes into them stays.
+    `whole_arrays`: the piece reads an `EpisodeBatch` as arrays and never writes into it. A pipeline hands every other piece a
+    list of episodes, the same objects to each, so that what a piece writes into them stays.
+
+    `writes_episodes`: the piece changes the episodes it is given. With lists it does so in place; with an `EpisodeBatch`
+    `on_episode_batch` gives the changed ones.
     """
 
     whole_arrays: ClassVar[bool] = False
+    writes_episodes: ClassVar[bool] = False
+    aliases: ClassVar[tuple[str, ...]] = ()  # further names that pipelines find the piece by
+    fills_obs: ClassVar[bool] = False  # puts observations into the batch
+    before_obs: ClassVar[bool] = False  # comes too late once they are there, and raises
 
     def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None, **_: Any) -> None:
-        self._input_observation_space = input_observation_space
-        self._input_action_space = input_action_space
-        self._recompute()
+        self._observation_space: Space | None = None
+        self._action_space: Space | None = None
+        self.set_input_spaces(input_observation_space, input_action_space)
 
     @abstractmethod
     def __call__(
@@ -64,22 +54,46 @@ class ConnectorV2(ABC):
     ) -> Batch:
         """The batch, changed in place or new."""
 
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, Episodes]:
+        """What a pipeline calls instead where `episodes` are arrays: the batch, and the episodes as later pieces see them."""
+        return self(batch=batch, episodes=episodes, **call), episodes
+
     # ---- spaces ----
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
         """The space of observations after this piece; a piece that changes shapes overrides this. Called by position."""
-        return input_observation_space
+        space: Space = self.recompute_observation_space_from_input_spaces()
+        return space
 
     def recompute_output_action_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
         """The space of actions after this piece. Called by position."""
-        return input_action_space
+        space: Space = self.recompute_action_space_from_input_spaces()
+        return space
 
-    def _recompute(self) -> None:
-        observations, actions = self._input_observation_space, self._input_action_space
-        self._observation_space, self._action_space = observations, actions
-        if observations is not None and actions is not None:
-            self._observation_space = self.recompute_output_observation_space(observations, actions)
-            self._action_space = self.recompute_output_action_space(observations, actions)
+    def recompute_observation_space_from_input_spaces(self) -> Any:
+        """The older spelling, which looks at `self.input_observation_space` and `self.input_action_space`."""
+        return self.input_observation_space
+
+    def recompute_action_space_from_input_spaces(self) -> Any:
+        """The older spelling, which looks at `self.input_observation_space` and `self.input_action_space`."""
+        return self.input_action_space
+
+    def set_input_spaces(self, observations: Space | None, actions: Space | None) -> None:
+        """Set both spaces before this piece (None: not known yet), and work out those after it.
+
+        Raises what the hooks raise: SpaceMismatch from our own pieces.
+        """
+        self._input_observation_space, self._input_action_space = observations, actions
+        self._observation_space = self._action_space = None
+        if observations is not None:  # RLlib calls the hook with one space missing, too
+            self._observation_space = self.recompute_output_observation_space(observations, actions)  # type: ignore[arg-type]
+        if actions is not None:
+            self._action_space = self.recompute_output_action_space(observations, actions)  # type: ignore[arg-type]
+
+    def misfit(self, got: Any, wanted: str, *, fix: str = "another order of pieces, or another piece") -> SpaceMismatch:
+        """The error for spaces that this piece cannot take, to be raised by the hooks."""
+        name = type(self).__name__
+        return SpaceMismatch(f"{name} got {got}, and wants {wanted}", where=f"piece {name}", fix=fix)
 
     @property
     def input_observation_space(self) -> Space | None:
@@ -88,8 +102,7 @@ class ConnectorV2(ABC):
 
     @input_observation_space.setter
     def input_observation_space(self, value: Space | None) -> None:
-        self._input_observation_space = value
-        self._recompute()
+        self.set_input_spaces(value, self._input_action_space)
 
     @property
     def input_action_space(self) -> Space | None:
@@ -98,8 +111,7 @@ class ConnectorV2(ABC):
 
     @input_action_space.setter
     def input_action_space(self, value: Space | None) -> None:
-        self._input_action_space = value
-        self._recompute()
+        self.set_input_spaces(self._input_observation_space, value)
 
     @property
     def observation_space(self) -> Space | None:
@@ -113,103 +125,44 @@ class ConnectorV2(ABC):
 
     # ---- state ----
 
-    def get_state(self) -> dict[str, Any]:
-        """What the piece learned from data: plain values and arrays by name, saved with the policy."""
+    def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
+        """What the piece learned from data: plain values and arrays by name, saved with the policy.
+
+        `components` and `not_components` choose pieces of a pipeline by name; a single piece has none.
+        """
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` gave. Raises ValueError for names that this piece does not have."""
+        """Take over what `get_state` gave. Raises BadPiece for names that this piece does not have."""
         if state:
-            raise ValueError(f"{type(self).__name__} has no state, yet was given {sorted(state)}")
+            name = type(self).__name__
+            raise BadPiece(
+                f"{name} has no state, yet was given {sorted(map(str, state))}",
+                where=f"piece {name}",
+                fix="the pipeline that the state was saved from",
+            )
 
-    def reset_state(self) -> None:  # noqa: B027  # most pieces learn nothing, so most have nothing to forget
+    def reset_state(self) -> None:  # most pieces learn nothing, so most have nothing to forget
         """Forget what was learned from data."""
 
-    # ---- helpers for pieces ----
+    def freeze(self) -> None:
+        """Learn nothing more from data: to be called before held-out data, or an evaluation, comes through."""
 
-    @staticmethod
-    def single_agent_episode_iterator(
-        episodes: Episodes,
-        agents_that_stepped_only: bool = True,
-        zip_with_batch_column: Sequence[Any] | Mapping[Any, Sequence[Any]] | None = None,
-    ) -> Iterator[Any]:
-        """Each single-agent episode, or (episode, its item) where a column is given.
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state of those that parallel runners collected, for `set_state` of each; the piece itself is not changed.
 
-        `agents_that_stepped_only` matters to multi-agent episodes alone: in the others the one agent steps at every step.
-        Raises ValueError where the column does not fit the episodes.
+        Raises BadPiece where states differ and the piece does not say how to merge them, by overriding this.
         """
-        if zip_with_batch_column is None:
-            yield from episodes
-        elif len(zip_with_batch_column) != len(episodes):
-            raise ValueError(f"a column of {len(zip_with_batch_column)} entries for {len(episodes)} episodes")
-        elif isinstance(zip_with_batch_column, Mapping):
-            taken: dict[Any, int] = {}
-            for episode in episodes:
-                key = _key(episode)
-                yield episode, zip_with_batch_column[key][taken.get(key, 0)]
-                taken[key] = taken.get(key, 0) + 1
-        else:
-            yield from zip(episodes, zip_with_batch_column, strict=True)
-
-    @staticmethod
-    def add_batch_item(
-        batch: Batch, column: str, item_to_add: Any, single_agent_episode: SingleAgentEpisode | None = None
-    ) -> None:
-        """Append one item to `column`, under the episode's key where one is given. Raises ValueError for a stacked column."""
-        _entries(batch, column, single_agent_episode).append(item_to_add)
-
-    @staticmethod
-    def add_n_batch_items(
-        batch: Batch,
-        column: str,
-        items_to_add: Any,
-        num_items: int,
-        single_agent_episode: SingleAgentEpisode | None = None,
-    ) -> None:
-        """Append `num_items` items: a list of them, or one tree of leaves (num_items, ...). Raises ValueError as above."""
-        entries = _entries(batch, column, single_agent_episode)
-        if isinstance(items_to_add, list):
-            if len(items_to_add) != num_items:
-                raise ValueError(f"{len(items_to_add)} items for column {column!r}, {num_items} announced")
-            entries.extend(items_to_add)
-        elif num_items:
-            entries.append(Items(items_to_add, num_items))
-
-    @staticmethod
-    def foreach_batch_item_change_in_place(batch: Batch, column: str | Sequence[str], func: Callable[..., Any]) -> None:
-        """Put `func(item, episode id, agent id, module id)` in the place of each item of `column`; several columns go together.
-
-        With several columns `func` takes and gives a tuple of items. Ids are None for items without an episode.
-        Raises ValueError for a column that is not made of individual items.
-        """
-        names = [column] if isinstance(column, str) else list(column)
-        columns = [batch[name] for name in names]
-        for key in columns[0] if isinstance(columns[0], dict) else [None]:
-            lists = [part if key is None else part[key] for part in columns]
-            if any(not isinstance(part, list) or any(isinstance(item, Items) for item in part) for part in lists):
-                raise ValueError(f"columns {names} hold stacked rows: change them as arrays, or before they are stacked")
-            ids = (*key, None, None)[:3] if key is not None else (None, None, None)
-            for i, items in enumerate(zip(*lists, strict=True)):
-                changed = func(items[0] if isinstance(column, str) else items, *ids)
-                for part, item in zip(lists, [changed] if isinstance(column, str) else changed, strict=True):
-                    part[i] = item
+        if not states:
+            return {}
+        if all(same_state(states[0], other) for other in states[1:]):
+            return dict(states[0])
+        name = type(self).__name__
+        raise BadPiece(
+            f"{name} keeps a state, and does not say how states of parallel runners merge",
+            where=f"piece {name}",
+            fix="override merge_states(states), or use one runner",
+        )
 
     def __repr__(self) -> str:
         return type(self).__name__
-
-
-def _key(episode: SingleAgentEpisode) -> tuple[Any, ...]:
-    """How an episode's items are filed: by its id, and by agent and module where it belongs to a multi-agent episode."""
-    if episode.agent_id is None or episode.module_id is None:
-        return (episode.id_,)
-    return (episode.multi_agent_episode_id, episode.agent_id, episode.module_id)
-
-
-def _entries(batch: Batch, column: str, episode: SingleAgentEpisode | None) -> list[Any]:
-    held: Any = batch.setdefault(column, [] if episode is None else {})
-    if episode is not None and isinstance(held, dict) and all(isinstance(key, tuple) for key in held):
-        entries: list[Any] = held.setdefault(_key(episode), [])
-        return entries
-    if episode is None and isinstance(held, list):
-        return held
-    raise ValueError(f"column {column!r} is already {type(held).__name__}: items cannot be added to it")

@@ -16,7 +16,7 @@ from offline_cli.connectors.connector_v2 import Batch, Episodes
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadConfig
+from offline_cli.errors import BadConfig, BadPiece
 
 OBS_SPACE = spaces.Dict({"p": spaces.Box(-1, 1, (2,)), "q": spaces.Discrete(3)})
 ACT_SPACE = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,))])
@@ -196,7 +196,7 @@ def test_each_item_can_be_changed_in_place() -> None:
 
 
 def test_items_of_different_shapes_are_refused_by_column() -> None:
-    with pytest.raises(ValueError, match="column 'x'"):
+    with pytest.raises(BadPiece, match="column 'x'"):
         BatchIndividualItems()(batch={"x": [np.zeros(2), np.zeros(3)]})
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import filed_rows, key_of
+from offline_cli.connectors.common.episode_rows import first_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
@@ -16,6 +18,7 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
     """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
 
     whole_arrays = True
+    fills_obs = True
 
     def __init__(
         self,
@@ -35,10 +38,13 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
             batch[Columns.OBS] = episodes.acted_obs()
             return batch
-        for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
-            if self._as_learner_connector:
-                acted_on = episode.get_observations(slice(0, len(episode)))
-                self.add_n_batch_items(batch, Columns.OBS, acted_on, len(episode), episode)
-            else:
+        singles = self.single_agent_episode_iterator(episodes, not self._as_learner_connector)
+        if not self._as_learner_connector:
+            for episode in singles:
                 self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
+            return batch
+        moved = [(key_of(episode), episode.observations, len(episode)) for episode in singles if len(episode)]
+        if moved:
+            rows = (first_rows(held, count) for _, held, count in moved)
+            batch[Columns.OBS] = filed_rows((key for key, *_ in moved), rows, (count for *_, count in moved))
         return batch

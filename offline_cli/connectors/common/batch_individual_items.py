@@ -2,45 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
 from typing import Any
 
-import numpy as np
-
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import is_filed
+from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID, is_multi
+from offline_cli.connectors.common.stacking import stacked
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Items
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.errors import BadPiece
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree
 
 __all__ = ["BatchIndividualItems"]
 
 
 class BatchIndividualItems(ConnectorV2):
-    """Each column becomes a tree of arrays (N, ...); columns that are one already stay as they are."""
+    """Each column becomes a tree of arrays (N, ...); columns that are one already stay as they are, `infos` stay a list.
+
+    With `multi_agent`, that happens to the columns of each module, after AgentToModuleMapping. For a single agent of several
+    modules (RLlib's learners have it) the columns end up under the default module's id. Which episode each single item of
+    `obs` is from is noted in `shared_data["memorized_map_structure"]` (RLlib's name), for module-to-env.
+    """
 
     whole_arrays = True
 
-    def __call__(self, *, batch: Batch, **_: Any) -> Batch:
-        """The batch. Raises ValueError, naming the column, where items do not stack."""
-        for column, held in batch.items():
-            if isinstance(held, list) or _is_by_episode(held):
-                entries = held if isinstance(held, list) else [item for items in held.values() for item in items]
-                try:
-                    batch[column] = _stacked(entries)
-                except ValueError as err:
-                    raise ValueError(f"column {column!r}: {err}") from err
-        return batch
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        multi_agent: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._multi_agent = multi_agent
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    def __call__(self, *, rl_module: Any = None, batch: Batch, shared_data: dict[str, Any] | None = None, **_: Any) -> Batch:
+        """The batch. Raises BadPiece, naming the column, where items do not stack."""
+        if self._multi_agent:
+            return {
+                name: _stack_columns(held) if isinstance(held, dict) else _stacked(name, held) for name, held in batch.items()
+            }
+        if shared_data is not None and is_filed(batch.get(Columns.OBS)):
+            _note_rows(batch[Columns.OBS], shared_data)
+        if not is_multi(rl_module):
+            return _stack_columns(batch)
+        own = {column: held for column, held in batch.items() if column not in rl_module}
+        kept = {module_id: part for module_id, part in batch.items() if module_id in rl_module}
+        return kept | {DEFAULT_MODULE_ID: kept.get(DEFAULT_MODULE_ID, {}) | _stack_columns(own)}
 
 
-def _is_by_episode(column: Any) -> bool:
-    """Whether a column is filed by episode; the keys of a Dict observation are strings."""
-    return isinstance(column, dict) and bool(column) and all(isinstance(key, tuple) for key in column)
+def _stack_columns(columns: Batch) -> Batch:
+    return {column: _stacked(column, held) for column, held in columns.items()}
 
 
-def _stacked(entries: Iterable[Any]) -> Tree:
-    parts: list[Tree] = []
-    for already, group in groupby(entries, lambda entry: isinstance(entry, Items)):
-        run = list(group)
-        parts += [entry.tree for entry in run] if already else [map_leaves(lambda *leaves: np.stack(leaves), *run)]
-    if not parts:
-        raise ValueError("no items")
-    return map_leaves(lambda *leaves: np.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
+def _stacked(column: str, held: Any) -> Tree:
+    entries = [item for items in held.values() for item in items] if is_filed(held) else held
+    if not isinstance(entries, list) or column == Columns.INFOS:
+        return entries
+    try:
+        return stacked(entries)
+    except ValueError as err:
+        raise BadPiece(
+            f"column {column!r}: {err}",
+            where="BatchIndividualItems",
+            fix="items of one structure, shape and type in each column",
+        ) from err
+
+
+def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict[str, Any]) -> None:
+    """The episode's id for each row. Not for stacked items: those are train batches, which nobody takes apart again."""
+    if not any(isinstance(item, Items) for items in observations.values() for item in items):
+        rows = [id_ for (id_, *_), items in observations.items() for id_ in [id_] * len(items)]
+        shared_data["memorized_map_structure"] = rows

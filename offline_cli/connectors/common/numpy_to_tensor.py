@@ -8,17 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offline_cli.columns import Columns
+from offline_cli.connectors.common.rl_modules import is_multi
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2
+from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import map_leaves
 
 __all__ = ["NumpyToTensor"]
 
+KINDS = "biuf"
+
 
 class NumpyToTensor(ConnectorV2):
-    """Every array becomes a tensor on `device`, float64 as float32, integers as int64 except uint8 (images stay small).
+    """Every array becomes a tensor on `device` (None: the CPU): float64 as float32, other numbers as they are, `infos` stay.
 
-    Memory is shared with the array where nothing has to change and the array may be written to.
+    Memory is shared with the array where nothing has to change and the array may be written to. Unsigned integers above
+    uint8, which torch can hardly count with, become int64. `pin_memory` is for a device that is not the CPU.
     """
 
     whole_arrays = True
@@ -28,29 +34,45 @@ class NumpyToTensor(ConnectorV2):
         input_observation_space: Space | None = None,
         input_action_space: Space | None = None,
         *,
-        device: str | torch.device = "cpu",
+        pin_memory: bool = False,
+        device: str | torch.device | None = "cpu",
         **kwargs: Any,
     ) -> None:
+        self._device = torch.device("cpu" if device is None else device)
+        self._pin = pin_memory and self._device.type != "cpu"
         super().__init__(input_observation_space, input_action_space, **kwargs)
-        self._device = torch.device(device)
 
-    def __call__(self, *, batch: Batch, **_: Any) -> Batch:
-        """The batch with tensors; raises TypeError, naming the column, for arrays of text or objects."""
-        for column, tree in batch.items():
-            try:
-                batch[column] = map_leaves(self._tensor, tree)
-            except TypeError as err:
-                raise TypeError(f"column {column!r}: {err}") from err
+    def __call__(self, *, rl_module: Any = None, batch: Batch, **_: Any) -> Batch:
+        """The batch with tensors; raises BadPiece, naming the column, for arrays of text or objects."""
+        by_module = is_multi(rl_module) and bool(batch) and all(name in rl_module for name in batch)
+        for part in batch.values() if by_module else [batch]:
+            for column, tree in part.items():
+                if column != Columns.INFOS:
+                    part[column] = self._column(column, tree)
         return batch
 
-    def _tensor(self, leaf: Any) -> Tensor:
-        if isinstance(leaf, Tensor):
-            return leaf.to(self._device)
-        array = np.ascontiguousarray(leaf)
-        if array.dtype.kind == "f":
-            array = array.astype(np.float32, copy=False)
-        elif array.dtype.kind in "iu" and array.dtype != np.uint8:
-            array = array.astype(np.int64, copy=False)
-        elif array.dtype.kind not in "biuf":
-            raise TypeError(f"no tensor type for {array.dtype}")
-        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
+    def _column(self, column: str, tree: Any) -> Any:
+        try:
+            return map_leaves(self._tensor, tree)
+        except TypeError as err:
+            fix = "leave the column out, or encode it as numbers"
+            raise BadPiece(f"column {column!r}: {err}", where="NumpyToTensor", fix=fix) from err
+
+    def _tensor(self, leaf: Any) -> Tensor | None:
+        if leaf is None:
+            return None
+        tensor = leaf if isinstance(leaf, Tensor) else _from_array(np.asarray(leaf, order="C"))
+        return (tensor.pin_memory() if self._pin else tensor).to(self._device, non_blocking=self._pin)
+
+
+def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind not in KINDS:
+        raise TypeError(f"no tensor type for {array.dtype}")
+    if kind == "f" and size > 4:
+        array = array.astype(np.float32)
+    elif kind == "u" and size > 1:
+        array = array.astype(np.int64)
+    elif not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,109 @@
+"""Puts the last N observations into a batch as one; refuses observations that are no arrays (choices, text).
+
+Episodes keep their single observations, so the same piece is needed on both sides: beside the environment, and with
+`as_learner_connector=True` in the learner pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.common.windows import windows
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.buffers.stacking import row_count, stack
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadPiece
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, map_leaves
+
+__all__ = ["FrameStacking"]
+
+
+class FrameStacking(ConnectorV2):
+    """Observations (..., C) become (..., N * C), the oldest first: images (H, W, 1) become (H, W, N), vectors (C,) (N * C,).
+
+    Before the first observation there are zeros; the lookback buffer is looked at. Leaves of Dict and Tuple are stacked each on
+    their own. `multi_agent`: the spaces are Dicts by agent.
+    """
+
+    whole_arrays = True
+    fills_obs = before_obs = True
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        num_frames: int = 1,
+        multi_agent: bool = False,
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if num_frames < 1:
+            raise BadPiece(f"num_frames={num_frames}", where="FrameStacking", fix="a number from 1 on")
+        self.num_frames = num_frames
+        self._multi_agent = multi_agent
+        self._as_learner_connector = as_learner_connector
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
+        """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves that are no Box."""
+        match input_observation_space:
+            case spaces.Box():
+                return self._box(input_observation_space)
+            case spaces.Dict():
+                parts = input_observation_space.spaces
+                return spaces.Dict({key: self.recompute_output_observation_space(part, None) for key, part in parts.items()})  # type: ignore[arg-type]
+            case spaces.Tuple():
+                return spaces.Tuple(
+                    [self.recompute_output_observation_space(part, None) for part in input_observation_space.spaces]  # type: ignore[arg-type]
+                )
+        raise self.misfit(f"observations of {input_observation_space}", "Box, or Dict and Tuple of Box", fix="OneHot before it")
+
+    def _box(self, space: spaces.Box) -> Space:
+        def tiled(bound: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([np.atleast_1d(bound)] * self.num_frames, axis=-1)
+
+        low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)  # zeros stand where there was nothing yet
+        return spaces.Box(tiled(low.astype(space.dtype)), tiled(high.astype(space.dtype)), dtype=space.dtype)  # type: ignore[arg-type]
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """`obs` with N rows (a learner pipeline), or one per episode. Raises BadPiece where the batch has `obs` already."""
+        if Columns.OBS in batch:
+            what = "obs are in the batch already"
+            raise BadPiece(what, where="FrameStacking", fix="put it before other pieces that fill obs, and only once")
+        if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
+            firsts = np.repeat(episodes.obs_starts[:-1], episodes.lengths)
+            batch[Columns.OBS] = self._stacked(episodes.obs, episodes.step_rows(), firsts)
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
+            if self._as_learner_connector:
+                self.add_n_batch_items(batch, Columns.OBS, self._every(episode), len(episode), episode)
+            else:
+                self.add_batch_item(batch, Columns.OBS, self._latest(episode), episode)
+        return batch
+
+    def _every(self, episode: SingleAgentEpisode) -> Tree:
+        """Leaves (T, ...): for each observation that was acted on."""
+        held = episode.observations
+        rows = held.data if held.finalized else stack(held.data, held.space)
+        return self._stacked(rows, held.lookback + np.arange(len(episode)), 0)
+
+    def _latest(self, episode: SingleAgentEpisode) -> Tree:
+        recent = episode.get_observations(slice(-self.num_frames, None))
+        rows = stack(recent, episode.observations.space) if isinstance(recent, list) else recent
+        return map_leaves(lambda leaf: leaf[0], self._stacked(rows, np.array([row_count(rows) - 1]), 0))
+
+    def _stacked(self, rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int) -> Tree:
+        def joined(frames: NDArray[Any]) -> NDArray[Any]:  # (K, N, ..., C) -> (K, ..., N * C)
+            if frames.ndim == 2:
+                return frames
+            return np.moveaxis(frames, 1, -2).reshape(len(frames), *frames.shape[2:-1], -1)
+
+        return map_leaves(joined, windows(rows, ends, firsts, self.num_frames))

@@ -1,0 +1,205 @@
+"""Observations with mean 0 and spread 1, by what was seen so far; refuses to merge what did not start from the same state.
+
+Its state is the moments of every Box leaf: `shared`, which came by `set_state`, and `own`, seen since then. Parallel runners
+start from one state and send theirs; merging adds up their own parts, so that no observation counts twice. (RLlib 2.60 takes
+the total mean for that of the new part, and merges something else.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from offline_cli.connectors.common.observation_transform import ObservationTransform
+from offline_cli.connectors.common.running_moments import Moments
+from offline_cli.connectors.states import same_state
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.buffers.stacking import stack
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadPiece
+from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.trees import Tree, flatten, unflatten_like
+
+__all__ = ["MeanStdFilter"]
+
+ByLeaf = dict[str, Moments]
+SMALL = 1e-6  # RLlib's: keeps a dimension that never changes from dividing by zero
+NAMES = {"shared", "own"}
+
+
+class MeanStdFilter(ObservationTransform):
+    """(x - mean) / std of each Box leaf, clipped; choices (Discrete, MultiDiscrete, MultiBinary) stay. Integers become float32.
+
+    Beside an environment each new observation is counted first, then changed by all so far, itself included. In a learner
+    pipeline (`as_learner_connector`) the observations that were acted on are counted, all episodes of a call, and then all are
+    changed by the result: call `freeze` before held-out data come through.
+
+    Args:
+        de_mean_to_zero, de_std_to_one: Subtract the mean; divide by the standard deviation (of a sample, plus 1e-6).
+        clip_by_value: Limit to [-c, c]; None: no limit.
+        update_stats: Whether observations are counted at all.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        multi_agent: bool = False,
+        as_learner_connector: bool = False,
+        de_mean_to_zero: bool = True,
+        de_std_to_one: bool = True,
+        clip_by_value: float | None = 10.0,
+        update_stats: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.de_mean_to_zero, self.de_std_to_one = de_mean_to_zero, de_std_to_one
+        self.clip_by_value, self.update_stats = clip_by_value, update_stats
+        self._shared: ByLeaf = {}
+        self._own: ByLeaf = {}
+        super().__init__(
+            input_observation_space,
+            input_action_space,
+            multi_agent=multi_agent,
+            as_learner_connector=as_learner_connector,
+            **kwargs,
+        )
+
+    # ---- spaces ----
+
+    def transformed_space(self, observations: Space, actions: Space) -> Space:
+        """Every Box with the bounds of the clipping."""
+        match observations:
+            case spaces.Dict():
+                return spaces.Dict({key: self.transformed_space(part, actions) for key, part in observations.spaces.items()})
+            case spaces.Tuple():
+                return spaces.Tuple([self.transformed_space(part, actions) for part in observations.spaces])
+            case spaces.Box():
+                bound = self.clip_by_value or np.inf
+                dtype: Any = observations.dtype if np.issubdtype(observations.dtype, np.floating) else np.float32
+                return spaces.Box(-bound, bound, observations.shape, dtype)
+        return observations
+
+    # ---- observations ----
+
+    def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
+        """Leaves (N, ...), all by what is known now."""
+
+        def filtered(leaf: NDArray[Any], known: Moments) -> NDArray[Any]:
+            return self._filtered(leaf, known.mean, known.std) if known.count else leaf
+
+        return self._each(rows, space, agent_id, filtered)
+
+    def transform_last(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
+        """Leaves (E, ...), each row counted and changed before the next one is."""
+        if not self.update_stats:
+            return self.transform(rows, space, agent_id)
+        changed = self._each(rows, space, agent_id, lambda leaf, known: self._filtered(leaf, *known.along(leaf)))
+        self._count(rows, space, agent_id)
+        return changed
+
+    def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
+        """Count all observations that were acted on, then write over all."""
+        space = self.space_before(agent_id)
+        for episode in episodes if self.update_stats else []:
+            if len(episode):
+                seen = episode.get_observations(slice(0, len(episode)))
+                self._count(stack(seen, space) if isinstance(seen, list) else seen, space, agent_id)
+        super().change_all(episodes, agent_id)
+
+    def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
+        """Leaves (N+E, ...); those acted on are counted first."""
+        if self.update_stats:
+            self._count(episodes.acted_obs(), self.space_before(None), None)
+        return super().transformed_batch(episodes)
+
+    def _filtered(self, leaf: NDArray[Any], mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[Any]:
+        values = leaf - mean if self.de_mean_to_zero else leaf
+        values = values / (std + SMALL) if self.de_std_to_one else values
+        return np.clip(values, -self.clip_by_value, self.clip_by_value) if self.clip_by_value else values
+
+    def _each(self, rows: Tree, space: Space, agent_id: Any, change: Callable[[NDArray[Any], Moments], NDArray[Any]]) -> Tree:
+        changed = []
+        boxes = self._boxes(space, agent_id)
+        for path, leaf in flatten(rows, self._prefix(agent_id)):
+            if path in boxes:
+                dtype = leaf.dtype if leaf.dtype.kind == "f" else np.float32
+                leaf = change(leaf, self._known(path, leaf.shape[1:])).astype(dtype, copy=False)
+            changed.append(leaf)
+        return unflatten_like(rows, changed)
+
+    def _count(self, rows: Tree, space: Space, agent_id: Any) -> None:
+        boxes = self._boxes(space, agent_id)
+        for path, leaf in flatten(rows, self._prefix(agent_id)):
+            if path in boxes:
+                own = self._own.get(path) or Moments.none(leaf.shape[1:])
+                self._own[path] = own.with_(Moments.of(leaf))
+
+    def _known(self, path: str, shape: tuple[int, ...]) -> Moments:
+        none = Moments.none(shape)
+        return self._shared.get(path, none).with_(self._own.get(path, none))
+
+    def _boxes(self, space: Space, agent_id: Any) -> set[str]:
+        """The names of leaves that are filtered."""
+        named = leaf_spaces(space, self._prefix(agent_id)).items()
+        return {path for path, part in named if isinstance(part, spaces.Box)}
+
+    def _prefix(self, agent_id: Any) -> str:
+        return str(agent_id) if self._multi_agent else "obs"
+
+    # ---- state ----
+
+    def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
+        """Moments by leaf (`obs`, `obs.camera`, with several agents `agent.camera`), `shared` and `own`; empty before any."""
+        if not (self._shared or self._own):
+            return {}
+        return {"shared": _states(self._shared), "own": _states(self._own)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over all of a state as `shared`, and begin `own` anew. Raises BadPiece for another piece's state."""
+        shared, own = _parts(state)
+        names = dict.fromkeys((*shared, *own))
+        self._own = {}
+        self._shared = {name: _sum([part[name] for part in (shared, own) if name in part]) for name in names}
+
+    def reset_state(self) -> None:
+        """Forget all that was seen."""
+        self._shared, self._own = {}, {}
+
+    def freeze(self) -> None:
+        """Count no further observations."""
+        self.update_stats = False
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What they shared, with all that each saw on its own. Raises BadPiece where they did not start from one state."""
+        parts = [_parts(state) for state in states if state]
+        if not parts:
+            return {}
+        if any(not same_state(_states(parts[0][0]), _states(shared)) for shared, _ in parts[1:]):
+            what = "states of runners that did not start from the same one"
+            raise BadPiece(what, where="MeanStdFilter", fix="set_state of every runner before it goes on")
+        every = [part for pair in (parts[0], *((ByLeaf(), own) for _, own in parts[1:])) for part in pair]
+        names = dict.fromkeys(name for part in every for name in part)
+        return {"shared": _states({name: _sum([part[name] for part in every if name in part]) for name in names}), "own": {}}
+
+
+def _sum(parts: Sequence[Moments]) -> Moments:
+    return reduce(Moments.with_, parts)
+
+
+def _states(moments: ByLeaf) -> dict[str, Any]:
+    return {name: part.state() for name, part in moments.items()}
+
+
+def _parts(state: Mapping[str, Any]) -> tuple[ByLeaf, ByLeaf]:
+    """(shared, own) of a state; an empty one has neither."""
+    if state and set(state) != NAMES:
+        what = f"a state with {sorted(map(str, state))}, not {sorted(NAMES)}"
+        raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter")
+    shared, own = ({name: Moments.from_state(part) for name, part in state.get(key, {}).items()} for key in ("shared", "own"))
+    return shared, own

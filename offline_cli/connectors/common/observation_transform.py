@@ -1,0 +1,164 @@
+"""ObservationTransform, the base of pieces that put other observations into episodes; refuses to know which.
+
+In an env-to-module pipeline the last observation of each episode is written over, as RLlib has it. Recordings hold raw
+observations, so a learner pipeline needs the same piece with `as_learner_connector=True`: there every observation of each
+episode changes, the last one and the lookback buffer included, so that all pieces after it (frame stacking, next observations)
+see one kind. With an `EpisodeBatch` the batch stays as it is, and the pieces after this one get a changed one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gymnasium import spaces
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.buffers.stacking import stack, unstack
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadPiece
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree
+
+__all__ = ["ObservationTransform", "change_observations"]
+
+
+class ObservationTransform(ConnectorV2):
+    """Subclasses say how rows of observations change (`transform`), and to which space (`transformed_space`).
+
+    `multi_agent`: the spaces are Dicts by agent, and each agent's observations are changed by its own.
+    """
+
+    whole_arrays = True
+    writes_episodes = True
+    before_obs = True
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        multi_agent: bool = False,
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._multi_agent = multi_agent
+        self._as_learner_connector = as_learner_connector
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    @abstractmethod
+    def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
+        """Leaves (N, ...) for observations (N, ...) of `space`, those of one agent."""
+
+    def transform_last(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
+        """The same for the last observations (E, ...) of E episodes beside an environment."""
+        return self.transform(rows, space, agent_id)
+
+    @abstractmethod
+    def transformed_space(self, observations: Space, actions: Space) -> Space:
+        """The space of one agent's observations after this piece. Raises SpaceMismatch."""
+
+    def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
+        """The changed space, agent by agent where there are several."""
+        if not self._multi_agent:
+            return self.transformed_space(input_observation_space, input_action_space)
+        if not isinstance(input_observation_space, spaces.Dict):
+            got = f"observations of {input_observation_space}"
+            raise self.misfit(got, "a Dict by agent", fix="multi_agent=False where there is a single agent")
+        actions = input_action_space.spaces if isinstance(input_action_space, spaces.Dict) else {}
+        every = input_observation_space.spaces.items()
+        return spaces.Dict({agent: self.transformed_space(space, actions.get(agent)) for agent, space in every})  # type: ignore[arg-type]
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch as it is; the episodes have other observations.
+
+        Raises BadPiece where the batch has `obs` already, which would stay, and TypeError for an EpisodeBatch.
+        """
+        self._check(batch)
+        if isinstance(episodes, EpisodeBatch):
+            raise TypeError("an EpisodeBatch cannot be written to: call on_episode_batch, or call a pipeline")
+        singles = list(self.single_agent_episode_iterator(episodes, not self._as_learner_connector))
+        for agent_id, own in self._by_agent(singles).items():
+            if self._as_learner_connector:
+                self.change_all(own, agent_id)
+            else:
+                self.change_last(own, agent_id)
+        return batch
+
+    def _check(self, batch: Batch) -> None:
+        if Columns.OBS in batch:
+            name = type(self).__name__
+            fix = f"put {name} before pieces that fill obs, such as FrameStacking"
+            raise BadPiece("obs are in the batch already, and would not change", where=f"piece {name}", fix=fix)
+
+    def _by_agent(self, episodes: list[SingleAgentEpisode]) -> dict[Any, list[SingleAgentEpisode]]:
+        """Episodes that are changed together: all of them, or each agent's."""
+        if not self._multi_agent:
+            return {None: episodes} if episodes else {}
+        groups: dict[Any, list[SingleAgentEpisode]] = {}
+        for episode in episodes:
+            groups.setdefault(episode.agent_id, []).append(episode)
+        return groups
+
+    def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
+        """Write over the last observation of each."""
+        rows = stack([episode.get_observations(-1) for episode in episodes], self.space_before(agent_id))
+        changed = unstack(self.transform_last(rows, self.space_before(agent_id), agent_id))
+        for episode, observation in zip(episodes, changed, strict=True):
+            episode.observation_space = self.space_after(agent_id)  # first: the old space need not contain the new observation
+            episode.set_observations(at_indices=-1, new_data=observation)
+
+    def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
+        """Write over all observations of each."""
+        before, after = self.space_before(agent_id), self.space_after(agent_id)
+        for episode in episodes:
+            change_observations(episode, lambda rows: self.transform(rows, before, agent_id), after)
+
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, Episodes]:
+        """The batch as it is, and the episodes with all observations changed. Raises BadPiece as above."""
+        self._check(batch)
+        if self._multi_agent or not self._as_learner_connector:
+            singles = list(episodes)
+            return self(batch=batch, episodes=singles), singles
+        return batch, replace(episodes, obs=self.transformed_batch(episodes), observation_space=self.observation_space)
+
+    def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
+        """Leaves (N+E, ...) for the observations of a batch of episodes of a single agent."""
+        return self.transform(episodes.obs, self.space_before(None), None)
+
+    def space_before(self, agent_id: Any) -> Any:
+        """The space of one agent's observations before this piece; the whole one for a single agent."""
+        return self._of_agent(self.input_observation_space, agent_id)
+
+    def space_after(self, agent_id: Any) -> Any:
+        """The space of one agent's observations after this piece; the whole one for a single agent."""
+        return self._of_agent(self.observation_space, agent_id)
+
+    def _of_agent(self, space: Space | None, agent_id: Any) -> Any:
+        if space is None:
+            raise self.misfit(
+                "no spaces", "to know them before any data", fix="put it in a pipeline, or give it its input spaces"
+            )
+        if not self._multi_agent:
+            return space
+        by_agent: Any = space
+        if agent_id not in by_agent.spaces:
+            raise self.misfit(f"an observation of agent {agent_id!r}", f"one of {list(by_agent.spaces)}", fix="another space")
+        return by_agent[agent_id]
+
+
+def change_observations(episode: SingleAgentEpisode, change: Callable[[Tree], Tree], space: Space | None) -> None:
+    """Put `change(rows)` in the place of all observations (N, ...) of an episode, lookback buffer included."""
+    held = episode.observations
+    if held.len_incl_lookback():
+        rows = change(held.shared() if held.finalized else stack(held.data, held.space))
+        if held.finalized:
+            held.replace(rows)
+            held.shared()  # leaves that did not change are still held by somebody else
+        else:
+            held.data = unstack(rows)
+    episode.observation_space = space

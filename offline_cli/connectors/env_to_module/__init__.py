@@ -1,0 +1,12 @@
+"""Pieces between an environment's observations and a module's inputs, one file per piece; imports them when asked for."""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """`from offline_cli.connectors.env_to_module import ...`, as RLlib's code has it."""
+    import offline_cli.connectors as connectors
+
+    if name not in connectors.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(connectors, name)

@@ -1,0 +1,5 @@
+"""FrameStacking by the import path that RLlib has for it; refuses to be another class than that in `common`."""
+
+from offline_cli.connectors.common.frame_stacking import FrameStacking
+
+__all__ = ["FrameStacking"]

@@ -1,0 +1,74 @@
+"""From episodes to a train batch; refuses columns that have different numbers of rows.
+
+Pieces may write into episodes. Where one of ours does (`writes_episodes`), or two episodes share a name, all work on copies, so
+that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as RLlib has it,
+unless there are such copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import Batch, is_filed
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import Episodes
+from offline_cli.connectors.learner.own_episodes import have_names_of_their_own, own_episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadPiece
+from offline_cli.trees import leaves
+
+__all__ = ["LearnerConnectorPipeline"]
+
+ROWS_OF_STEPS: Final = (
+    Columns.OBS,
+    Columns.NEXT_OBS,
+    Columns.ACTIONS,
+    Columns.REWARDS,
+    Columns.TERMINATEDS,
+    Columns.TRUNCATEDS,
+    Columns.LOSS_MASK,
+)
+
+
+class LearnerConnectorPipeline(ConnectorPipelineV2):
+    """`pipeline(episodes=...)` gives the train batch of episodes: a list, or an `EpisodeBatch`, which is much faster."""
+
+    multi_agent: bool = False  # whether columns go by module in the end: agents' episodes are then taken one by one
+
+    def _prepared(self, episodes: Episodes) -> Episodes:
+        if isinstance(episodes, EpisodeBatch):
+            if not self.multi_agent:
+                return episodes
+            episodes = list(episodes)
+        elif not any(piece.writes_episodes for piece in self.pieces()) and have_names_of_their_own(episodes):
+            return episodes
+        return own_episodes(episodes)
+
+    def _steps(self, batch: Batch, episodes: Episodes, call: dict[str, Any]) -> Iterator[tuple[str, Batch, Episodes]]:
+        for name, after, left in super()._steps(batch, episodes, call):
+            batch = after
+            yield name, after, left
+        for columns in _parts(batch):
+            _check_rows(columns)
+
+
+def _parts(batch: Batch) -> Iterator[Batch]:
+    """The batch, or each module's part of it."""
+    if any(column in batch for column in ROWS_OF_STEPS):
+        yield batch
+    else:
+        yield from (part for part in batch.values() if isinstance(part, dict) and not is_filed(part))
+
+
+def _check_rows(columns: Batch) -> None:
+    """Raise BadPiece where columns that have a row per step disagree; items that are not stacked yet are left alone."""
+    counts = {}
+    for column in ROWS_OF_STEPS:
+        held = columns.get(column)
+        if held is not None and not isinstance(held, list) and not is_filed(held):
+            counts[column] = len(leaves(held)[0])
+    if len(set(counts.values())) > 1:
+        fix = "one item per timestep of every episode, in each column that a piece adds"
+        raise BadPiece(f"columns of different lengths: {counts}", where="learner pipeline", fix=fix)

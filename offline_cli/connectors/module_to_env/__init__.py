@@ -1,0 +1,12 @@
+"""Pieces between a module's outputs and an environment's step, one file per piece; imports them when asked for."""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """`from offline_cli.connectors.module_to_env import ...`, as RLlib's code has it."""
+    import offline_cli.connectors as connectors
+
+    if name not in connectors.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(connectors, name)

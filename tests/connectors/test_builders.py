@@ -1,0 +1,100 @@
+"""What users give for a pipeline: builders of every signature, pieces, lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli.connectors import ConnectorPipelineV2, ConnectorV2, FrameStacking, NumpyToTensor
+from offline_cli.connectors.builders import Kind, custom_pieces
+from offline_cli.errors import BadConfig, BadPiece
+
+OBS, ACT = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+
+
+def pieces(custom: Any, kind: Kind = "env_to_module", **options: Any) -> list[ConnectorV2]:
+    return custom_pieces(custom, kind, OBS, ACT, **options)
+
+
+def received(kind: Kind, make: Any, **options: Any) -> Any:
+    """What a builder is called with."""
+    calls: list[Any] = []
+    pieces(make(calls), kind, **options)
+    return calls[0]
+
+
+def remembering(calls: list[Any], *arguments: Any) -> ConnectorV2:
+    calls.append(arguments)
+    return NumpyToTensor()
+
+
+@pytest.mark.parametrize("kind", ["env_to_module", "module_to_env"])
+def test_a_builder_of_one_argument_gets_the_environment(kind: Kind) -> None:
+    assert received(kind, lambda calls: lambda env: remembering(calls, env), env="env") == ("env",)
+
+
+def test_a_builder_of_three_arguments_gets_spaces_and_device_too() -> None:
+    env, given, device = received(
+        "env_to_module",
+        lambda calls: lambda env, spaces, device: remembering(calls, env, spaces, device),
+        device="cpu",
+        num_envs=5,
+    )
+    assert (env, device) == (None, "cpu")
+    assert given["__env_single__"] == (OBS, ACT)
+    assert given["__env__"] == (spaces.Box(-1, 1, (5, 3), np.float32), spaces.MultiDiscrete([2] * 5))
+
+
+def test_a_learner_s_builder_gets_the_two_spaces() -> None:
+    made = received("learner", lambda calls: lambda obs_space, act_space: remembering(calls, obs_space, act_space))
+    assert made == (OBS, ACT)
+
+
+def test_a_learner_s_builder_of_one_argument_is_called_without_an_environment() -> None:
+    assert received("learner", lambda calls: lambda env: remembering(calls, env)) == (None,)
+
+
+def test_a_default_that_holds_a_value_of_the_user_s_own_is_left_alone() -> None:
+    (piece,) = pieces(lambda env, n=4: FrameStacking(num_frames=n))
+    assert isinstance(piece, FrameStacking)
+    assert piece.num_frames == 4
+
+
+def test_a_default_that_bears_an_argument_s_name_is_filled_in() -> None:
+    made = received("env_to_module", lambda calls: lambda env, spaces=None, n=4: remembering(calls, spaces, n))
+    assert set(made[0]) == {"__env__", "__env_single__"}
+    assert made[1] == 4
+
+
+def test_a_builder_that_takes_anything_gets_everything() -> None:
+    assert len(received("env_to_module", lambda calls: lambda *arguments: remembering(calls, *arguments))) == 3
+    assert received("learner", lambda calls: lambda *arguments: remembering(calls, *arguments)) == (OBS, ACT)
+
+
+def test_one_piece_several_and_pipelines_need_no_builder() -> None:
+    one, two = NumpyToTensor(), ConnectorPipelineV2()
+    assert pieces(one) == pieces([one]) == pieces((one,)) == pieces(lambda env: one) == [one]
+    assert pieces(two) == [two]
+    assert pieces(lambda env: (one, two)) == [one, two]
+    assert pieces(None) == []
+
+
+@pytest.mark.parametrize(
+    ("custom", "said"),
+    [
+        (NumpyToTensor, "NumpyToTensor is a class"),
+        (lambda env: NumpyToTensor, "gave the class NumpyToTensor, not a ConnectorV2"),
+        (lambda env: None, "gave NoneType, not a ConnectorV2"),
+        (lambda env: "FrameStacking", "gave str, not a ConnectorV2"),
+        ("FrameStacking", "gave str, not a ConnectorV2"),
+        (lambda a, b, c, d: NumpyToTensor(), "wants 4 arguments"),
+    ],
+)
+def test_what_is_no_piece_and_builds_none_is_refused_as_a_mistake_in_the_config(custom: Any, said: str) -> None:
+    with pytest.raises(BadPiece, match=said) as caught:
+        pieces(custom)
+    assert isinstance(caught.value, BadConfig)
+    assert caught.value.where == "env-to-module pipeline"

@@ -1,0 +1,320 @@
+"""Pipelines: pieces by name, spaces before any data, states by piece, errors that name the piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli.connectors import BatchIndividualItems, ConnectorPipelineV2, ConnectorV2, FrameStacking, NumpyToTensor
+from offline_cli.connectors.connector_v2 import Batch
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
+
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+ACTIONS = spaces.Discrete(2)
+
+
+class Piece(ConnectorV2):
+    def __call__(self, *, batch: Batch, **_: Any) -> Batch:
+        return batch
+
+
+class Counts(Piece):
+    """Remembers a number; of several runners' numbers it takes the sum."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.number = 0
+
+    def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"number": self.number} if self.number else {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.number = state["number"]
+
+    def reset_state(self) -> None:
+        self.number = 0
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"number": sum(state["number"] for state in states)}
+
+
+class Largest(Counts):
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"number": max(state["number"] for state in states)}
+
+
+class Doubles(Piece):
+    def recompute_output_observation_space(self, observations: Any, actions: Any) -> Any:
+        assert observations.shape == (3,), "wants three"
+        return spaces.Box(-1, 1, (6,), np.float32)
+
+
+def names(pipeline: ConnectorPipelineV2) -> list[str]:
+    return [name for name, _ in pipeline.named()]
+
+
+# ---- pieces by name ----
+
+
+@pytest.mark.parametrize("method", ["insert_before", "insert_after"])
+def test_inserting_gives_back_the_piece_that_was_named(method: str) -> None:
+    anchor = BatchIndividualItems()
+    pipeline = ConnectorPipelineV2(connectors=[anchor])
+    assert getattr(pipeline, method)("BatchIndividualItems", Piece()) is anchor
+
+
+def test_unknown_names_raise_with_the_nearest_one_and_change_nothing() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[FrameStacking(), NumpyToTensor()])
+    for call in (
+        lambda: pipeline.insert_before("FrameStackin", Piece()),
+        lambda: pipeline.insert_after("FrameStackin", Piece()),
+        lambda: pipeline.remove("FrameStackin"),
+        lambda: pipeline["FrameStackin"],
+        lambda: pipeline.set_state({"FrameStackin": {"x": 1}}),
+        lambda: pipeline.merge_states([{"FrameStackin": {"x": 1}}]),
+    ):
+        with pytest.raises(UnknownPiece) as caught:
+            call()
+        assert caught.value.fix == "did you mean FrameStacking?"
+        assert names(pipeline) == ["FrameStacking", "NumpyToTensor"]
+
+
+def test_unknown_classes_raise() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[NumpyToTensor()])
+    for call in (lambda: pipeline.remove(Counts), lambda: pipeline[Counts]):
+        with pytest.raises(UnknownPiece, match="Counts"):
+            call()
+
+
+def test_pieces_are_found_by_index_name_slice_and_class() -> None:
+    one, two = Counts(), Largest()
+    pipeline = ConnectorPipelineV2(connectors=[one, Piece(), two])
+    assert pipeline[0] is pipeline["Counts"] is one
+    assert pipeline[Counts] == [one, two]
+    assert pipeline[1:] == pipeline.connectors[1:]
+
+
+def test_the_second_piece_of_a_class_is_found_by_its_number() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[Counts(), Counts()])
+    second = pipeline[1]
+    assert pipeline["Counts_2"] is pipeline.remove("Counts_2") is second
+
+
+def test_what_is_no_piece_is_refused_by_every_door() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[Piece()])
+    for call in (
+        lambda: ConnectorPipelineV2(connectors=[Piece]),  # type: ignore[list-item]
+        lambda: pipeline.append("FrameStacking"),  # type: ignore[arg-type]
+        lambda: pipeline.prepend(None),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(BadPiece, match="is not a ConnectorV2"):
+            call()
+    assert len(pipeline) == 1
+
+
+# ---- calls ----
+
+
+def test_a_piece_that_gives_no_batch_is_named_as_a_mistake_of_the_pipeline() -> None:
+    class Forgets(ConnectorV2):
+        def __call__(self, **_: Any) -> Batch:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(BadPiece, match="piece Forgets_2 gave NoneType, not the batch") as caught:
+        nested = ConnectorPipelineV2(connectors=[Piece(), ConnectorPipelineV2(connectors=[Piece()])])
+        nested.append(type("Forgets", (Piece,), {})())
+        nested.append(Forgets())
+        nested(episodes=[])
+    assert isinstance(caught.value, BadConfig)
+
+
+def test_an_error_in_a_piece_stays_what_it_is_with_a_note_that_names_the_piece() -> None:
+    class Breaks(ConnectorV2):
+        def __call__(self, **_: Any) -> Batch:
+            raise KeyError("velocity")
+
+    with pytest.raises(KeyError, match="velocity") as caught:
+        ConnectorPipelineV2(connectors=[Piece(), ConnectorPipelineV2(connectors=[Breaks()])])(episodes=[])
+    assert caught.value.__notes__ == ["in connector piece Breaks", "in connector piece ConnectorPipelineV2"]
+
+
+def test_every_piece_gets_the_same_shared_data_and_what_else_was_given() -> None:
+    seen: list[Any] = []
+
+    class Looks(ConnectorV2):
+        def __call__(self, *, batch: Batch, shared_data: Any, explore: Any, rl_module: Any, color: Any, **_: Any) -> Batch:
+            seen.append((id(shared_data), explore, rl_module, color))
+            return batch
+
+    pipeline = ConnectorPipelineV2(connectors=[Looks(), ConnectorPipelineV2(connectors=[Looks()])])
+    pipeline(episodes=[], explore=True, rl_module="module", color="red")
+    assert seen[0] == seen[1]
+    assert seen[0][1:] == (True, "module", "red")
+
+
+def test_each_piece_is_timed_under_its_unique_name() -> None:
+    keys: list[Any] = []
+
+    class Metrics:
+        @contextmanager
+        def log_time(self, key: Any) -> Iterator[None]:
+            yield
+            keys.append(key)
+
+    ConnectorPipelineV2(connectors=[Piece(), Piece()])(episodes=[], metrics=Metrics(), metrics_prefix_key=("learner",))
+    timers = ("learner", "timers", "connectors")
+    assert keys == [(*timers, "Piece"), (*timers, "Piece_2"), ("learner", "connector_pipeline_timer")]
+
+
+def test_what_a_nested_pipeline_does_to_whole_arrays_is_seen_after_it() -> None:
+    class Halves(ConnectorV2):
+        whole_arrays = True
+
+        def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> Any:
+            return batch, episodes.select([0])
+
+        def __call__(self, **_: Any) -> Batch:
+            raise AssertionError
+
+    class Looks(ConnectorV2):
+        def __call__(self, *, batch: Batch, episodes: Any, **_: Any) -> Batch:
+            return {"ids": [episode.id_ for episode in episodes]}
+
+    pipeline = ConnectorPipelineV2(connectors=[ConnectorPipelineV2(connectors=[Halves()]), Looks()])
+    assert pipeline(episodes=two_episodes()) == {"ids": ["a"]}
+
+
+def two_episodes() -> EpisodeBatch:
+    zeros = np.zeros(2)
+    flags = np.zeros(2, bool)
+    return EpisodeBatch(("a", "b"), np.array([0, 1, 2]), np.zeros(4), zeros, zeros, flags, flags)
+
+
+# ---- spaces ----
+
+
+def test_a_piece_that_cannot_take_the_spaces_before_it_is_named_before_any_data() -> None:
+    with pytest.raises(SpaceMismatch, match=r"piece Doubles_2 cannot take observations Box.*\(6,\).*wants three"):
+        ConnectorPipelineV2(VECTOR, ACTIONS, connectors=[Doubles(), Doubles()])
+
+
+def test_our_own_pieces_say_what_they_got_and_wanted() -> None:
+    with pytest.raises(SpaceMismatch, match=r"FrameStacking got observations of Discrete\(2\), and wants Box") as caught:
+        ConnectorPipelineV2(spaces.Discrete(2), ACTIONS, connectors=[Piece(), FrameStacking(num_frames=2)])
+    assert caught.value.where == "piece FrameStacking"
+
+
+def test_a_hook_that_gives_no_space_is_named() -> None:
+    class Forgets(Piece):
+        def recompute_output_observation_space(self, *_: Any) -> Any:
+            return None
+
+    with pytest.raises(SpaceMismatch, match=r"piece Forgets turned Box.* into None, which is no space"):
+        ConnectorPipelineV2(VECTOR, ACTIONS, connectors=[Forgets()])
+
+
+def test_a_piece_that_does_not_fit_is_not_put_in() -> None:
+    pipeline = ConnectorPipelineV2(VECTOR, ACTIONS, connectors=[Doubles()])
+    with pytest.raises(SpaceMismatch):
+        pipeline.append(Doubles())
+    assert names(pipeline) == ["Doubles"]
+    assert pipeline.observation_space is not None
+    assert pipeline.observation_space.shape == (6,)
+
+
+def test_the_older_hooks_that_look_at_the_piece_itself_are_asked() -> None:
+    class Older(Piece):
+        def recompute_observation_space_from_input_spaces(self) -> Any:
+            assert self.input_observation_space is not None
+            return spaces.Box(0, 1, (self.input_observation_space.n,), np.float32)
+
+        def recompute_action_space_from_input_spaces(self) -> Any:
+            return spaces.Discrete(7)
+
+    pipeline = ConnectorPipelineV2(spaces.Discrete(4), ACTIONS, connectors=[Older()])
+    assert pipeline.observation_space == spaces.Box(0, 1, (4,), np.float32)
+    assert pipeline.action_space == spaces.Discrete(7)
+
+
+def test_spaces_are_known_with_one_of_them_alone_and_again_when_they_change() -> None:
+    piece = Doubles(VECTOR)
+    assert piece.observation_space is not None
+    assert piece.action_space is None
+    piece.input_action_space = ACTIONS
+    assert piece.action_space == ACTIONS
+    piece.input_observation_space = None
+    assert piece.observation_space is None
+
+
+def test_an_empty_pipeline_passes_spaces_on() -> None:
+    pipeline = ConnectorPipelineV2(VECTOR, ACTIONS)
+    assert (pipeline.observation_space, pipeline.action_space) == (VECTOR, ACTIONS)
+
+
+# ---- states ----
+
+
+def test_states_of_parallel_runners_reach_the_piece_they_are_from() -> None:
+    """The first piece has no state at all: pairing states with pieces by their place would merge by the wrong piece."""
+    pipeline = ConnectorPipelineV2(connectors=[Counts(), Largest(), ConnectorPipelineV2(connectors=[Counts()]), Counts()])
+    runners = [
+        {"Largest": {"number": 3}, "ConnectorPipelineV2": {"Counts": {"number": 1}}, "Counts_2": {"number": 10}},
+        {"Largest": {"number": 5}, "ConnectorPipelineV2": {"Counts": {"number": 2}}},
+    ]
+    merged = pipeline.merge_states(runners)
+    assert merged == {"Largest": {"number": 5}, "ConnectorPipelineV2": {"Counts": {"number": 3}}, "Counts_2": {"number": 10}}
+    pipeline.set_state(merged)
+    assert pipeline.get_state() == merged
+
+
+def test_a_state_that_cannot_be_merged_is_never_lost_in_silence() -> None:
+    class Remembers(Counts):
+        merge_states = ConnectorV2.merge_states
+
+    pipeline = ConnectorPipelineV2(connectors=[Remembers()])
+    same = {"Remembers": {"number": np.array([1, 2])}}
+    assert pipeline.merge_states([same, same])["Remembers"]["number"].tolist() == [1, 2]
+    with pytest.raises(BadPiece, match="Remembers keeps a state, and does not say how"):
+        pipeline.merge_states([same, {"Remembers": {"number": np.array([1, 3])}}])
+    assert pipeline.merge_states([]) == {}
+
+
+def test_states_can_be_asked_for_by_name() -> None:
+    one, two = Counts(), Counts()
+    one.number, two.number = 1, 2
+    pipeline = ConnectorPipelineV2(connectors=[one, two])
+    assert pipeline.get_state("Counts_2") == {"Counts_2": {"number": 2}}
+    assert pipeline.get_state(not_components=["Counts_2"]) == {"Counts": {"number": 1}}
+
+
+def test_all_pieces_forget_nested_ones_too() -> None:
+    one, two = Counts(), Counts()
+    one.number, two.number = 1, 2
+    pipeline = ConnectorPipelineV2(connectors=[one, ConnectorPipelineV2(connectors=[two])])
+    pipeline.reset_state()
+    assert pipeline.get_state() == {}
+
+
+def test_a_piece_without_a_state_refuses_one() -> None:
+    with pytest.raises(OfflineCliError, match=r"Piece has no state, yet was given \['x'\]"):
+        ConnectorPipelineV2(connectors=[Piece()]).set_state({"Piece": {"x": 1}})
+
+
+def test_a_pipeline_class_with_a_call_of_its_own_is_called_with_whole_arrays_too() -> None:
+    class Doubling(ConnectorPipelineV2):
+        def __call__(self, **call: Any) -> Batch:
+            return {"x": 2 * super().__call__(**call)["x"]}
+
+    class Sets(Piece):
+        whole_arrays = True
+
+        def __call__(self, *, episodes: Any, **_: Any) -> Batch:
+            return {"x": len(episodes)}
+
+    assert ConnectorPipelineV2(connectors=[Doubling(connectors=[Sets()])])(episodes=two_episodes()) == {"x": 4}

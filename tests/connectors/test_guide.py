@@ -1,0 +1,49 @@
+"""The guide to connectors: its code runs as it stands, its table has every piece, its picture is that of the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from offline_cli.connectors.pipeline_files import parse_pipeline
+from offline_cli.connectors.registry import own_pieces
+from offline_cli.report.pipelines import pipelines_svg
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "connectors.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_all_code_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pipeline.toml").write_text(blocks("toml")[0], encoding="utf-8")
+    assert len(blocks("python")) > 8
+    names: dict[str, object] = {"__name__": "guide"}
+    for number, code in enumerate(blocks("python")):
+        exec(compile(code, f"docs/connectors.md, block {number}", "exec"), names)
+
+
+def test_every_pipeline_file_is_one() -> None:
+    for text in blocks("toml"):
+        assert parse_pipeline(tomllib.loads(text), where="docs/connectors.md").pieces
+
+
+def test_the_table_names_every_piece_and_no_other() -> None:
+    table = PAGE.split("## The pieces")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == sorted(own_pieces())
+
+
+def test_the_picture_is_what_the_code_draws() -> None:
+    assert (DOCS / "connectors.svg").read_text(encoding="utf-8") == pipelines_svg()
+
+
+def test_the_picture_shows_the_default_pieces_in_their_order() -> None:
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", pipelines_svg())
+    for first, second in (("AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch"), ("GetActions", "TensorToNumpy")):
+        assert words.index(second) == words.index(first) + 1

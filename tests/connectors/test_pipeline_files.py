@@ -1,0 +1,382 @@
+"""Pipeline files: what is in them is built, and what is wrong with them is said, all of it and before any data is read."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from offline_cli import Columns, ConnectorV2, SingleAgentEpisode
+from offline_cli.connectors import registry
+from offline_cli.connectors.pipeline_files import load_pipeline, parse_pipeline, read_pipeline
+from offline_cli.connectors.registry import own_pieces
+from offline_cli.errors import BadConfig, MissingPackage, SpaceMismatch, StorageNotFound
+
+VECTOR = gym.spaces.Box(-99.0, 99.0, (2,), np.float32)
+CHOICES = gym.spaces.Discrete(3)
+ARM = gym.spaces.Box(-4.0, 4.0, (2,), np.float32)
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "pipeline.toml"
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def my_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module `my_pieces` in the current folder."""
+    code = """
+    import gymnasium as gym
+    import numpy as np
+    from offline_cli import ConnectorV2
+
+    class Plain(ConnectorV2):
+        def __init__(self, bound=1.0, **kwargs):
+            super().__init__(**kwargs)
+            self.bound = bound
+        def __call__(self, *, batch, **kwargs):
+            return batch
+
+    class Twice(ConnectorV2):
+        def __init__(self, input_observation_space, input_action_space, *, as_learner_connector, **kwargs):
+            super().__init__(input_observation_space, input_action_space, **kwargs)
+            self.seen, self.as_learner = input_observation_space, as_learner_connector
+        def recompute_output_observation_space(self, observations, actions):
+            assert isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1
+            return gym.spaces.Box(-99, 99, (2 * observations.shape[0],), np.float32)
+        def __call__(self, *, batch, **kwargs):
+            return batch
+
+    class Picky(Plain):
+        def __init__(self, *, size, **kwargs):
+            super().__init__(**kwargs)
+            if size > 3:
+                raise ValueError("size is at most 3")
+
+    def build(env, spaces, device, *, bound=7.0):
+        return [Plain(bound), Plain(spaces["__env_single__"][0].shape[0])]
+
+    def wrong(env):
+        return "nothing"
+
+    number = 3
+    """
+    (tmp_path / "my_pieces.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_pieces", raising=False)
+
+
+def load(path: Path, **more: Any) -> Any:
+    return load_pipeline(path, observation_space=VECTOR, action_space=more.pop("action_space", CHOICES), **more)
+
+
+def names(pipeline: Any) -> list[str]:
+    return [name for name, _ in pipeline.named()]
+
+
+def problems(path: Path, **more: Any) -> list[str]:
+    with pytest.raises(BadConfig) as caught:
+        load(path, **more)
+    found: list[str] = caught.value.details["problems"]
+    return found
+
+
+# ---- what is built ----
+
+
+def test_named_pieces_come_first_and_the_default_ones_after_them(write: Write) -> None:
+    path = write("""
+        kind = "env_to_module"
+        [[pieces]]
+        name = "frame_stacking"
+        num_frames = 4
+    """)
+    pipeline = load(path)
+    assert names(pipeline)[:2] == ["FrameStacking", "AddObservationsFromEpisodesToBatch"]
+    episode = SingleAgentEpisode(observation_space=VECTOR, action_space=CHOICES)
+    episode.add_env_reset(np.ones(2, np.float32))
+    obs = pipeline(episodes=[episode], rl_module=None)[Columns.OBS]
+    assert tuple(obs.shape[1:]) == pipeline.observation_space.shape
+    assert obs.numel() == 8
+
+
+def test_without_defaults_the_pipeline_is_what_is_listed(write: Write) -> None:
+    path = write("""
+        kind = "learner"
+        defaults = false
+        pieces = [{ name = "add_columns_from_episodes_to_batch" }]
+    """)
+    assert names(load(path)) == ["AddColumnsFromEpisodesToBatch"]
+
+
+@pytest.mark.parametrize("kind", ["learner", "env_to_module", "module_to_env"])
+def test_a_file_of_a_kind_alone_is_the_default_pipeline(write: Write, kind: str) -> None:
+    assert len(load(write(f'kind = "{kind}"'))) >= 5
+
+
+def test_a_piece_is_told_which_side_it_is_on(write: Write, my_pieces: None) -> None:
+    text = 'kind = "{}"\n[[pieces]]\nuse = "my_pieces:Twice"\n'
+    assert load(write(text.format("learner")))[0].as_learner is True
+    assert load(write(text.format("env_to_module")))[0].as_learner is False
+
+
+def test_a_class_of_the_current_folder_gets_the_spaces_that_come_to_it(write: Write, my_pieces: None) -> None:
+    path = write("""
+        kind = "env_to_module"
+        pieces = [{ use = "my_pieces:Twice" }, { use = "my_pieces:Twice" }, { use = "my_pieces:Plain", bound = 2.5 }]
+    """)
+    pipeline = load(path)
+    assert names(pipeline)[:3] == ["Twice", "Twice_2", "Plain"]
+    assert pipeline["Twice_2"].seen.shape == (4,)
+    assert pipeline.observation_space.shape == (8,)
+    assert pipeline["Plain"].bound == 2.5
+
+
+def test_a_builder_of_the_current_folder_gets_what_builders_get_and_its_options(write: Write, my_pieces: None) -> None:
+    path = write("""
+        kind = "env_to_module"
+        pieces = [{ use = "my_pieces:build", bound = 1.5 }]
+    """)
+    pipeline = load(path)
+    assert [pipeline["Plain"].bound, pipeline["Plain_2"].bound] == [1.5, 2]
+
+
+def test_a_piece_is_put_before_or_after_a_default_one(write: Write, my_pieces: None) -> None:
+    path = write("""
+        kind = "module_to_env"
+        [[pieces]]
+        use = "my_pieces:Plain"
+        before = "GetActions"
+        [[pieces]]
+        use = "my_pieces:Plain"
+        after = "tensor_to_numpy"
+    """)
+    assert names(load(path))[:4] == ["Plain", "GetActions", "TensorToNumpy", "Plain_2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "scale", "expected"),
+    [
+        ("", "env", (False, True)),
+        ("", "normalized", (True, False)),
+        ("", None, (True, False)),
+        ("normalize_actions = true", "env", (True, False)),
+        ("normalize_actions = false\nclip_actions = false", None, (False, False)),
+    ],
+)
+def test_actions_are_stretched_as_the_file_says_or_else_the_policy(write: Write, text: str, scale: Any, expected: Any) -> None:
+    pipeline = load(write(f'kind = "module_to_env"\n{text}'), action_space=ARM, action_scale=scale)
+    piece = pipeline["NormalizeAndClipActions"]
+    assert (piece.normalize_actions, piece.clip_actions) == expected
+
+
+def test_one_declaration_of_frame_stacking_serves_both_sides(write: Write) -> None:
+    path = write("""
+        kind = "learner"
+        pieces = [{ name = "clip_rewards" }, { name = "mean_std_filter" }, { name = "frame_stacking", num_frames = 4 }]
+    """)
+    file = read_pipeline(path)
+    from offline_cli.connectors.pipeline_building import Setting
+
+    setting = Setting(VECTOR, CHOICES)
+    beside = file.beside_environment().build(setting)
+    assert names(beside)[:3] == ["MeanStdFilter", "FrameStacking", "AddObservationsFromEpisodesToBatch"]
+    assert beside.observation_space == file.build(setting).observation_space
+
+
+def test_a_learners_file_without_defaults_is_played_between_the_default_pieces(write: Write) -> None:
+    from offline_cli.connectors.pipeline_building import Setting
+
+    listed = ("frame_stacking", "add_observations_from_episodes_to_batch", "batch_individual_items", "numpy_to_tensor")
+    pieces = ", ".join(f'{{ name = "{name}"{", num_frames = 2" if name == "frame_stacking" else ""} }}' for name in listed)
+    file = read_pipeline(write(f'kind = "learner"\ndefaults = false\npieces = [{pieces}]'))
+    beside = names(file.beside_environment().build(Setting(VECTOR, CHOICES)))
+    assert beside == ["FrameStacking", *names(load(write('kind = "env_to_module"')))]
+
+
+# ---- what is refused ----
+
+
+def test_all_mistakes_of_a_file_are_said_at_once_with_what_was_nearly_meant(write: Write) -> None:
+    path = write("""
+        kind = "lerner"
+        defalts = true
+        [[pieces]]
+        name = "frame_staking"
+        [[pieces]]
+        name = "frame_stacking"
+        num_frame = 4
+        [[pieces]]
+        num_frames = 4
+        [[pieces]]
+        use = "no_such_module_anywhere:Piece"
+        [[pieces]]
+        name = "frame_stacking"
+        before = "a"
+        after = "b"
+    """)
+    said = "\n".join(problems(path))
+    assert "unknown key 'defalts', did you mean 'defaults'?" in said
+    assert "'lerner' is not one of" in said
+    assert "pieces[0] (frame_staking): no piece 'frame_staking' (did you mean frame_stacking?" in said
+    assert "pieces[1] (frame_stacking): unknown option 'num_frame', did you mean 'num_frames'?" in said
+    assert 'pieces[2]: give either name = "..." or use = ' in said
+    assert "pieces[3] (no_such_module_anywhere:Piece): there is no module 'no_such_module_anywhere'" in said
+    assert "pieces[4] (frame_stacking): before and after: give one of the two" in said
+    assert len(said.splitlines()) == 7
+
+
+def test_options_that_a_constructor_minds_are_said_for_every_piece(write: Write, my_pieces: None) -> None:
+    path = write("""
+        kind = "env_to_module"
+        pieces = [{ use = "my_pieces:Picky", size = 9 }, { name = "frame_stacking", num_frames = 0 }]
+    """)
+    first, second = problems(path)
+    assert first == "pieces[0] (my_pieces:Picky): ValueError: size is at most 3"
+    assert second.startswith("pieces[1] (frame_stacking): num_frames=0")
+
+
+def test_a_missing_option_is_named(write: Write, my_pieces: None) -> None:
+    assert problems(write('kind = "learner"\npieces = [{ use = "my_pieces:Picky" }]')) == [
+        "pieces[0] (my_pieces:Picky): needs the option 'size'"
+    ]
+
+
+def test_the_side_of_a_piece_is_not_an_option(write: Write) -> None:
+    path = write('kind = "learner"\npieces = [{ name = "frame_stacking", as_learner_connector = false }]')
+    assert "follows from the kind" in problems(path)[0]
+
+
+def test_pieces_of_another_kind_of_pipeline_are_refused(write: Write) -> None:
+    path = write("""
+        kind = "env_to_module"
+        normalize_actions = true
+        pieces = [{ name = "get_actions" }, { name = "clip_rewards" }]
+    """)
+    said = problems(path)
+    assert said[0] == "normalize_actions: belongs to pipelines of kind 'module_to_env'"
+    assert said[1].endswith("belongs to pipelines of kind 'module_to_env', this is one of kind 'env_to_module'")
+    assert said[2].endswith("belongs to pipelines of kind 'learner', this is one of kind 'env_to_module'")
+
+
+def test_a_file_of_another_kind_than_is_needed_is_refused(write: Write) -> None:
+    assert problems(write('kind = "learner"'), kind="env_to_module") == [
+        "kind: this is a pipeline of kind 'learner', and 'env_to_module' is needed here"
+    ]
+
+
+def test_a_place_that_no_piece_has_is_refused_with_those_there_are(write: Write) -> None:
+    path = write('kind = "module_to_env"\npieces = [{ name = "get_actions", before = "frame_stacking" }]')
+    assert "no piece 'frame_stacking' among ['GetActions'" in problems(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        ("my_pieces:Plan", "did you mean Plain"),
+        ("my_pieces:number", "neither a ConnectorV2 nor a function"),
+        ("my_pieces:gym.Env", "neither a ConnectorV2 nor a function"),
+        ("my_pieces:wrong", "gave str, not a ConnectorV2"),
+        ("my_pieces", "does not match"),
+    ],
+)
+def test_what_is_no_piece_is_refused(write: Write, my_pieces: None, use: str, said: str) -> None:
+    assert said in "\n".join(problems(write(f'kind = "learner"\npieces = [{{ use = "{use}" }}]')))
+
+
+def test_shapes_that_do_not_fit_name_the_piece_what_it_got_and_what_it_wanted(write: Write) -> None:
+    path = write('kind = "env_to_module"\npieces = [{ name = "frame_stacking", num_frames = 2 }, { name = "one_hot" }]')
+    with pytest.raises(SpaceMismatch) as caught:
+        load(path)
+    assert "OneHot got observations of Box(" in caught.value.what
+    assert "wants Discrete or MultiDiscrete" in caught.value.what
+    assert caught.value.where == f"{path}, piece OneHot"
+
+
+def test_an_assertion_of_a_users_piece_is_quoted_as_what_it_wanted(write: Write, my_pieces: None) -> None:
+    path = write('kind = "env_to_module"\npieces = [{ use = "my_pieces:Twice" }]')
+    with pytest.raises(SpaceMismatch) as caught:
+        load_pipeline(path, observation_space=CHOICES, action_space=CHOICES)
+    assert "Discrete(3)" in caught.value.what
+    assert "isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1" in caught.value.what
+
+
+def test_files_that_are_not_there_or_no_toml_are_refused(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(StorageNotFound):
+        load(tmp_path / "nothing.toml")
+    with pytest.raises(BadConfig, match="not TOML"):
+        load(write("kind ="))
+
+
+# ---- whose code runs ----
+
+
+def test_a_document_that_the_user_has_not_named_imports_no_code(my_pieces: None) -> None:
+    document = {"kind": "learner", "pieces": [{"use": "my_pieces:Plain"}, {"name": "frame_stacking"}]}
+    with pytest.raises(BadConfig, match="only imported where your own file or option names it"):
+        parse_pipeline(document, where="run/pipeline.toml", trusted=False)
+    assert "my_pieces" not in sys.modules
+    own = {"kind": "learner", "pieces": [{"name": "frame_stacking"}]}
+    assert len(parse_pipeline(own, where="run/pipeline.toml", trusted=False).pieces) == 1
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, my_pieces: None) -> None:
+    """A package that has registered two pieces."""
+    entries = [
+        EntryPoint("theirs", "my_pieces:Plain", registry.GROUP),
+        EntryPoint("broken", "my_pieces_of_a_lost_package:Plain", registry.GROUP),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
+
+
+def test_pieces_of_installed_packages_go_by_the_name_they_registered(write: Write, installed: None) -> None:
+    pipeline = load(write('kind = "learner"\npieces = [{ name = "theirs", bound = 3.0 }]'))
+    assert pipeline["Plain"].bound == 3.0
+
+
+def test_nothing_of_an_installed_package_is_imported_before_it_is_named(write: Write, installed: None) -> None:
+    load(write('kind = "learner"\npieces = [{ name = "frame_stacking" }]'))
+    assert "my_pieces" not in sys.modules
+    assert "did you mean theirs" in problems(write('kind = "learner"\npieces = [{ name = "their" }]'))[0]
+
+
+def test_a_registered_piece_that_cannot_be_imported_is_named(write: Write, installed: None) -> None:
+    assert (
+        "there is no module 'my_pieces_of_a_lost_package'"
+        in problems(write('kind = "learner"\npieces = [{ name = "broken" }]'))[0]
+    )
+
+
+def test_a_module_that_lacks_a_package_says_which(write: Write, my_pieces: None, tmp_path: Path) -> None:
+    (tmp_path / "lacking.py").write_text("import no_such_package_at_all\n", encoding="utf-8")
+    with pytest.raises(MissingPackage, match="no_such_package_at_all"):
+        load(write('kind = "learner"\npieces = [{ use = "lacking:Piece" }]'))
+
+
+# ---- the registry ----
+
+
+def test_every_public_piece_has_a_name() -> None:
+    import offline_cli.connectors as connectors
+
+    assert own_pieces()["add_observations_from_episodes_to_batch"] is connectors.AddObservationsFromEpisodesToBatch
+    for name, kind in own_pieces().items():
+        assert name == registry.snake(kind.__name__)
+        assert issubclass(kind, ConnectorV2)
+    for name in ("frame_stacking", "one_hot", "n_step_returns", "unbatch_to_individual_items", "gymnasium_wrapper"):
+        assert name in own_pieces()

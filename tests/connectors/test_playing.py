@@ -1,0 +1,180 @@
+"""Playing through pipelines: one step after the other, alone or with others, with memory or without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from offline_cli import Columns, ConnectorV2, MultiAgentEpisode, SingleAgentEpisode
+from offline_cli.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
+from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
+from offline_cli.connectors.playing import PipelinePlayer
+from offline_cli.errors import BadPiece
+from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
+from offline_cli.modules.drawing import chance_size
+from offline_cli.trees import flatten, map_leaves
+
+VECTOR = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+ARM = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
+CHOICES = gym.spaces.Discrete(4)
+
+
+def begun(id_: str, first: float = 0.0) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode(id_=id_, observation_space=VECTOR, action_space=CHOICES)
+    episode.add_env_reset(np.full(3, first, np.float32))
+    return episode
+
+
+def player_of(module: Any, action_space: Any, **more: Any) -> PipelinePlayer:
+    return PipelinePlayer(
+        module, env_to_module_pipeline(VECTOR, action_space), module_to_env_pipeline(VECTOR, action_space), **more
+    )
+
+
+def play(player: PipelinePlayer, episodes: list[SingleAgentEpisode], steps: int, **drawing: Any) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        acts = player.act(episodes, **drawing)
+        for row, episode in enumerate(episodes):
+            seen = rng.uniform(-1, 1, 3).astype(np.float32)
+            episode.add_env_step(seen, acts.action_of(row), 1.0, extra_model_outputs=acts.extra_of(row))
+
+
+@pytest.mark.parametrize(
+    "space", [CHOICES, ARM, gym.spaces.Dict({"move": CHOICES, "aim": ARM})], ids=lambda s: type(s).__name__
+)
+def test_actions_are_those_of_the_module_and_of_its_head(space: Any) -> None:
+    module = build_module(VECTOR, space, hidden=[8], action_scale="normalized")
+    acts = player_of(module, space).act([begun("a", 0.5), begun("b", -0.5)])
+    wanted = map_leaves(lambda leaf: leaf.numpy(), module.act(torch.tensor([[0.5] * 3, [-0.5] * 3])))
+    for path, leaf in flatten(module.action_head.for_env(wanted)):
+        np.testing.assert_array_equal(dict(flatten(acts.actions_for_env))[path], leaf)
+    for path, leaf in flatten(wanted):
+        np.testing.assert_array_equal(dict(flatten(acts.actions))[path], leaf)
+    assert space.contains(acts.action_for_env_of(1))
+
+
+def test_a_row_drawn_by_chance_is_what_the_head_draws_with_the_same_chance() -> None:
+    module = build_module(VECTOR, CHOICES, hidden=[8])
+    chance = torch.rand(2, chance_size(module.action_head), generator=torch.Generator().manual_seed(3))
+    player = player_of(module, CHOICES, explore=True)
+    both = player.act([begun("a"), begun("b")], chance=chance)
+    alone = player.act([begun("b")], chance=chance[1:])
+    assert both.action_of(1) == alone.action_of(0)
+
+
+def test_the_same_generator_draws_the_same_actions() -> None:
+    player = player_of(build_module(VECTOR, CHOICES, hidden=[8]), CHOICES, explore=True)
+    drawn = []
+    for _ in range(2):
+        episodes = [begun("a"), begun("b")]
+        play(player, episodes, 10, generator=torch.Generator().manual_seed(5))
+        drawn.append([episode.get_actions() for episode in episodes])
+    assert drawn[0] == drawn[1]
+
+
+def test_a_module_with_memory_is_played_as_it_is_trained() -> None:
+    module = build_recurrent_module(VECTOR, CHOICES, hidden=[8], lstm_size=5, max_seq_len=4).eval()
+    episodes = [begun("a", 0.1), begun("b", -0.9)]
+    player = player_of(module, CHOICES)
+    play(player, episodes, 7)
+    assert episodes[0].get_extra_model_outputs(Columns.STATE_OUT, -1)["h"].shape == (1, 5)
+    whole = [SingleAgentEpisode.from_state(episode.get_state()).to_numpy() for episode in episodes]
+    batch = learner_pipeline(VECTOR, CHOICES)(episodes=whole, rl_module=module)
+    with torch.no_grad():
+        trained = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][batch[Columns.LOSS_MASK]]
+    played = np.concatenate([episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS) for episode in whole])
+    np.testing.assert_allclose(trained.numpy(), played, rtol=1e-5, atol=1e-6)
+
+
+def test_pieces_of_both_pipelines_share_data_from_step_to_step() -> None:
+    class Notes(ConnectorV2):
+        def __call__(self, *, batch: Any, shared_data: Any, **_: Any) -> Any:
+            shared_data["seen"] = shared_data.get("seen", 0) + 1
+            return batch
+
+    player = PipelinePlayer(
+        build_module(VECTOR, CHOICES, hidden=[4]),
+        env_to_module_pipeline(VECTOR, CHOICES, custom=[Notes()]),
+        module_to_env_pipeline(VECTOR, CHOICES, custom=[Notes()]),
+    )
+    play(player, [begun("a")], 3)
+    assert player.shared_data["seen"] == 6
+
+
+def test_a_pipeline_that_gives_no_actions_says_so() -> None:
+    out = module_to_env_pipeline(VECTOR, CHOICES, add_default_connectors_to_module_to_env_pipeline=False)
+    player = PipelinePlayer(build_module(VECTOR, CHOICES, hidden=[4]), env_to_module_pipeline(VECTOR, CHOICES), out)
+    with pytest.raises(BadPiece, match="gave no 'actions', but \\['action_dist_inputs'\\]"):
+        player.act([begun("a")])
+
+
+# ---- several agents ----
+
+AGENTS = {"a": "left", "b": "left", "c": "right"}
+OBSERVATIONS = gym.spaces.Dict(dict.fromkeys(AGENTS, VECTOR))
+ACTIONS = gym.spaces.Dict({"a": ARM, "b": ARM, "c": CHOICES})
+
+
+def several(id_: str, acting: str) -> MultiAgentEpisode:
+    """An episode in which the agents in `acting` have just seen something."""
+    episode = MultiAgentEpisode(
+        id_=id_,
+        observation_space=OBSERVATIONS.spaces,
+        action_space=ACTIONS.spaces,
+        agent_to_module_mapping_fn=lambda agent, episode: AGENTS[agent],
+    )
+    episode.add_env_reset(observations={agent: np.full(3, ord(agent) / 200, np.float32) for agent in acting})
+    return episode
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["without memory", "one module with memory"])
+def test_every_agent_that_has_to_act_plays_with_its_own_module_and_scale(memory: bool) -> None:
+    left = build_module(VECTOR, ARM, hidden=[4], action_scale="normalized", seed=1)
+    right: Any = build_module(VECTOR, CHOICES, hidden=[4], seed=2)
+    if memory:
+        right = build_recurrent_module(VECTOR, CHOICES, hidden=[4], lstm_size=3, max_seq_len=4)
+    modules = MultiRLModule({"left": left, "right": right}).eval()
+    mapping = AgentToModuleMapping(
+        rl_module_specs=dict(modules.items()), agent_to_module_mapping_fn=lambda agent, episode: AGENTS[agent]
+    )
+    player = PipelinePlayer(
+        modules,
+        env_to_module_pipeline(OBSERVATIONS, ACTIONS, mapping=mapping),
+        module_to_env_pipeline(OBSERVATIONS, ACTIONS, multi_agent=True),
+    )
+    episodes = [several("e", "abc"), several("f", "c")]
+    for _ in range(3):
+        acts = player.act(episodes)
+        assert [set(acts.action_of(row)) for row in range(2)] == [{"a", "b", "c"}, {"c"}]
+        for row, episode in enumerate(episodes):
+            for agent, action in acts.action_for_env_of(row).items():
+                assert ACTIONS[agent].contains(action)
+            actions = acts.action_of(row)
+            seen = {agent: np.zeros(3, np.float32) for agent in actions}
+            episode.add_env_step(seen, actions, dict.fromkeys(actions, 1.0), extra_model_outputs=acts.extra_of(row))
+    assert len(episodes[0].agent_episodes["b"]) == 3
+    kept = episodes[1].agent_episodes["c"].extra_model_outputs
+    assert (Columns.STATE_OUT in kept) == memory
+    assert Columns.STATE_OUT not in episodes[0].agent_episodes["a"].extra_model_outputs
+
+
+def test_an_agents_action_is_what_its_module_does_alone() -> None:
+    left = build_module(VECTOR, ARM, hidden=[4], action_scale="normalized", seed=1)
+    modules = MultiRLModule({"left": left, "right": build_module(VECTOR, CHOICES, hidden=[4], seed=2)})
+    mapping = AgentToModuleMapping(
+        rl_module_specs=dict(modules.items()), agent_to_module_mapping_fn=lambda agent, episode: AGENTS[agent]
+    )
+    player = PipelinePlayer(
+        modules,
+        env_to_module_pipeline(OBSERVATIONS, ACTIONS, mapping=mapping),
+        module_to_env_pipeline(OBSERVATIONS, ACTIONS, multi_agent=True),
+    )
+    found = player.act([several("e", "ab")]).action_of(0)["b"]
+    np.testing.assert_allclose(found, left.act(torch.full((1, 3), ord("b") / 200))[0].numpy(), rtol=1e-6)

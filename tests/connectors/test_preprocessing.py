@@ -1,0 +1,295 @@
+"""Observation preprocessors, one's own and the built-in ones, beside an environment and beside a learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.env_to_module.atari import AtariImages, AtariRam
+from offline_cli.connectors.env_to_module.built_in_preprocessing import built_in_preprocessing
+from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
+from offline_cli.connectors.env_to_module.gymnasium_wrapper import GymnasiumWrapper
+from offline_cli.connectors.env_to_module.observation_preprocessor import (
+    MultiAgentObservationPreprocessor,
+    ObservationPreprocessor,
+)
+from offline_cli.connectors.env_to_module.one_hot import OneHot
+from offline_cli.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
+from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch
+
+VECTOR = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+CHOICES = gym.spaces.Discrete(2)
+IMAGE = gym.spaces.Box(0, 255, (210, 160, 3), np.uint8)
+RAM = gym.spaces.Box(0, 255, (128,), np.uint8)
+
+
+def going_on(space: Any, observations: list[Any]) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode(id_="e", observation_space=space, action_space=CHOICES)
+    episode.add_env_reset(observations[0])
+    for observation in observations[1:]:
+        episode.add_env_step(observation, 0, 1.0)
+    return episode
+
+
+class Doubled(ObservationPreprocessor):
+    """Twice the observation, and the length of the episode."""
+
+    def recompute_output_observation_space(self, observations: Any, actions: Any) -> Any:
+        return gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def preprocess(self, observation: Any, episode: Any) -> Any:
+        return np.append(observation * 2, np.float32(len(episode)))
+
+
+class DoubledByName(Doubled):
+    def preprocess(self, observation: Any, *, episode: Any) -> Any:
+        return Doubled.preprocess(self, observation, episode)
+
+
+VECTORS = [np.array([t, -t], np.float32) for t in range(3)]
+
+
+@pytest.mark.parametrize("piece", [Doubled, DoubledByName])
+def test_preprocess_gets_the_episode_where_it_asks_for_it(piece: Callable[[], Any]) -> None:
+    pipeline = env_to_module_pipeline(VECTOR, CHOICES, custom=[piece()])
+    episode = going_on(VECTOR, VECTORS)
+    assert pipeline(episodes=[episode], rl_module=None)[Columns.OBS].tolist() == [[4, -4, 2]]
+    assert [obs.tolist() for obs in episode.get_observations()] == [[0, 0], [1, -1], [4, -4, 2]]
+    assert episode.observation_space == pipeline.observation_space
+
+
+def test_a_learner_preprocesses_every_observation_and_the_recording_is_left_alone() -> None:
+    recorded = going_on(VECTOR, VECTORS).to_numpy()
+    pipeline = learner_pipeline(VECTOR, CHOICES, custom=lambda *_: [Doubled(as_learner_connector=True)])
+    episode = SingleAgentEpisode.from_state(recorded.get_state())
+    batch = pipeline(episodes=[episode], rl_module=None)
+    assert batch[Columns.OBS].tolist() == [[0, 0, 2], [2, -2, 2]]
+    assert recorded.get_observations().shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [
+        (gym.spaces.Discrete(3), 1, [0, 1, 0]),
+        (gym.spaces.Discrete(3, start=4), 6, [0, 0, 1]),
+        (gym.spaces.MultiDiscrete([3, 4]), np.array([1, 3]), [0, 1, 0, 0, 0, 0, 1]),
+        (
+            gym.spaces.MultiDiscrete([[2, 2], [2, 3]], start=[[0, 1], [0, 0]]),
+            np.array([[1, 2], [0, 2]]),
+            [0, 1, 0, 1, 1, 0, 0, 0, 1],
+        ),
+    ],
+)
+def test_choices_become_one_hot_vectors_side_by_side(space: Any, value: Any, expected: list[int]) -> None:
+    pipeline = env_to_module_pipeline(space, CHOICES, custom=built_in_preprocessing(space))
+    found = pipeline(episodes=[going_on(space, [value])], rl_module=None)[Columns.OBS]
+    assert found.tolist() == [expected]
+    assert pipeline.observation_space.contains(found[0].numpy())
+
+
+def test_one_hot_refuses_other_spaces_and_says_what_it_wanted() -> None:
+    with pytest.raises(SpaceMismatch, match=r"OneHot got observations of Box\(2, float32\), and wants Discrete") as caught:
+        env_to_module_pipeline(VECTOR, CHOICES, custom=[OneHot()])
+    assert caught.value.where == "piece OneHot"
+
+
+def test_one_hot_takes_a_whole_recording_at_once(random_batch: Callable[..., Any]) -> None:
+    space = gym.spaces.MultiDiscrete([3, 4])
+    batch = random_batch(space, CHOICES, [4, 2])
+    pipeline = learner_pipeline(space, CHOICES, custom=lambda *_: [OneHot(as_learner_connector=True)])
+    rows = pipeline(episodes=batch, rl_module=None)[Columns.OBS].numpy()
+    acted = batch.acted_obs()
+    np.testing.assert_array_equal(rows, np.concatenate([np.eye(3)[acted[:, 0]], np.eye(4)[acted[:, 1]]], axis=1))
+    assert batch.obs.shape == (8, 2), "the recording is left as it was"
+
+
+def test_nested_observations_are_flattened_with_their_choices_one_hot() -> None:
+    space = gym.spaces.Dict({"at": VECTOR, "mode": gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(3)])})
+    pipeline = env_to_module_pipeline(space, CHOICES, custom=built_in_preprocessing(space))
+    observation = {"at": np.array([5, 6], np.float32), "mode": (1, 2)}
+    assert pipeline(episodes=[going_on(space, [observation])], rl_module=None)[Columns.OBS].tolist() == [[5, 6, 0, 1, 0, 0, 1]]
+
+
+def test_ram_is_centred_around_zero() -> None:
+    pipeline = env_to_module_pipeline(RAM, CHOICES, custom=built_in_preprocessing(RAM))
+    assert isinstance(pipeline[0], AtariRam)
+    memory = np.arange(128, dtype=np.uint8) * 2
+    found = pipeline(episodes=[going_on(RAM, [memory])], rl_module=None)[Columns.OBS].numpy()[0]
+    np.testing.assert_array_equal(found, (memory.astype(np.float32) - 128) / 128)
+    assert pipeline.observation_space.contains(found)
+
+
+@pytest.mark.parametrize("grayscale", [False, True])
+@pytest.mark.parametrize("zero_mean", [False, True])
+def test_images_are_scaled_down_by_gymnasiums_own_wrappers(grayscale: bool, zero_mean: bool) -> None:
+    pytest.importorskip("cv2", reason="OpenCV comes with the extra [atari]")
+    pieces = built_in_preprocessing(IMAGE, dim=42, grayscale=grayscale, zero_mean=zero_mean)
+    pipeline = env_to_module_pipeline(IMAGE, CHOICES, custom=pieces)
+    assert pipeline.observation_space.shape == (42, 42, 1 if grayscale else 3)
+    image = np.random.default_rng(0).integers(0, 256, IMAGE.shape, np.uint8)
+    found = pipeline(episodes=[going_on(IMAGE, [image])], rl_module=None)[Columns.OBS].numpy()[0]
+    assert pipeline.observation_space.contains(found)
+    small = gym.wrappers.ResizeObservation(Seen(IMAGE), (42, 42)).observation(image)
+    if grayscale:
+        small = small @ np.array([0.2125, 0.7154, 0.0721])
+        small = small.astype(np.uint8)[..., None]
+    expected = (small.astype(np.float32) - 128) / 128 if zero_mean else small.astype(np.float32) / 255
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+class Seen(gym.Env):  # type: ignore[type-arg]
+    def __init__(self, space: Any) -> None:
+        self.observation_space, self.action_space = space, CHOICES
+
+
+def test_other_images_are_refused_with_what_was_wanted() -> None:
+    with pytest.raises(SpaceMismatch, match=r"wants Box\(210, 160, 3\) of uint8"):
+        env_to_module_pipeline(gym.spaces.Box(0, 255, (96, 96, 3), np.uint8), CHOICES, custom=[AtariImages()])
+
+
+def test_all_other_observations_go_to_the_module_as_they_are() -> None:
+    assert built_in_preprocessing(VECTOR) == []
+    assert built_in_preprocessing(gym.spaces.Box(0, 255, (96, 96, 3), np.uint8)) == []
+
+
+def test_any_stateless_wrapper_of_gymnasium_is_a_piece() -> None:
+    piece = GymnasiumWrapper(wrapper="ReshapeObservation", options={"shape": [2, 1]})
+    pipeline = env_to_module_pipeline(VECTOR, CHOICES, custom=[piece])
+    assert pipeline.observation_space.shape == (2, 1)
+    assert pipeline(episodes=[going_on(VECTOR, VECTORS)], rl_module=None)[Columns.OBS].tolist() == [[[2], [-2]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("GreyscaleObservation", {}, "did you mean GrayscaleObservation"),
+        ("FrameStackObservation", {"stack_size": 4}, "needs more than one observation"),
+        ("ResizeObservation", {"size": 3}, "no option size"),
+    ],
+)
+def test_wrappers_and_options_that_cannot_be_are_refused_by_name(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfig, match=said):
+        GymnasiumWrapper(wrapper=name, options=options)
+
+
+def test_a_wrapper_that_does_not_take_the_space_is_refused_with_its_own_condition() -> None:
+    with pytest.raises(SpaceMismatch, match=r"got observations of Box\(2, float32\).*len\(env.observation_space.shape\) == 3"):
+        env_to_module_pipeline(VECTOR, CHOICES, custom=[GymnasiumWrapper(wrapper="GrayscaleObservation")])
+
+
+def test_observations_of_the_batch_are_written_into_the_episodes() -> None:
+    episodes = [going_on(VECTOR, VECTORS), going_on(VECTOR, VECTORS[:1])]
+    changed = gym.spaces.Box(-9, 9, (3,), np.float32)
+    batch = {Columns.OBS: [np.full(3, 7, np.float32), np.full(3, 8, np.float32)]}
+    assert WriteObservationsToEpisodes(changed, CHOICES)(batch=batch, episodes=episodes) is batch
+    assert [episode.get_observations(-1).tolist() for episode in episodes] == [[7, 7, 7], [8, 8, 8]]
+    assert episodes[0].observation_space == changed
+    assert episodes[0].get_observations(0).tolist() == [0, 0]
+
+
+def test_writing_back_refuses_a_batch_without_observations_and_finished_recordings() -> None:
+    piece = WriteObservationsToEpisodes(VECTOR, CHOICES)
+    with pytest.raises(BadPiece, match="no column 'obs'"):
+        piece(batch={}, episodes=[going_on(VECTOR, VECTORS)])
+    with pytest.raises(BadPiece, match="episode e is numpy'ized"):
+        piece(batch={Columns.OBS: [VECTORS[0]]}, episodes=[going_on(VECTOR, VECTORS).to_numpy()])
+
+
+def test_writing_back_sits_between_adding_observations_and_stacking_them() -> None:
+    pipeline = env_to_module_pipeline(VECTOR, CHOICES)
+    pipeline.insert_after("AddObservationsFromEpisodesToBatch", WriteObservationsToEpisodes())
+    episode = going_on(VECTOR, VECTORS)
+    assert pipeline(episodes=[episode], rl_module=None)[Columns.OBS].tolist() == [[2, -2]]
+
+
+def test_the_default_pieces_come_in_the_documented_order() -> None:
+    assert [name for name, _ in env_to_module_pipeline(VECTOR, CHOICES).named()] == [
+        "AddObservationsFromEpisodesToBatch",
+        "AddTimeDimToBatchAndZeroPad",
+        "AddStatesFromEpisodesToBatch",
+        "BatchIndividualItems",
+        "NumpyToTensor",
+    ]
+
+
+def test_without_defaults_the_custom_pieces_are_all() -> None:
+    pipeline = env_to_module_pipeline(
+        VECTOR, CHOICES, custom=lambda env: Doubled(), add_default_connectors_to_env_to_module_pipeline=False
+    )
+    assert [name for name, _ in pipeline.named()] == ["Doubled"]
+    assert isinstance(pipeline, ConnectorPipelineV2)
+
+
+class Twin(MultiAgentObservationPreprocessor):
+    """Every agent sees the sum of all observations."""
+
+    def preprocess(self, observations: Any) -> Any:
+        total = sum(observations.values())
+        return dict.fromkeys(observations, total)
+
+
+AGENTS = gym.spaces.Dict({"a": VECTOR, "b": VECTOR, "c": VECTOR})
+
+
+def of_two_agents() -> MultiAgentEpisode:
+    """An episode of three agents, two of which have just seen something."""
+    episode = MultiAgentEpisode(observation_space=AGENTS.spaces, action_space=dict.fromkeys(AGENTS.spaces, CHOICES))
+    episode.add_env_reset(observations=dict.fromkeys("abc", VECTORS[0]))
+    seen = {"a": VECTORS[1], "b": VECTORS[2]}
+    episode.add_env_step(seen, dict.fromkeys("abc", 0), dict.fromkeys("abc", 1.0))
+    return episode
+
+
+def test_a_multi_agent_preprocessor_sees_all_agents_that_stepped() -> None:
+    episode = of_two_agents()
+    Twin(AGENTS, AGENTS)(batch={}, episodes=[episode])
+    last = {agent: one.get_observations(-1).tolist() for agent, one in episode.agent_episodes.items()}
+    assert last == {"a": [3, -3], "b": [3, -3], "c": [0, 0]}
+
+
+def test_a_single_agent_preprocessor_is_called_for_each_agent_that_stepped() -> None:
+    class Halved(ObservationPreprocessor):
+        def preprocess(self, observation: Any) -> Any:
+            return observation / 2
+
+    episode = of_two_agents()
+    Halved(AGENTS, AGENTS)(batch={}, episodes=[episode])
+    last = {agent: one.get_observations(-1).tolist() for agent, one in episode.agent_episodes.items()}
+    assert last == {"a": [0.5, -0.5], "b": [1, -1], "c": [0, 0]}
+    assert episode.agent_episodes["a"].observation_space == VECTOR
+
+
+def test_a_multi_agent_preprocessor_that_makes_up_agents_is_refused_by_name() -> None:
+    class Wrong(Twin):
+        def preprocess(self, observations: Any, episode: Any) -> Any:
+            return {"z": observations["a"]}
+
+    with pytest.raises(BadPiece, match="Wrong gave an observation for 'z'"):
+        Wrong(AGENTS, AGENTS)(batch={}, episodes=[of_two_agents()])
+
+
+NESTED = gym.spaces.Dict({"b": VECTOR, "a": gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 3])])})
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "space", [gym.spaces.Discrete(5), gym.spaces.MultiDiscrete([3, 4]), NESTED, RAM], ids=["choice", "choices", "nested", "ram"]
+)
+def test_the_built_in_preprocessing_is_that_of_rllib(space: Any) -> None:
+    pytest.importorskip("ray", reason="RLlib comes with the extra [ray]")
+    from ray.rllib.models.preprocessors import get_preprocessor
+
+    space.seed(0)
+    theirs = get_preprocessor(space)(space)
+    pipeline = env_to_module_pipeline(space, CHOICES, custom=built_in_preprocessing(space))
+    for _ in range(10):
+        observation = space.sample()
+        found = pipeline(episodes=[going_on(space, [observation])], rl_module=None)[Columns.OBS].numpy()[0]
+        np.testing.assert_array_equal(found, theirs.transform(observation))
