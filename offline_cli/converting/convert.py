@@ -28,7 +28,7 @@ from offline_cli.formats.tables.options import MEMORY_LIMIT, TableOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.storage.manifest import Environment, Manifest
-from offline_cli.storage.target_folder import check_target
+from offline_cli.storage.target_folder import check_apart, check_target
 from offline_cli.storage.writer import DatasetWriter
 
 __all__ = ["WRITERS", "ConvertResult", "convert"]
@@ -112,7 +112,7 @@ def convert(
     said_of_tables = tables.identity(storage_options)  # and a mapping that cannot be read is known at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
-    _check_apart(places, target)
+    check_apart(places, target)
     check_target(target, overwrite=overwrite, resume=resume)
     stream = read_episodes(
         places,
@@ -155,13 +155,6 @@ def _check_numbers(to: str, limit: int | None, workers: int) -> None:
     for name, value in (("--limit", limit), ("--workers", workers)):
         if value is not None and value < 1:
             raise UsageError(f"{value} is less than 1", where=name, fix="give a whole number from 1 on")
-
-
-def _check_apart(places: Sequence[Location], target: Location) -> None:
-    """A dataset inside its own source would be a part of the source the next time."""
-    for place in places:
-        if place.fs == target.fs and target.path.startswith(place.path.rstrip("/") + "/"):
-            raise UsageError("the output lies inside the source", where=target.url, fix="give an --out beside the source")
 
 
 def _written(writer: DatasetWriter, stream: EpisodeStream, target: Location) -> Manifest:

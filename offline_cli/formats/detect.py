@@ -30,7 +30,7 @@ from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.packing import packing_of, unpacked_head
 from offline_cli.formats.tables.text_heads import is_named_csv, looks_like_csv
-from offline_cli.storage.layout import holds_dataset
+from offline_cli.storage.layout import BATCHES, holds_dataset
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects
 
@@ -141,6 +141,9 @@ def _of_folder(location: Location, asked: _Asked) -> Source:
     if not files:
         fix = "give a folder of Parquet, CSV or JSON recordings, or a dataset that convert wrote"
         raise NoData("the folder holds no data files", where=location.url, fix=fix)
+    if any(file.path == location.join(BATCHES).path for file in files):
+        fix = "name the recordings that they were made from (provenance in batches.json)"
+        raise NoData("train batches are here, not recordings", where=location.url, fix=fix)
     return _of_files(files, location.url, asked)
 
 

@@ -41,13 +41,22 @@ def space_field(name: str, space: Space, *, where: str = "") -> Any:
     return pa.field(name, _leaf_type(np.dtype(space.dtype), tuple(space.shape or ()), path))
 
 
-def tree_field(name: str, tree: Tree, *, where: str = "") -> Any:
-    """The column (pa.Field) called `name` for leaves (N, ...) of `tree`, which no space describes. Raises UnsupportedSpace."""
+def tree_field(name: str, tree: Tree, *, where: str = "", like: Space | None = None) -> Any:
+    """The column (pa.Field) called `name` for leaves (N, ...) of `tree`, in their own dtypes. Raises UnsupportedSpace.
+
+    `like`: a space in whose order the parts of a Dict come, where it has the same parts; without one they come sorted.
+    """
     path = f"{where}.{name}" if where else name
+    parts = like.spaces if isinstance(like, (spaces.Dict, spaces.Tuple)) else {}
     if isinstance(tree, dict):
-        return _struct(name, [tree_field(str(key), tree[key], where=path) for key in sorted(tree)], path)
+        known: dict[str, Space] = parts if isinstance(parts, dict) and parts.keys() == tree.keys() else {}
+        return _struct(
+            name, [tree_field(str(key), tree[key], where=path, like=known.get(key)) for key in known or sorted(tree)], path
+        )
     if isinstance(tree, tuple):
-        return _struct(name, [tree_field(str(i), part, where=path) for i, part in enumerate(tree)], path, MARK)
+        each = parts if isinstance(parts, tuple) and len(parts) == len(tree) else (None,) * len(tree)
+        fields = [tree_field(str(i), part, where=path, like=each[i]) for i, part in enumerate(tree)]
+        return _struct(name, fields, path, MARK)
     return pa.field(name, _leaf_type(tree.dtype, tree.shape[1:], path))
 
 

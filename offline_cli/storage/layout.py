@@ -1,39 +1,94 @@
-"""Names of a dataset folder's parts, once; refuses to open any of them.
+"""Names of the parts of the folders that we write, once; refuses to open any of them.
 
 D/manifest.json                       the commit, written last
 D/data/shard-<8 hex>-000000.parquet   complete shards only
 D/_writing.json                       a writer is, or was, at work
 D/_part-*                             a local file being written; never in data/
 D/quarantine/rows-000000.parquet      rows set aside
+
+A folder of train batches is written in the same way: `batches.json` is its commit, and `data/batch-000000.parquet` (or
+`.safetensors`) its files. No generation is in their names unless one that is being overwritten has these names already.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import re
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from offline_cli.storage.locations import Location
 
 __all__ = [
+    "BATCHES",
     "DATA",
+    "DATASET",
     "MANIFEST",
     "PART_PREFIX",
     "QUARANTINE",
     "SHARD_PATH",
+    "TRAIN_BATCHES",
     "WRITING",
+    "FolderKind",
+    "batch_name",
+    "connector_state_name",
     "holds_dataset",
     "quarantine_name",
     "shard_name",
 ]
 
 MANIFEST: Final = "manifest.json"
+BATCHES: Final = "batches.json"
 WRITING: Final = "_writing.json"
 DATA: Final = "data"
 QUARANTINE: Final = "quarantine"
 PART_PREFIX: Final = "_part-"
 
 SHARD_PATH: Final = re.compile(r"data/shard-(?P<generation>[0-9a-f]{8})-(?P<number>[0-9]{6,12})\.parquet", re.ASCII)
+BATCH_PATH: Final = re.compile(
+    r"data/batch-(?P<number>[0-9]{6,12})(?P<generation>(?:-[0-9]{1,12})?)\.(?:parquet|safetensors)", re.ASCII
+)
 QUARANTINE_PATH: Final = re.compile(r"quarantine/rows-(?P<number>[0-9]{6,12})\.parquet", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderKind:
+    """What a folder of ours holds, and what tells it from others."""
+
+    noun: str  # in messages: "a dataset is here already"
+    commit: str  # the file that is written last
+    data_path: re.Pattern[str]  # of its files in data/; groups `generation` and `number`
+    resumable: bool  # whether a writing that broke off can be gone on with
+    generations: Callable[[Mapping[str, Any]], Iterator[str]]  # names for a writing with these options, the first choice first
+
+
+def _hashed(options: Mapping[str, Any]) -> Iterator[str]:
+    """8 hex digits from the options. Where the data comes from is left out: one content has one name, wherever it lay."""
+    named = {name: value for name, value in options.items() if name != "identity"}
+    for salt in itertools.count():
+        yield hashlib.sha256(json.dumps([named, salt], sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _counted(_: Mapping[str, Any]) -> Iterator[str]:
+    """None at all, then `-1`, `-2`, ..."""
+    return itertools.chain([""], (f"-{number}" for number in itertools.count(1)))
+
+
+DATASET: Final = FolderKind("dataset", MANIFEST, SHARD_PATH, resumable=True, generations=_hashed)
+TRAIN_BATCHES: Final = FolderKind("set of train batches", BATCHES, BATCH_PATH, resumable=False, generations=_counted)
+
+
+def batch_name(generation: str, number: int, suffix: str) -> str:
+    """Path of a file below the folder of train batches; `suffix`: `parquet` or `safetensors`."""
+    return f"{DATA}/batch-{number:06d}{generation}.{suffix}"
+
+
+def connector_state_name(generation: str) -> str:
+    """Path of what the pieces of the pipeline learned, below the folder of train batches."""
+    return f"connectors{generation}.msgpack"
 
 
 def shard_name(generation: str, number: int) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.blocks import BLOCK_BYTES
 from offline_cli.storage.layout import shard_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
-from offline_cli.storage.shards import ShardWriter, opened, read_row_groups
+from offline_cli.storage.shards import ShardWriter, opened, read_row_groups, rows_per_group
 
 __all__ = ["ShardSequence"]
 
@@ -43,7 +42,7 @@ class ShardSequence:
         if self._open is None:
             self._schema = table.schema
             self._open = self._writer(self.next_path, table.schema)
-        self._open.write(table, rows_per_group=_rows_per_group(table))
+        self._open.write(table, rows_per_group=rows_per_group(table))
         self._episodes += len(batch)
         self._steps += batch.num_steps
 
@@ -84,8 +83,3 @@ class ShardSequence:
 
     def _writer(self, path: str, schema: Any) -> ShardWriter:
         return ShardWriter(self._folder.join(path), schema, folder=self._folder, compression=self._compression)
-
-
-def _rows_per_group(table: Any) -> int:
-    """All rows of a table in one group, unless a single long episode makes it large."""
-    return max(1, table.num_rows if table.nbytes <= 2 * BLOCK_BYTES else int(table.num_rows * BLOCK_BYTES / table.nbytes))

@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, StorageNotFound, UsageError
+from offline_cli.storage.blocks import BLOCK_BYTES
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 
-__all__ = ["COMPRESSIONS", "ShardWriter", "check_compression", "fingerprint", "opened", "read_row_groups"]
+__all__ = ["COMPRESSIONS", "ShardWriter", "check_compression", "fingerprint", "opened", "read_row_groups", "rows_per_group"]
 
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
@@ -75,6 +76,11 @@ class ShardWriter:
         self._file.discard()
         with suppress(pa.ArrowException, OSError):  # after a failed write it may complain once more
             self._parquet.close()
+
+
+def rows_per_group(table: Any) -> int:
+    """All rows of a pa.Table in one group, unless it is large, as one of a single long episode or of images may be."""
+    return max(1, table.num_rows if table.nbytes <= 2 * BLOCK_BYTES else int(table.num_rows * BLOCK_BYTES / table.nbytes))
 
 
 def _repeating(schema: Any) -> list[str]:

@@ -210,12 +210,15 @@ class DatasetWriter:
         assumptions: Mapping[str, int] | None = None,
         observation_space: Space | None = None,
         action_space: Space | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> Manifest:
         """Finish the last shard, write the manifest, remove what it replaces; the manifest.
 
         `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. Spaces given here
         replace those given first: an inferred one may be known better at the end, as long as its columns are the same.
+        `provenance`: what is known of it at the end alone.
         """
+        self._given_provenance.update(provenance or {})
         shards = self._open_shards()
         self._put(self._cutter.flush())
         shards.close()

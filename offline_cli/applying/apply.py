@@ -1,0 +1,181 @@
+"""A learner pipeline over any source to train batches on disk; refuses to touch what exists, or to keep a part.
+
+Decisions:
+
+* A train batch is one call of the pipeline on whole episodes: consecutive ones, until `steps_per_batch` is reached.
+* Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without a step,
+  and extra outputs that are text, left out; the spaces of `env` where it is given. No module is passed: pieces for stateful
+  modules do nothing. Values are not judged (NaN passes through, and `validate` finds it), and rows that `loss_mask` marks as
+  False, which `train-bc` leaves out, stay.
+* Pieces that learn (a mean-std filter) learn batch by batch, and nothing freezes them: earlier batches are changed by less.
+* Columns have one kind in all batches, that of the first.
+* Batches are written as they come, so memory is bounded by one batch and what reading takes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final
+
+from offline_cli.applying.batch_formats import COLUMNS, FORMATS, batch_format
+from offline_cli.applying.making import TrainBatch, TrainBatches
+from offline_cli.applying.recordings import Ready, Said
+from offline_cli.applying.showing import PipelineShown, show_pipeline
+from offline_cli.applying.tracing import PipelineTraced, trace_pipeline
+from offline_cli.applying.writing import Asked, Written, write_batches
+from offline_cli.columns import Columns
+from offline_cli.connectors.pipeline_files import read_pipeline
+from offline_cli.errors import NoData, UsageError
+from offline_cli.formats.memory import MEMORY_LIMIT
+from offline_cli.formats.tables import TableOptions
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.spaces import Space
+from offline_cli.storage.layout import TRAIN_BATCHES
+from offline_cli.storage.locations import Location, Sources, open_location
+from offline_cli.storage.target_folder import check_apart, check_target
+
+__all__ = ["STEPS_PER_BATCH", "ApplyResult", "apply"]
+
+STEPS_PER_BATCH: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResult:
+    """What was written, or, of a dry run, would be."""
+
+    out: str
+    batches: int
+    rows: int  # of all batches: steps, unless a piece adds or takes away some
+    columns: tuple[str, ...]  # names, in the order of the batch
+    format: str  # "columns" | "safetensors"
+    episodes: int  # those without a step are left out
+    steps: int
+    steps_per_batch: int
+    bytes: int  # of all files with batches; 0 of a dry run
+    state: str | None  # what the pieces learned, below `out`; None: nothing
+    action_scale: str  # of the source
+    spaces_inferred: bool
+    assumptions: Mapping[str, int]  # of reading, by kind
+    dry_run: bool  # nothing was written
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return {**plain, "columns": list(self.columns), "assumptions": dict(sorted(self.assumptions.items()))}
+
+
+def apply(
+    sources: Sources = (),
+    out: str | None = None,
+    *,
+    pipeline: str,
+    format: str = COLUMNS,
+    steps_per_batch: int = STEPS_PER_BATCH,
+    limit: int | None = None,
+    show: bool = False,
+    trace: int | None = None,
+    from_: str = "auto",
+    env: str | None = None,
+    action_scale: str | None = None,
+    mapping: str | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: str | None = None,
+    temp_dir: str | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+) -> ApplyResult | PipelineShown | PipelineTraced:
+    """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
+
+    `format`: `columns` (Parquet) or `safetensors`. `limit`: the first so many episodes. `env`: as `train-bc` takes it, the
+    environment whose spaces hold. Of tables: `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as
+    `convert` takes them. `dry_run`: do everything but write. `command`: for provenance.
+
+    `show`: give pieces with spaces and columns instead, without reading data; `env` alone may stand for the sources. `trace`:
+    give what the batch of the first so many episodes holds after each piece. Both take no `out`.
+
+    Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before data is
+    read where the spaces are known without; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes`
+    raises; Interrupted.
+    """
+    _check_usage(out, format, {"--steps-per-batch": steps_per_batch, "--limit": limit, "--trace": trace}, show=show)
+    sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    file = read_pipeline(pipeline, kind="learner")
+    said = Said(sources, from_, env, action_scale, tables, storage_options, out, on_progress)
+    if show:
+        return show_pipeline(file, said)
+    if trace is not None:
+        return trace_pipeline(file, said, episodes=trace)
+    assert out is not None
+    asked = Asked(file, format, steps_per_batch, limit, (), tuple(command))
+    target = open_location(out, storage_options, beside=sources)
+    return _applied(asked, said, target, overwrite=overwrite, dry_run=dry_run)
+
+
+def _check_usage(out: str | None, format: str, numbers: Mapping[str, int | None], *, show: bool) -> None:
+    looking = [name for name, asked in (("--show", show), ("--trace", numbers["--trace"] is not None)) if asked]
+    if len(looking) > 1:
+        raise UsageError("--show and --trace are two ways to look", where="--trace", fix="give one of them")
+    if looking and out is not None:
+        raise UsageError(f"{looking[0]} writes nothing", where="--out", fix=f"leave out --out, or {looking[0]}")
+    if not looking and out is None:
+        raise UsageError("nowhere to write to", where="--out", fix="--out FOLDER, or --show or --trace 1 to look only")
+    if format not in FORMATS:
+        raise UsageError(f"no format is called {format!r}", where="--format", fix=f"use {' or '.join(FORMATS)}")
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{value} is less than 1", where=name, fix="give a whole number from 1 on")
+
+
+def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry_run: bool) -> ApplyResult:
+    began = time.monotonic()
+    check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
+    recordings = said.open()
+    check_apart(recordings.places, target)
+    asked = replace(asked, sources=tuple(place.url for place in recordings.places))
+    ready = recordings.ready(asked.file, limit=asked.limit)
+    stored_as = batch_format(asked.format, _spaces_of_columns(ready))
+    batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
+    every = _begun(iter(batches), ready.where)
+    written = Written(0, None)
+    if dry_run:
+        deque(every, maxlen=0)
+    else:
+        written = write_batches(target, stored_as, every, batches, ready, asked, overwrite=overwrite)
+    return ApplyResult(
+        out=target.url,
+        **batches.counts(),
+        columns=batches.names,
+        format=asked.format,
+        steps_per_batch=asked.steps_per_batch,
+        bytes=written.bytes,
+        state=written.state,
+        action_scale=ready.stream.action_scale,
+        spaces_inferred=ready.stream.spaces_inferred,
+        assumptions=dict(ready.stream.tally.assumptions),
+        dry_run=dry_run,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _spaces_of_columns(ready: Ready) -> dict[str, Space | None]:
+    observations, actions = ready.pipeline.observation_space, ready.pipeline.action_space
+    return {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
+
+
+def _begun(batches: Iterator[TrainBatch], where: str) -> Iterator[TrainBatch]:
+    """`batches`, the first of which is made: what no file can hold is refused before the folder is touched."""
+    first = next(batches, None)
+    if first is None:
+        raise NoData("episodes without a single step", where=where, fix="record again")
+    return chain([first], batches)

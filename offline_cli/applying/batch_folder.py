@@ -1,0 +1,153 @@
+"""The folder that train batches are written into, committed by `batches.json`; refuses to leave anything of one that broke off.
+
+    D/batches.json                 the commit, written last (schemas/batches.v1.json)
+    D/data/batch-000000.parquet    or .safetensors; complete files only
+    D/connectors.msgpack           what the pieces learned, if any did
+    D/_writing.json                a writer is, or was, at work
+
+An error, or a Ctrl-C, takes back all that was written: with a state that grows from batch to batch nobody could go on in the
+middle. What a killed process leaves has no `batches.json`; `--overwrite` begins again. Over older batches the new ones stand
+beside them, with `-1` in their names, until the new `batches.json` stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from offline_cli.applying.batch_formats import BatchFormat
+from offline_cli.applying.train_columns import TrainColumns
+from offline_cli.errors import StorageError
+from offline_cli.storage.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
+from offline_cli.storage.locations import Location
+from offline_cli.storage.schemas import mistakes
+from offline_cli.storage.staging import write_whole
+from offline_cli.storage.target_folder import TargetFolder
+
+__all__ = ["BatchFile", "BatchFolder"]
+
+SCHEMA = "batches.v1.json"
+FORMAT, VERSION = "train-batches", 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    """One train batch."""
+
+    path: str  # below the folder
+    rows: int
+    episodes: int
+    steps: int
+    bytes: int
+    sha256: str  # hex
+
+
+class BatchFolder:
+    """One writing, within a `with`: the note comes first; without `commit` everything is taken back at the end."""
+
+    def __init__(self, location: Location, format: BatchFormat, *, options: Mapping[str, Any], overwrite: bool) -> None:
+        """`options`: plain JSON values for the note, for people."""
+        self._location, self._format = location, format
+        self._options, self._overwrite = options, overwrite
+        self._target = TargetFolder(location, TRAIN_BATCHES)
+        self._files: list[BatchFile] = []
+        self._state: Location | None = None
+        self._begun = self.committed = False
+        self._commit = b""  # batches.json, from when on it may stand
+
+    def __enter__(self) -> Self:
+        """Write the note. Raises OutputExists, StorageError."""
+        self._target.begin(self._options, overwrite=self._overwrite, resume=False)
+        self._begun = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.committed or not self._begun:
+            return
+        try:
+            if self._stands():  # a signal right after
+                self._finish()
+            else:
+                self._take_back()
+        except StorageError as failed:
+            if error is None:
+                raise
+            error.add_note(f"cleaning up failed too: {failed}")
+
+    @property
+    def url(self) -> str:
+        """The folder, for messages."""
+        return self._location.url
+
+    @property
+    def files(self) -> tuple[BatchFile, ...]:
+        """The batches so far."""
+        return tuple(self._files)
+
+    def write(self, prepared: Any, batch: TrainColumns, *, episodes: int, steps: int) -> None:
+        """Add one batch; `prepared` is what the format made of it. Raises StorageError."""
+        path = batch_name(self._target.generation, len(self._files), self._format.suffix)
+        size, digest = self._format.store(prepared, self._location.join(path), folder=self._location)
+        self._files.append(BatchFile(path, batch.rows, episodes, steps, size, digest))
+
+    def commit(self, document: Mapping[str, Any], *, state: bytes) -> str | None:
+        """Write what the pieces learned (`state`; empty: nothing) and `batches.json`, and remove what they replace.
+
+        `document`: all of `batches.json` but format, version, batches and state. Gives the path of the state.
+        """
+        path = connector_state_name(self._target.generation) if state else None
+        kept: dict[str, Any] | None = None
+        if path is not None:
+            self._state = self._location.join(path)
+            write_whole(self._state, state, folder=self._location)
+            kept = {"path": path, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
+        whole = {"format": FORMAT, "version": VERSION, **document, "batches": list(map(asdict, self._files)), "state": kept}
+        self._commit = _bytes(whole)
+        write_whole(self._location.join(BATCHES), self._commit, folder=self._location)
+        self._finish()
+        return path
+
+    def _stands(self) -> bool:
+        place = self._location.join(BATCHES)
+        return bool(self._commit) and place.exists() and place.read_bytes() == self._commit
+
+    def _finish(self) -> None:
+        """Remove what the new batches have replaced, and then the note."""
+        self.committed = True
+        own = None if self._state is None else self._state.name
+        for child in self._location.children():
+            if child.name != own and child.name.startswith("connectors") and child.name.endswith(".msgpack"):
+                child.remove()
+        self._target.finish()
+
+    def _take_back(self) -> None:
+        for file in self._target.own_shards():
+            file.remove()
+        if self._state is not None:
+            self._state.remove()
+        self._target.leave_no_trace()
+
+
+def _plain(value: Any) -> Any:
+    """`value` in JSON's own types: what TOML has beyond them, dates and infinities, becomes text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
+
+
+def _bytes(document: Mapping[str, Any]) -> bytes:
+    """The file. Raises ValueError for one that its own schema refuses: our bug."""
+    text = json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False)
+    wrong = mistakes(json.loads(text), SCHEMA)
+    if wrong:
+        raise ValueError(f"a batches.json that nobody could read: {wrong}")
+    return text.encode() + b"\n"

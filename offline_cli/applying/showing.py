@@ -1,0 +1,161 @@
+"""Shows a pipeline without data: its pieces, the spaces before and after each, and the columns of the batch; refuses to write.
+
+Columns come from a few invented episodes. Where a piece of the user's own cannot take those, spaces alone are shown from it on.
+Only of a source that does not say its spaces one episode is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from offline_cli.applying.inventing import Extras, invented_episodes
+from offline_cli.applying.learner_episodes import in_learner_units, with_steps
+from offline_cli.applying.recordings import Recordings, Said
+from offline_cli.applying.seen import Seen, seen_in_batch
+from offline_cli.applying.stepping import stepped
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.pipeline_building import Setting
+from offline_cli.connectors.pipeline_files import PipelineFile
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import OfflineCliError, UnsupportedSpace
+from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE
+from offline_cli.spaces import Space, describe, space_to_json
+from offline_cli.trees import flatten
+
+__all__ = ["PieceShown", "PipelineShown", "show_pipeline", "space_as_json"]
+
+FEW: Final = 1  # episode that is read where nothing else tells the spaces
+_Setting = tuple[tuple[Space, Space], bool, str, Extras]  # spaces, whether they are inferred, action scale, extra outputs
+
+
+@dataclass(frozen=True, slots=True)
+class PieceShown:
+    """One piece: what goes in and what comes out."""
+
+    name: str  # unique in the pipeline
+    input_observation_space: Space | None
+    observation_space: Space | None
+    input_action_space: Space | None
+    action_space: Space | None
+    columns_before: tuple[Seen, ...] | None  # of the batch; None: not known, see `PipelineShown.note`
+    columns: tuple[Seen, ...] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values: each space as JSON (null where it has no such form), and in words beside it."""
+        names = ("input_observation_space", "observation_space", "input_action_space", "action_space")
+        spaces = {name: space_as_json(getattr(self, name)) for name in names}
+        texts = {f"{name}_text": describe(getattr(self, name)) for name in names}
+        columns = {name: _kinds(getattr(self, name)) for name in ("columns_before", "columns")}
+        return {"name": self.name, **spaces, **texts, **columns}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineShown:
+    """What `apply --show` tells."""
+
+    pipeline: str  # the file
+    sources: tuple[str, ...]
+    spaces_inferred: bool  # from the first episode alone
+    action_scale: str  # of the source
+    pieces: tuple[PieceShown, ...]
+    note: str | None  # why columns are missing
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return {**plain, "sources": list(self.sources), "pieces": [piece.as_dict() for piece in self.pieces]}
+
+
+def show_pipeline(file: PipelineFile, said: Said) -> PipelineShown:
+    """The pieces of `file` for the spaces of the sources, or of the environment where there are none.
+
+    Of a source that does not say its spaces one episode is read. Raises SpaceMismatch, naming the piece that cannot take what
+    comes before it, and what opening and reading raise.
+    """
+    recordings = said.open()
+    spaces, inferred, scale, extras = _known(recordings) or _read(recordings)
+    pipeline = file.build(Setting(*spaces))
+    invented = invented_episodes(*spaces, extras)
+    episodes = in_learner_units(invented, spaces[1], ENV_SCALE if scale == UNKNOWN_SCALE else scale)
+    columns, note = _columns_after(pipeline, episodes)
+    return PipelineShown(
+        pipeline=file.where,
+        sources=tuple(source.location for source in recordings.opened),
+        spaces_inferred=inferred,
+        action_scale=scale,
+        pieces=tuple(_shown(pipeline, columns)),
+        note=note,
+    )
+
+
+def _known(recordings: Recordings) -> _Setting | None:
+    """What manifests and environment say, if that is all there is to say."""
+    spaces, extras = recordings.spaces(), recordings.extras()
+    return None if spaces is None or extras is None else (spaces, recordings.inferred, _scale(recordings), extras)
+
+
+def _read(recordings: Recordings) -> _Setting:
+    """As the first episode has it."""
+    stream = recordings.stream(limit=FEW)
+    first = next(map(with_steps, stream))
+    return recordings.spaces_of(stream), stream.spaces_inferred, stream.action_scale, _extras_of(first)
+
+
+def _scale(recordings: Recordings) -> str:
+    scales = {source.action_scale for source in recordings.opened} - {UNKNOWN_SCALE}
+    return recordings.said.action_scale or (next(iter(scales)) if len(scales) == 1 else UNKNOWN_SCALE)
+
+
+def _extras_of(batch: EpisodeBatch) -> Extras:
+    return {
+        path: (str(leaf.dtype), tuple(leaf.shape[1:]))
+        for name, tree in batch.extra.items()
+        for path, leaf in flatten(tree, name)
+    }
+
+
+def _columns_after(pipeline: ConnectorPipelineV2, episodes: EpisodeBatch) -> tuple[list[tuple[Seen, ...]], str | None]:
+    """The batch's columns after each piece, as far as the pieces take invented episodes, and why not further."""
+    found: list[tuple[Seen, ...]] = []
+    try:
+        for _, batch, _ in stepped(pipeline, episodes, where="invented episodes"):
+            found.append(seen_in_batch(batch))
+    except OfflineCliError as err:
+        name = [name for name, _ in pipeline.named()][min(len(found), len(pipeline) - 1)]
+        return found, f"piece {name} stops at invented episodes ({err.what}); --trace 1 takes real ones"
+    return found, None
+
+
+def _shown(pipeline: ConnectorPipelineV2, columns: Sequence[tuple[Seen, ...]]) -> Iterator[PieceShown]:
+    before: tuple[Seen, ...] | None = ()
+    for number, (name, piece) in enumerate(pipeline.named()):
+        after = columns[number] if number < len(columns) else None
+        yield _piece_shown(name, piece, before, after)
+        before = after
+
+
+def _piece_shown(name: str, piece: ConnectorV2, before: tuple[Seen, ...] | None, after: tuple[Seen, ...] | None) -> PieceShown:
+    return PieceShown(
+        name,
+        piece.input_observation_space,
+        piece.observation_space,
+        piece.input_action_space,
+        piece.action_space,
+        before,
+        after,
+    )
+
+
+def _kinds(columns: tuple[Seen, ...] | None) -> list[dict[str, Any]] | None:
+    return None if columns is None else [one.as_dict(values=False) for one in columns]
+
+
+def space_as_json(space: Space | None) -> dict[str, Any] | None:
+    """`space` as JSON; None for none, and for one that no episode can have: a piece may lead to such a space."""
+    try:
+        return None if space is None else space_to_json(space)
+    except UnsupportedSpace:
+        return None

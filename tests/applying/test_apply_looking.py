@@ -1,0 +1,267 @@
+"""`apply` with `show` and `trace`: pieces, spaces and columns, without data where that can be; values after each piece."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from offline_cli import apply
+from offline_cli.applying.inventing import invented_episodes
+from offline_cli.applying.seen import seen_in_batch
+from offline_cli.applying.showing import PipelineShown
+from offline_cli.applying.tracing import PipelineTraced
+from offline_cli.connectors import MeanStdFilter, learner_pipeline
+from offline_cli.connectors.batch_items import Items
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadPiece, SpaceMismatch
+from offline_cli.spaces import describe, leaf_spaces
+from offline_cli.trees import flatten
+
+Dataset = Callable[..., str]
+Pipeline = Callable[..., str]
+FILTER_AND_STACK = """
+    [[pieces]]
+    name = "mean_std_filter"
+
+    [[pieces]]
+    name = "frame_stacking"
+    num_frames = 4
+"""
+DEFAULTS = [
+    "AddObservationsFromEpisodesToBatch",
+    "AddColumnsFromEpisodesToBatch",
+    "AddTimeDimToBatchAndZeroPad",
+    "AddStatesFromEpisodesToBatch",
+    "BatchIndividualItems",
+    "NumpyToTensor",
+]
+
+
+def shown(*given: Any, **named: Any) -> PipelineShown:
+    found = apply(*given, show=True, **named)
+    assert isinstance(found, PipelineShown)
+    return found
+
+
+def traced(*given: Any, **named: Any) -> PipelineTraced:
+    found = apply(*given, **named)
+    assert isinstance(found, PipelineTraced)
+    return found
+
+
+# ---- show ----
+
+
+def test_pieces_are_shown_with_spaces_and_columns_though_all_shards_are_gone(
+    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline
+) -> None:
+    extra = {"action_logp": np.zeros(40, np.float32), "state": {"h": np.zeros((40, 2))}}
+    source = dataset(replace(episodes, extra=extra))
+    shutil.rmtree(Path(source) / "data")
+    found = shown(source, pipeline=pipeline_file(FILTER_AND_STACK))
+    assert [piece.name for piece in found.pieces] == ["MeanStdFilter", "FrameStacking", *DEFAULTS]
+    stack = found.pieces[1]
+    assert (describe(stack.input_observation_space), describe(stack.observation_space)) == (
+        "Box(4, float32)",
+        "Box(16, float32)",
+    )
+    assert stack.columns_before == ()
+    assert stack.columns is not None
+    assert [one.name for one in stack.columns] == ["obs"]
+    last = found.pieces[-1].columns
+    assert last is not None
+    assert {one.name: one.kind for one in last} == {
+        "obs": ("tensor", "float32", (16,)),
+        "actions": ("tensor", "int64", ()),
+        "rewards": ("tensor", "float32", ()),
+        "terminateds": ("tensor", "bool", ()),
+        "truncateds": ("tensor", "bool", ()),
+        "action_logp": ("tensor", "float32", ()),
+        "state.h": ("tensor", "float32", (2,)),
+    }
+    assert found.note is None
+
+
+def test_what_is_shown_is_what_a_batch_then_has(
+    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
+) -> None:
+    source, file = dataset(episodes), pipeline_file(FILTER_AND_STACK)
+    found = shown(source, pipeline=file)
+    apply(source, str(tmp_path / "out"), pipeline=file)
+    columns = json.loads((tmp_path / "out" / "batches.json").read_text(encoding="utf-8"))["columns"]
+    assert found.pieces[-1].columns is not None
+    assert [{"name": one.name, "dtype": one.dtype, "shape": list(one.shape)} for one in found.pieces[-1].columns] == columns
+
+
+def test_an_environment_alone_is_enough(pipeline_file: Pipeline) -> None:
+    found = shown(env="Pendulum-v1", pipeline=pipeline_file(FILTER_AND_STACK))
+    assert describe(found.pieces[-1].observation_space) == "Box(12, float32)"
+    assert found.sources == ()
+
+
+def test_a_recording_that_says_no_spaces_has_those_of_its_first_episode(pipeline_file: Pipeline, tmp_path: Path) -> None:
+    table = tmp_path / "steps.csv"
+    rows = [f"{ride},{step},0.{step},{step % 3}" for ride in range(3) for step in range(4)]
+    table.write_text("\n".join(["ride,t,x,turn", *rows]), encoding="utf-8")
+    mapping = tmp_path / "m.toml"
+    mapping.write_text('[columns]\neps_id = "ride"\nt = "t"\nobs = ["x"]\nactions = "turn"\n', encoding="utf-8")
+    found = shown(str(table), pipeline=pipeline_file(), mapping=str(mapping))
+    assert found.spaces_inferred
+    assert describe(found.pieces[0].input_observation_space).startswith("Box(1, float")
+    assert describe(found.pieces[0].action_space) == "Discrete(3)"
+
+
+def test_a_piece_that_cannot_take_invented_episodes_is_named_and_spaces_are_shown_all_the_same(
+    episodes: EpisodeBatch,
+    dataset: Dataset,
+    pipeline_file: Pipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = """
+    from offline_cli import ConnectorV2
+
+    class Choosy(ConnectorV2):
+        def __call__(self, *, batch, episodes, **kwargs):
+            for episode in self.single_agent_episode_iterator(episodes):
+                if len(episode) < 5:
+                    raise ValueError("too short for me")
+            return batch
+    """
+    (tmp_path / "choosy_pieces.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = pipeline_file('[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n[[pieces]]\nuse = "choosy_pieces:Choosy"\n')
+    found = shown(dataset(episodes), pipeline=file)
+    assert found.note is not None
+    assert "piece Choosy stops at invented episodes (piece Choosy raised ValueError: too short for me)" in found.note
+    assert found.pieces[0].columns is not None
+    assert found.pieces[1].columns_before == found.pieces[0].columns
+    assert [piece.columns for piece in found.pieces[1:]] == [None] * 7
+    assert describe(found.pieces[-1].observation_space) == "Box(8, float32)"
+
+
+def test_shapes_that_do_not_fit_are_an_error_of_show_too(
+    random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline
+) -> None:
+    source = dataset(random_batch(gym.spaces.Discrete(3), gym.spaces.Discrete(2)))
+    with pytest.raises(SpaceMismatch, match="AtariImages got"):
+        shown(source, pipeline=pipeline_file('[[pieces]]\nname = "atari_images"\n'))
+
+
+def test_what_is_shown_is_plain_json(episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline) -> None:
+    told = json.loads(json.dumps(shown(dataset(episodes), pipeline=pipeline_file(FILTER_AND_STACK)).as_dict()))
+    assert told["pieces"][1]["observation_space"]["shape"] == [16]
+    assert told["pieces"][1]["columns"] == [{"name": "obs", "held": "array", "dtype": "float32", "shape": [16]}]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
+        gym.spaces.Box(np.finfo(np.float64).min, np.finfo(np.float64).max, (2,), np.float64),
+        gym.spaces.Box(5, 9, (2, 2), np.uint8),
+        gym.spaces.Box(-1.0, 1.0, (), np.float32),
+        gym.spaces.Box(0.0, 1.0, (0,), np.float32),
+        gym.spaces.Discrete(3, start=-1),
+        gym.spaces.MultiDiscrete([[1, 2], [3, 4]]),
+        gym.spaces.MultiBinary([2, 3]),
+        gym.spaces.Dict({"b": gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2,), np.float32)])}),
+    ],
+)
+def test_invented_episodes_lie_within_their_spaces(space: gym.Space[Any]) -> None:
+    batch = invented_episodes(space, gym.spaces.Discrete(2), {"logp": ("float32", ())})
+    for (_, leaf), part in zip(flatten(batch.obs), leaf_spaces(space).values(), strict=True):
+        assert leaf.dtype == part.dtype
+        assert all(part.contains(row) for row in (leaf if leaf.ndim > 1 else [np.asarray(row) for row in leaf]))
+    assert len(list(batch)) == 2
+
+
+# ---- trace ----
+
+
+def test_a_trace_tells_what_the_batch_holds_after_each_piece(
+    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline
+) -> None:
+    found = traced(dataset(episodes), pipeline=pipeline_file(FILTER_AND_STACK), trace=2)
+    assert (found.episodes, found.steps) == (("episode-0", "episode-1"), 14)
+    np.testing.assert_allclose(found.start[0].first, episodes.obs.reshape(-1)[:8])
+    names = [piece.name for piece in found.pieces]
+    assert names == ["MeanStdFilter", "FrameStacking", *DEFAULTS]
+    filtered, stacked, last = found.pieces[0], found.pieces[1], found.pieces[-1]
+    assert filtered.columns == ()
+    assert filtered.episodes[0].first != found.start[0].first  # it writes into the episodes
+    assert [(one.name, one.held, one.shape, one.rows) for one in stacked.columns] == [("obs", "array", (16,), 14)]
+    pipeline = learner_pipeline(
+        episodes.observation_space, episodes.action_space, custom=MeanStdFilter(as_learner_connector=True)
+    )
+    wanted = pipeline(episodes=episodes.select(slice(0, 2)))["obs"][0].tolist()
+    assert list(stacked.columns[0].first) == [0.0] * 12 + wanted
+    actions = next(one for one in last.columns if one.name == "actions")
+    assert (actions.held, actions.dtype, actions.rows) == ("tensor", "int64", 14)
+    assert list(actions.first) == episodes.actions[:8].tolist()
+
+
+def test_a_trace_of_pieces_that_file_items_shows_them_before_they_are_stacked(
+    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+    import numpy as np
+    from offline_cli import ConnectorV2
+
+    class Files(ConnectorV2):
+        def __call__(self, *, batch, episodes, **kwargs):
+            for episode in self.single_agent_episode_iterator(episodes):
+                for step in range(len(episode)):
+                    self.add_batch_item(batch, "mine", np.float64([step, 7.0]), episode)
+            return batch
+    """
+    (tmp_path / "traced_pieces.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = traced(dataset(episodes), pipeline=pipeline_file('[[pieces]]\nuse = "traced_pieces:Files"\n'), trace=1)
+    (mine,) = found.pieces[0].columns
+    assert (mine.held, mine.dtype, mine.shape, mine.rows, mine.first) == ("items", "float64", (2,), 5, (0.0, 7.0))
+
+
+def test_where_a_piece_raises_the_trace_up_to_it_comes_with_the_error(
+    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+    from offline_cli import ConnectorV2
+
+    class Fails(ConnectorV2):
+        def __call__(self, *, batch, episodes, **kwargs):
+            raise ValueError("no such light")
+    """
+    (tmp_path / "failing_pieces.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = pipeline_file('[[pieces]]\nname = "frame_stacking"\n[[pieces]]\nuse = "failing_pieces:Fails"\n')
+    with pytest.raises(BadPiece, match="no such light") as caught:
+        traced(dataset(episodes), pipeline=file, trace=1)
+    assert [piece["name"] for piece in caught.value.result["pieces"]] == ["FrameStacking"]
+
+
+def test_columns_are_told_in_whatever_form_they_are() -> None:
+    batch = {
+        "filed": {("a",): [Items({"x": np.zeros((2, 3), np.int16)}, 2)], ("b",): [Items({"x": np.ones((1, 3), np.int16)}, 1)]},
+        "items": [1.5, 2.5],
+        "infos": [{"a": 1}, {}],
+        "one": np.float32(2.0),
+        "none": [],
+    }
+    found = {one.name: (one.held, one.dtype, one.shape, one.rows) for one in seen_in_batch(batch)}
+    assert found == {
+        "filed.x": ("items", "int16", (3,), 3),
+        "items": ("items", "float64", (), 2),
+        "infos": ("list", "dict", (), 2),
+        "one": ("array", "float32", (), None),
+        "none": ("list", "nothing", (), 0),
+    }
