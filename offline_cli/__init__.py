@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
+    from offline_cli.applying.apply import apply as apply
     from offline_cli.columns import Columns as Columns
     from offline_cli.connectors import ConnectorPipelineV2 as ConnectorPipelineV2
     from offline_cli.connectors import ConnectorV2 as ConnectorV2
@@ -15,6 +16,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.datasets.opening import open_dataset as open_dataset
     from offline_cli.datasets.validate import validate as validate
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
+    from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
     from offline_cli.modules import RLModule as RLModule
@@ -31,9 +33,11 @@ _HOMES = {
     "ConnectorPipelineV2": "offline_cli.connectors",
     "ConnectorV2": "offline_cli.connectors",
     "EpisodeBatch": "offline_cli.episodes.batch",
+    "MultiAgentEpisode": "offline_cli.episodes.multi_agent.multi_agent_episode",
     "OfflineCliError": "offline_cli.errors",
     "RLModule": "offline_cli.modules",
     "SingleAgentEpisode": "offline_cli.episodes.single_agent_episode",
+    "apply": "offline_cli.applying.apply",
     "convert": "offline_cli.converting.convert",
     "evaluate": "offline_cli.training.evaluate",
     "inspect": "offline_cli.datasets.inspect",
@@ -48,10 +52,12 @@ __all__ = [
     "ConnectorPipelineV2",
     "ConnectorV2",
     "EpisodeBatch",
+    "MultiAgentEpisode",
     "OfflineCliError",
     "RLModule",
     "SingleAgentEpisode",
     "__version__",
+    "apply",
     "convert",
     "evaluate",
     "inspect",

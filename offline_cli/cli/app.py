@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from offline_cli import __version__
-from offline_cli.cli import convert, evaluate, inspect, record, train_bc, validate
+from offline_cli.cli import apply, convert, evaluate, inspect, record, train_bc, validate
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.signals import sigterm_raises
@@ -126,6 +126,7 @@ def _root(
 
 app.command("record", epilog=record.EXAMPLES)(record.record)
 app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
+app.command("apply", epilog=apply.EXAMPLES)(apply.apply)
 app.command("train-bc", epilog=train_bc.EXAMPLES)(train_bc.train_bc)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)

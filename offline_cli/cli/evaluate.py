@@ -18,6 +18,7 @@ EXAMPLES = options.examples(
     "offline-cli evaluate run --env CartPole-v1 --episodes 100",
     "offline-cli evaluate run --min-return 450 --json",
     "offline-cli evaluate run --explore --seed 7",
+    "offline-cli evaluate run --env-to-module pipeline.toml",
 )
 
 
@@ -30,6 +31,9 @@ def evaluate(
     min_return: Annotated[
         float | None, typer.Option("--min-return", metavar="R", help="Fail with exit code 7 if the mean return is below R.")
     ] = None,
+    env_to_module: options.EnvToModule = None,
+    module_to_env: options.ModuleToEnv = None,
+    lookback: options.Lookback = None,
     device: Annotated[options.DeviceName, options.DEVICE] = "auto",
     storage_option: options.StorageOptions = None,
     as_json: options.AsJson = False,
@@ -39,6 +43,8 @@ def evaluate(
     """Play a trained policy and measure its return.
 
     Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval.
+    A policy that was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were
+    after training.
     """
     from offline_cli.training.evaluate import evaluate as evaluate_run
 
@@ -50,6 +56,9 @@ def evaluate(
             seed=seed,
             explore=explore,
             min_return=min_return,
+            env_to_module=env_to_module,
+            module_to_env=module_to_env,
+            lookback=lookback,
             device=device,
             storage_options=options.storage_options(storage_option),
             on_progress=on_progress,

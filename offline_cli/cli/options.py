@@ -18,10 +18,13 @@ __all__ = [
     "AsJson",
     "Debug",
     "DeviceName",
+    "EnvToModule",
     "Environment",
     "EpisodeEnds",
     "FromFormat",
+    "Lookback",
     "MemoryLimit",
+    "ModuleToEnv",
     "Overwrite",
     "Quiet",
     "Resume",
@@ -103,6 +106,34 @@ ActionScale = Annotated[
         "--action-scale",
         metavar="env|normalized",
         help="Scale of recorded Box actions: the environment's own, or [-1, 1]. Default: what the source declares.",
+    ),
+]
+EnvToModule = Annotated[
+    str | None,
+    typer.Option(
+        "--env-to-module",
+        metavar="FILE",
+        help="Pipeline file (TOML) of pieces between observations and network; of a learner's, the pieces for both sides. "
+        "A run that was trained through pieces brings its own.",
+        show_default=False,
+    ),
+]
+ModuleToEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--module-to-env",
+        metavar="FILE",
+        help="Pipeline file (TOML) of pieces between network and actions.",
+        show_default=False,
+    ),
+]
+Lookback = Annotated[
+    int | None,
+    typer.Option(
+        "--lookback",
+        min=1,
+        metavar="N",
+        help="Steps of an episode that pieces can look back on at least, which bounds memory. Default: all of it.",
     ),
 ]
 DeviceName = Literal["auto", "cpu", "cuda"]

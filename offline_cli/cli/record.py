@@ -20,6 +20,7 @@ EXAMPLES = options.examples(
     "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64",
     "offline-cli record Pendulum-v1 --out dataset --policy sb3:expert.zip --steps 100000 --num-env-runners 4",
     "offline-cli record my_envs:Robot-v0 --out dataset --policy python:my_code:policy --episodes 50 --format columns",
+    "offline-cli record CartPole-v1 --out dataset --policy python:my_code:net --steps 5000 --env-to-module pieces.toml",
     "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64 --resume",
 )
 
@@ -112,6 +113,9 @@ def record(
             show_default=False,
         ),
     ] = None,
+    env_to_module: options.EnvToModule = None,
+    module_to_env: options.ModuleToEnv = None,
+    lookback: options.Lookback = None,
     device: Annotated[options.DeviceName, options.DEVICE] = "auto",
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -147,6 +151,9 @@ def record(
             first_episode=first_episode,
             env_kwargs=kwargs,
             wrappers=wrapper or (),
+            env_to_module=env_to_module,
+            module_to_env=module_to_env,
+            lookback=lookback,
             device=device,
             resume=resume,
             overwrite=overwrite,

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer.main
 
-from offline_cli.cli import convert, evaluate, record, train_bc, validate
+from offline_cli.cli import apply, convert, evaluate, record, train_bc, validate
 from offline_cli.cli import inspect as inspect_command
 from offline_cli.cli.app import app
 from offline_cli.cli.streams import write
@@ -64,6 +64,7 @@ until_return = 450.0
 _KEYS = {
     "record": record.KEYS,
     "convert": convert.KEYS,
+    "apply": apply.KEYS,
     "train-bc": train_bc.KEYS,
     "evaluate": evaluate.KEYS,
     "inspect": inspect_command.KEYS,

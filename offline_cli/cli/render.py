@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from offline_cli.cli.streams import colour_wanted, is_terminal, printable, write
 
-__all__ = ["Result", "Summary", "in_words", "plain", "show", "to_json"]
+__all__ = ["Result", "Summary", "in_words", "plain", "show", "show_grid", "to_json"]
 
 _WIDE = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
 
@@ -36,6 +36,14 @@ def show(result: Result, *, as_json: bool, summary: Summary = dict) -> None:
     """Write `result` on stdout: all of it as JSON, or for people what `summary` makes of it."""
     told = result.as_dict()
     write(sys.stdout, to_json(told) if as_json else _table(plain(summary(told))))
+
+
+def show_grid(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, above: Sequence[str] = (), below: Sequence[str] = ()
+) -> None:
+    """Write a table with headings on stdout, and lines above and below it."""
+    write(sys.stdout, "".join(f"{printable(line)}\n" for line in above) + _grid(headings, rows))
+    write(sys.stdout, "".join(f"{printable(line)}\n" for line in below))
 
 
 def to_json(value: Any) -> str:
@@ -61,7 +69,6 @@ def plain(value: Any) -> Any:
 
 
 def _table(result: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> str:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -70,6 +77,25 @@ def _table(result: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> str:
     table.add_column(overflow="fold")
     for name, value in result.items() if isinstance(result, Mapping) else result:
         table.add_row(Text(printable(name.replace("_", " "))), Text(printable(in_words(value))))
+    return _drawn(table)
+
+
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, heading in enumerate(headings):
+        table.add_column(Text(heading, style="bold"), no_wrap=not number, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return _drawn(table)
+
+
+def _drawn(table: Any) -> str:
+    """A rich table as text."""
+    from rich.console import Console
+
     coloured = colour_wanted(sys.stdout)
     text = io.StringIO()
     console = Console(

@@ -20,6 +20,7 @@ EXAMPLES = options.examples(
     "offline-cli train-bc dataset --out run --env CartPole-v1 --until-return 450",
     "offline-cli train-bc dataset --out run --val-fraction 0.1 --patience 5",
     "offline-cli train-bc dataset --out run --updates 20000 --device cuda --json",
+    "offline-cli train-bc dataset --out run --env CartPole-v1 --pipeline pipeline.toml",
     "offline-cli train-bc dataset --out run --resume",
     "offline-cli train-bc dataset --out run --resume --epochs 400",
 )
@@ -35,6 +36,15 @@ def train_bc(
             "--config",
             metavar="FILE",
             help="TOML file with these options and the network's (keys: docs/config.md); what is given here wins.",
+        ),
+    ] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            "--pipeline",
+            metavar="FILE",
+            help="Pipeline file of kind learner (docs/connectors.md), through which the policy learns and plays.",
+            show_default=False,
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps per update. Default: 1024.")] = None,
@@ -95,9 +105,10 @@ def train_bc(
 ) -> None:
     """Train a policy to imitate recordings (behaviour cloning).
 
-    The run folder holds the resolved configuration, the policy, metrics, a curve and what --resume needs to go on
-    exactly where the run stopped. What is not given comes from --config, else from the run that is resumed. Only --epochs or
-    --updates may change on the way: a resumed run is the one that would have had them from the start.
+    The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
+    what --resume needs to go on exactly where the run stopped. What is not given comes from --config, else from the run that
+    is resumed; --pipeline has to be named again. Only --epochs or --updates may change on the way: a resumed run is the one
+    that would have had them from the start.
     """
     from offline_cli.training.bc import train_bc as train
 
@@ -107,6 +118,7 @@ def train_bc(
             out,
             env=env,
             config=config,
+            pipeline=pipeline,
             batch_size=batch_size,
             lr=lr,
             updates=updates,

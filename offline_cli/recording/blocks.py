@@ -15,29 +15,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.recording.actor import PolicyFailure
 from offline_cli.recording.policy import Acted, Policy
 from offline_cli.recording.rows import rows_of
+from offline_cli.recording.slots import Index, Slots
 from offline_cli.recording.uniform import sampled
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["BLOCK_ROWS", "Blocks", "PolicyFailure", "block_rows"]
+__all__ = ["BLOCK_ROWS", "Blocks", "block_rows"]
 
 RAISED: Final = (Exception, SystemExit)
 BLOCK_ROWS: Final = 32
 OTHER_ROWS: Final = (8, 16, 32, 64, 128, 256)
 
 
-class PolicyFailure(Exception):
-    """The policy raised; `row` is the first that it raises for alone."""
-
-    def __init__(self, row: int, cause: BaseException) -> None:
-        super().__init__(str(cause))
-        self.row, self.cause = row, cause
-
-
 class Blocks:
-    """A policy for a fixed number of slots, whose observations come padded to whole blocks."""
+    """A policy for a fixed number of slots, whose observations come padded to whole blocks. See Actor."""
 
     def __init__(self, policy: Policy, slots: int, *, rows: int | None) -> None:
         """`rows`: of a block; None: all slots are one, for an environment whose results depend on their number anyway."""
@@ -56,6 +50,15 @@ class Blocks:
         starts = range(0, self.padded, self._rows)
         parts = [self._block(rows_of(observations, slice(at, at + self._rows)), at, self._rows) for at in starts]
         return self._joined(parts)
+
+    def begin(self, slots: Index, episodes: Index, at: Slots) -> None:
+        """Nothing: it looks at observations alone."""
+
+    def end(self, slots: Index, at: Slots, finals: Tree, infos: NDArray[Any] | None) -> None:
+        """Nothing."""
+
+    def went_on(self, at: Slots, live: NDArray[np.bool_]) -> None:
+        """Nothing."""
 
     def _joined(self, parts: list[Acted]) -> Acted:
         """The rows of all blocks, without those that were padding."""

@@ -12,17 +12,31 @@ from offline_cli.recording.results import RecordResult
 __all__ = ["interrupted_twice", "nothing_kept", "partly_kept"]
 
 GO_ON = "the same command with --resume goes on from there"
+REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
 
 
-def partly_kept(result: RecordResult, failure: BadData | None, signal_number: int | None) -> BadData | Interrupted:
-    """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did."""
+def partly_kept(
+    result: RecordResult, failure: BadData | None, signal_number: int | None, lost: str | None
+) -> BadData | Interrupted:
+    """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did. `lost`: why what
+    the pieces learned is, if it is."""
     kept = f"{result.episodes} whole episodes ({result.steps} steps) are committed"
     details = {"out": result.out, "episodes": result.episodes, "steps": result.steps, "complete": False}
+    go_on = GO_ON
+    if lost is not None:
+        kept, go_on = f"{kept}, but what the pieces had learned is lost: {lost}", REST_ELSEWHERE
     if failure is None:
         what = f"{_stopped_by(signal_number)}; {kept}"
-        return Interrupted(what, where=result.out, fix=GO_ON, details={**details, **_exit_code(signal_number)})
-    what, fix = f"{failure.what}; {kept}", f"{failure.fix}; {GO_ON}"
+        return Interrupted(what, where=result.out, fix=go_on, details={**details, **_exit_code(signal_number)})
+    what, fix = f"{failure.what}; {kept}", f"{failure.fix}; {go_on}"
     return type(failure)(what, where=failure.where, fix=fix, details={**failure.details, **details})
+
+
+def state_lost(result: RecordResult, lost: str) -> BadData:
+    """All that was asked for has been committed, without what the pieces learned."""
+    what = f"all {result.episodes} episodes are committed, but what the pieces learned is lost: {lost}"
+    fix = "what a filter learns can be learned from the dataset too; for other pieces mend their get_state and merge_states"
+    return BadData(what, where=result.out, fix=fix, details={"out": result.out, "episodes": result.episodes, "complete": True})
 
 
 def nothing_kept(out: str, failure: BadData | None, signal_number: int | None) -> BadData | Interrupted:

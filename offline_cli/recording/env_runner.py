@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
-from offline_cli.recording.blocks import Blocks, PolicyFailure
+from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.recording.actor import Actor, PolicyFailure
 from offline_cli.recording.chance import Chance
 from offline_cli.recording.plan import Plan, environment_seed
 from offline_cli.recording.policy import Acted
@@ -42,7 +42,7 @@ class EnvRunner:
         plan: Plan,
         runner: int,
         slots: Slots,
-        policy: Blocks,
+        actor: Actor,
         chance: Chance,
         *,
         spaces: tuple[Space, Space],
@@ -51,7 +51,7 @@ class EnvRunner:
     ) -> None:
         """`stopped` is asked before every step; when it says yes, `batches` gives what is whole and ends."""
         self._plan, self._runner = plan, runner
-        self._slots, self._policy, self._chance = slots, policy, chance
+        self._slots, self._actor, self._chance = slots, actor, chance
         self._spaces, self._fingerprint, self._stopped = spaces, fingerprint, stopped
         count = len(slots.ready)
         self._live = np.zeros(count, np.bool_)
@@ -125,18 +125,20 @@ class EnvRunner:
         store.reward(slots.rewards)
         self._length += 1
         self._taken += self._live_count
-        if slots.any_ended:
-            self._end(np.flatnonzero(slots.ended & self._live), store)
+        try:
+            if slots.any_ended:
+                self._end(np.flatnonzero(slots.ended & self._live), store)
+            self._actor.went_on(slots, self._live)
+        except PolicyFailure as err:
+            raise self._policy_blamed(err) from err
         if slots.any_ready:
             self._begin_some()
 
     def _act(self) -> Acted:
         try:
-            return self._policy.act(self._slots.obs, self._chance.draw())
+            return self._actor.act(self._slots.obs, self._chance.draw())
         except PolicyFailure as err:
-            slot = err.row if err.row < len(self._live) else 0
-            what = f"the policy raised {err.cause!r}"
-            raise BadData(what, where=self._place(slot), fix="check the policy with this environment") from err
+            raise self._policy_blamed(err) from err
 
     def _new_store(self, acted: Acted) -> StepStore:
         obs = self._slots.obs
@@ -170,6 +172,7 @@ class EnvRunner:
         except SlotFailure as err:
             raise self._blamed(err) from err
         self._chance.begin(slots, indices)
+        self._actor.begin(slots, indices, self._slots)
         if self._store is not None:
             self._store.begin(slots, episodes)
 
@@ -191,6 +194,7 @@ class EnvRunner:
         while self._whole in self._lengths and not self._enough():
             self._whole_steps += self._lengths.pop(self._whole)
             self._whole += 1
+        self._actor.end(slots, self._slots, finals, infos)  # last: should it fail, the episode is whole all the same
 
     # ---- blame ----
 
@@ -198,12 +202,25 @@ class EnvRunner:
         episode = int(self.indices(self._playing[slot]))
         return f"{self._plan.env}, episode {episode}, step {int(self._length[slot])}"
 
+    def _seed(self, slot: int) -> str:
+        """For an error's fix: the seed of the slot's episode, where episodes have one."""
+        if self._plan.own_class:
+            return ""
+        index: Any = self.indices(self._playing[slot])
+        return f"; its seed was {environment_seed(self._plan.seed, int(index))}"
+
     def _blamed(self, failure: SlotFailure) -> BadData:
         fix = "check the environment with this policy"
         if failure.slot is None:
             place = f"{self._plan.env}, its vector class, after {self._taken} steps"
         else:
             place = self._place(failure.slot)
-            index: Any = self.indices(self._playing[failure.slot])
-            fix += f"; its seed was {environment_seed(self._plan.seed, int(index))}"
+            fix += self._seed(failure.slot)
         return BadData(f"the environment raised {failure.cause} ({failure.doing})", where=place, fix=fix)
+
+    def _policy_blamed(self, failure: PolicyFailure) -> BadData:
+        slot = failure.row if failure.row < len(self._live) else 0
+        what, fix = f"{failure.who} raised {failure.cause!r}", f"check {failure.who} with this environment"
+        if isinstance(failure.cause, OfflineCliError):
+            what, fix = f"{failure.who}: {failure.cause.what}", failure.cause.fix
+        return BadData(what, where=self._place(slot), fix=f"{fix}{self._seed(slot)}")

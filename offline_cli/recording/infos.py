@@ -12,7 +12,7 @@ from offline_cli.episodes.codec.plain_values import plain_mapping
 from offline_cli.errors import BadData
 from offline_cli.tally import Tally
 
-__all__ = ["owned"]
+__all__ = ["copied", "owned"]
 
 PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64})
 
@@ -30,12 +30,13 @@ def _checked(key: str, value: Any) -> Any:
         plain_mapping({key: value}, tally=Tally(), where="info")
     except BadData as err:
         raise ValueError(f"an {err.where} with {err.what}; {err.fix}") from err
-    return _copied(value)
+    return copied(value)
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """The same value with arrays, dicts and lists of its own."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    return [_copied(part) for part in value] if type(value) is list else value
+        return {key: copied(part) for key, part in value.items()}
+    return [copied(part) for part in value] if type(value) is list else value

@@ -12,8 +12,10 @@ from gymnasium.vector import AutoresetMode
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.recording.own_vector_slots import resets_by
+from offline_cli.recording.pieces import read_pieces
 from offline_cli.recording.plan import OWN_CLASS, Plan
 from offline_cli.training.devices import choose_device
+from offline_cli.training.given_pipelines import Given
 
 __all__ = ["FORMATS", "VECTORIZE", "checked_plan", "resolved_plan"]
 
@@ -38,9 +40,13 @@ def checked_plan(
     wrappers: Sequence[str],
     device: str,
     storage_options: Mapping[str, Any] | None,
+    env_to_module: Given,
+    module_to_env: Given,
+    lookback: int | None,
 ) -> Plan:
-    """The plan, `vectorize` as given. Raises UsageError, MissingDevice, BadConfig for kwargs that are no JSON values."""
-    counts = {"--episodes": episodes, "--steps": steps, "--num-envs": num_envs}
+    """The plan, `vectorize` as given. Raises UsageError, MissingDevice, BadConfig for kwargs that are no JSON values, and what
+    `read_pieces` raises."""
+    counts = {"--episodes": episodes, "--steps": steps, "--num-envs": num_envs, "--lookback": lookback}
     wrong = [f"{name} {value} is less than 1" for name, value in counts.items() if value is not None and value < 1]
     others = {"--num-env-runners": num_env_runners, "--seed": seed, "--first-episode": first_episode}
     wrong += [f"{name} {value} is less than 0" for name, value in others.items() if value < 0]
@@ -50,6 +56,9 @@ def checked_plan(
     wrong += [f"{name} {value!r} is none of {', '.join(known)}" for name, value, known in choices if value not in known]
     if wrong:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix="--episodes 100, or --steps 100000")
+    pieces = read_pieces(env_to_module, module_to_env, lookback)
+    if num_env_runners:
+        pieces.check_travels()
     return Plan(
         env=env,
         env_kwargs=_plain(env_kwargs or {}),
@@ -65,6 +74,7 @@ def checked_plan(
         episodes=episodes,
         steps=steps,
         storage_options=storage_options,
+        pieces=pieces,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.recording.pieces import Pieces
 from offline_cli.training.seeds import BITS_BELOW_PURPOSE, Purpose, draw
 
 __all__ = ["OWN_CLASS", "Plan", "chance_seed", "environment_seed"]
@@ -56,6 +57,7 @@ class Plan:
     episodes: int | None = None  # how many to play from there; None: see steps
     steps: int | None = None  # play the fewest episodes that have so many
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # for the run folder of a policy
+    pieces: Pieces = field(default_factory=Pieces)  # pipelines that the user gave
 
     @property
     def own_class(self) -> bool:
@@ -66,6 +68,7 @@ class Plan:
         """The same text for recordings of which one is a beginning of the other; `fingerprint`: the policy's."""
         known = [self.env, dict(self.env_kwargs), self.wrappers, fingerprint, self.explore, self.seed]
         known += [OWN_CLASS, self.num_envs, self.runners] if self.own_class else []
+        known += [self.pieces.described()] if self.pieces.described() else []
         return json.dumps(known, sort_keys=True)
 
     def vector_seed(self, runner: int) -> int:

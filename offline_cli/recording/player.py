@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from typing import Any
 
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.recording.amounts import Amount, is_enough, limited
+from offline_cli.recording.learned import Learned, merged
+from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_runner
 from offline_cli.recording.policy import Policy
@@ -21,12 +24,19 @@ class Player:
     """Plays `policy` in `environment`; `failure` is what one of them raised, once `episodes` has ended for that."""
 
     def __init__(
-        self, environment: Environment, policy: Policy, *, in_processes: bool, stopped: Callable[[], bool] = lambda: False
+        self,
+        environment: Environment,
+        policy: Policy | PipedPolicy,
+        *,
+        in_processes: bool,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """`in_processes`: as many runner processes as the plan says. `stopped`: asked often; true ends the playing."""
         self._environment, self._policy = environment, policy
         self._in_processes, self._stopped = in_processes, stopped
         self.failure: BadData | None = None
+        self._learning = policy if isinstance(policy, PipedPolicy) and policy.may_learn else None
+        self._states: list[Mapping[str, Any] | str] | None = [] if self._learning else None  # of runner processes
 
     def episodes(self, plan: Plan) -> Generator[EpisodeBatch, None, None]:
         """As many whole episodes as `plan` asks for, or those before it was stopped, or before the `failure`."""
@@ -41,8 +51,15 @@ class Player:
     @contextmanager
     def _batches(self, plan: Plan) -> Iterator[Iterator[EpisodeBatch]]:
         if self._in_processes:
-            with closing(played_by_processes(plan, stopped=self._stopped)) as batches:
+            with closing(played_by_processes(plan, stopped=self._stopped, states=self._states)) as batches:
                 yield batches
             return
         with open_runner(plan, 0, environment=self._environment, policy=self._policy, stopped=self._stopped) as runner:
             yield runner.batches()
+
+    def learned(self) -> Learned:
+        """What the pieces learned from all that was played, once `episodes` has ended; of episodes that were not kept, too."""
+        if self._learning is None:
+            return Learned()
+        pipelines = self._learning.pipelines
+        return merged(pipelines, self._states or [pipelines.get_state()])

@@ -10,15 +10,19 @@ from contextlib import AbstractContextManager, closing, contextmanager
 
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadData
+from offline_cli.recording.actor import Actor
 from offline_cli.recording.async_slots import AsyncSlots
 from offline_cli.recording.blocks import Blocks, block_rows
 from offline_cli.recording.chance import Chance, EpisodeChance, SharedChance
 from offline_cli.recording.env_runner import EnvRunner
 from offline_cli.recording.own_vector_slots import OwnVectorSlots
+from offline_cli.recording.piped_actor import PipedActor
+from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan, environment_seed
 from offline_cli.recording.policies import open_policy
 from offline_cli.recording.policy import Policy
 from offline_cli.recording.slots import SlotFailure, Slots, SyncSlots
+from offline_cli.spaces import Space
 from offline_cli.training.devices import use_threads
 
 __all__ = ["open_planned", "open_runner", "policy_of"]
@@ -29,15 +33,14 @@ def open_planned(plan: Plan) -> Environment:
     return open_environment(plan.env, plan.env_kwargs, plan.wrappers)
 
 
-def policy_of(plan: Plan, environment: Environment) -> Policy:
+def policy_of(plan: Plan, environment: Environment) -> Policy | PipedPolicy:
     """The plan's policy for `environment`. Raises as `open_policy` does."""
     return open_policy(
         plan.policy,
-        environment.observation_space,
-        environment.action_space,
-        env=plan.env,
+        environment,
         explore=plan.explore,
         device=plan.device,
+        pieces=plan.pieces,
         storage_options=plan.storage_options,
         example=lambda: environment.singles(1)[0].reset(seed=environment_seed(plan.seed, plan.first))[0],
     )
@@ -45,24 +48,34 @@ def policy_of(plan: Plan, environment: Environment) -> Policy:
 
 @contextmanager
 def open_runner(
-    plan: Plan, runner: int, *, environment: Environment, policy: Policy, stopped: Callable[[], bool] = lambda: False
+    plan: Plan,
+    runner: int,
+    *,
+    environment: Environment,
+    policy: Policy | PipedPolicy,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[EnvRunner]:
     """Runner `runner`, with torch on one thread; its slots are closed at the end. Raises as `open_environment` does."""
     spaces = environment.observation_space, environment.action_space
     with use_threads(1):
-        count = _count(plan, runner)
-        blocks = Blocks(policy, count, rows=None if plan.own_class else block_rows(policy, spaces[0], count))
-        with _slots(plan, runner, environment, blocks.padded) as slots:
+        actor = _actor(plan, policy, spaces[0], _count(plan, runner))
+        with _slots(plan, runner, environment, actor.padded) as slots:
             yield EnvRunner(
                 plan,
                 runner,
                 slots,
-                blocks,
+                actor,
                 _chance(plan, runner, len(slots.ready), policy.chance_size),
                 spaces=spaces,
                 fingerprint=policy.fingerprint,
                 stopped=stopped,
             )
+
+
+def _actor(plan: Plan, policy: Policy | PipedPolicy, observation_space: Space, slots: int) -> Actor:
+    if isinstance(policy, PipedPolicy):
+        return PipedActor(policy, slots, alike=not plan.own_class, ids=lambda indices: plan.ids(policy.fingerprint, indices))
+    return Blocks(policy, slots, rows=None if plan.own_class else block_rows(policy, observation_space, slots))
 
 
 def _count(plan: Plan, runner: int) -> int:

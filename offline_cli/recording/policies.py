@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import torch
 
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.converting.misfits import misfits
+from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, SpaceMismatch
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.recording.model_policy import ModelPolicy, is_transposed_image, load_model
+from offline_cli.recording.pieces import Pieces
+from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.policy import Policy
 from offline_cli.recording.python_policy import FunctionPolicy, imported
 from offline_cli.recording.random_policy import RandomPolicy
-from offline_cli.recording.run_policy import ModulePolicy, run_policy
+from offline_cli.recording.run_policy import ModulePolicy, fingerprint_of
 from offline_cli.spaces import Space
-from offline_cli.training.misfits import misfits
+from offline_cli.training.policy_files import load_policy
 from offline_cli.trees import Tree
 
 __all__ = ["open_policy"]
@@ -28,84 +34,115 @@ KINDS = ("observations", "actions")
 
 def open_policy(
     name: str,
-    observation_space: Space,
-    action_space: Space,
+    environment: Environment,
     *,
-    env: str,
     explore: bool,
     device: str = "cpu",
+    pieces: Pieces | None = None,
     storage_options: Mapping[str, Any] | None = None,
     example: Callable[[], Tree] | None = None,
-) -> Policy:
-    """The policy of that name, ready to play in the environment `env` with these spaces.
+) -> Policy | PipedPolicy:
+    """The policy of that name, ready to play in the environment.
 
-    `explore`: with chance, where the policy knows any; `random` always is. `example`: gives a real observation, for a policy
-    that raises for invented ones. Raises SpaceMismatch, naming both sides; BadConfig
-    for what is no policy; MissingPackage; what `load_policy` raises for a run folder, and BadData for a policy that raises
+    `explore`: with chance, where the policy knows any; `random` always is. `pieces`: pipelines that the user gave; a module is
+    played through pipelines without them too, where it was trained so or carries a state. `example`: gives a real
+    observation, for a policy that raises for invented ones.
+
+    Raises SpaceMismatch, naming both sides; BadConfig for what is no policy, and for pipelines around what is no module;
+    MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
     when it is imported, loaded or tried.
     """
+    play = _Play(name, environment, pieces or Pieces(), explore, device)
     if name == RANDOM:
-        return RandomPolicy(action_space)
+        play.refuse_pieces("random")
+        return RandomPolicy(environment.action_space)
     if name.startswith(SB3):
+        play.refuse_pieces("a model of stable-baselines3")
         model, fingerprint = load_model(name.removeprefix(SB3), device=device)
-        _check_model(model, observation_space, action_space, name, env)
-        return ModelPolicy(model, action_space, explore=explore, fingerprint=fingerprint)
+        _check_model(model, environment, name)
+        return ModelPolicy(model, environment.action_space, explore=explore, fingerprint=fingerprint)
     if name.startswith(PYTHON):
-        return _python(name, observation_space, action_space, env, explore=explore, device=device, example=example)
+        return _python(play, example)
     if "://" not in name and name.split(":")[0] in ("rllib", "onnx"):
         raise BadConfig("this kind of policy cannot be recorded yet", where=f"--policy {name}", fix=_forms())
-    policy, *theirs = run_policy(name, explore=explore, device=torch.device(device), storage_options=storage_options)
-    _check_fits(list(zip(theirs, [observation_space, action_space], KINDS, strict=True)), name, env)
-    policy.play_in(action_space)
-    return policy
+    loaded = load_policy(name, storage_options)
+    return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Play:
+    """What a policy is opened for."""
+
+    name: str
+    environment: Environment
+    pieces: Pieces
+    explore: bool
+    device: str
+
+    def module(self, module: RLModule, fingerprint: str, trained: TrainedPipeline | None) -> Policy | PipedPolicy:
+        """The quick way where nothing is in between, and nothing remembered."""
+        if self.pieces or trained is not None or module.is_stateful():
+            return PipedPolicy(
+                module,
+                self.pieces,
+                self.environment,
+                trained=trained,
+                explore=self.explore,
+                device=self.device,
+                fingerprint=fingerprint,
+                name=self.name,
+            )
+        spaces = self.environment.observation_space, self.environment.action_space
+        theirs = module.observation_space, module.action_space
+        _check_fits(list(zip(theirs, spaces, KINDS, strict=True)), self.name, self.environment)
+        policy = ModulePolicy(module, explore=self.explore, device=torch.device(self.device), fingerprint=fingerprint)
+        policy.play_in(spaces[1])
+        return policy
+
+    def refuse_pieces(self, what: str) -> None:
+        """Raise BadConfig where the user gave pipelines, which need a network between them."""
+        if self.pieces:
+            fix = "--wrapper changes what it sees and does; or an RLModule: a run folder, python:package.module:attribute"
+            raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {self.name}", fix=fix)
 
 
 def _forms() -> str:
     return f"{RANDOM}, a run folder of train-bc, {SB3}FILE or {PYTHON}package.module:attribute"
 
 
-def _python(
-    name: str,
-    observation_space: Space,
-    action_space: Space,
-    env: str,
-    *,
-    explore: bool,
-    device: str,
-    example: Callable[[], Tree] | None,
-) -> Policy:
+def _python(play: _Play, example: Callable[[], Tree] | None) -> Policy | PipedPolicy:
+    name, environment = play.name, play.environment
     found = imported(name.removeprefix(PYTHON))
+    if isinstance(found, RLModule):
+        return play.module(found, _hash_of_weights(found), None)
     predicts = callable(getattr(found, "predict", None))
-    if not (isinstance(found, RLModule) or predicts or callable(found)):
+    if not (predicts or callable(found)):
         what = f"it is {type(found).__name__}, which cannot be called"
         raise BadConfig(what, where=f"--policy {name}", fix="name a function")
-    _check_model(found, observation_space, action_space, name, env)
-    if isinstance(found, RLModule):
-        return _module_policy(found, action_space, name, explore=explore, device=device)
+    play.refuse_pieces("an object with predict" if predicts else "a function")
+    _check_model(found, environment, name)
     if predicts:
-        return ModelPolicy(found, action_space, explore=explore, fingerprint=name)
-    own_name = name.removeprefix(PYTHON)
-    return FunctionPolicy(found, own_name, observation_space, action_space, explore=explore, example=example)
+        return ModelPolicy(found, environment.action_space, explore=play.explore, fingerprint=name)
+    spaces = environment.observation_space, environment.action_space
+    return FunctionPolicy(found, name.removeprefix(PYTHON), *spaces, explore=play.explore, example=example)
 
 
-def _module_policy(module: RLModule, action_space: Space, name: str, *, explore: bool, device: str) -> Policy:
-    digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in module.state_dict().values()))
-    policy = ModulePolicy(module, explore=explore, device=torch.device(device), fingerprint=digest.hexdigest(), name=name)
-    policy.play_in(action_space)
-    return policy
+def _hash_of_weights(module: RLModule) -> str:
+    return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in module.state_dict().values())).hexdigest()
 
 
-def _check_model(model: Any, observation_space: Space, action_space: Space, name: str, env: str) -> None:
+def _check_model(model: Any, environment: Environment, name: str) -> None:
     """As `_check_fits`, for what may have no spaces, or see images another way round."""
+    observation_space, action_space = environment.observation_space, environment.action_space
     theirs = [getattr(model, "observation_space", None), getattr(model, "action_space", None)]
     if isinstance(theirs[0], gym.Space) and is_transposed_image(theirs[0], observation_space):
         theirs[0] = observation_space
     ours = [observation_space, action_space]
     triples = zip(theirs, ours, KINDS, strict=True)
-    _check_fits([(left, right, what) for left, right, what in triples if isinstance(left, gym.Space)], name, env)
+    _check_fits([(left, right, what) for left, right, what in triples if isinstance(left, gym.Space)], name, environment)
 
 
-def _check_fits(sides: list[tuple[Space, Space, str]], name: str, env: str) -> None:
+def _check_fits(sides: list[tuple[Space, Space, str]], name: str, environment: Environment) -> None:
     """Raise SpaceMismatch, with every difference, for sides (the policy's, the environment's, what of)."""
     problems = [
         text.replace("the data has", "the policy has", 1)
@@ -114,4 +151,4 @@ def _check_fits(sides: list[tuple[Space, Space, str]], name: str, env: str) -> N
     ]
     if problems:
         fix = "an environment that the policy was trained for, wrapped as it was"
-        raise SpaceMismatch.of(problems, where=f"--policy {name} in {env}", fix=fix)
+        raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)

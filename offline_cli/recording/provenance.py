@@ -35,6 +35,7 @@ def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
         "num_envs": plan.num_envs,
         "runners": plan.runners,
         "device": plan.device,
+        **plan.pieces.described(),
     }
     if plan.own_class:
         return {**described, "vector_seeds": [plan.vector_seed(runner) for runner in range(plan.runners)]}

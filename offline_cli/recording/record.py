@@ -17,7 +17,8 @@ from typing import Any, Literal, cast
 from offline_cli.errors import OutputExists
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.amounts import Amount, is_enough, progress_at, rest_of
-from offline_cli.recording.endings import interrupted_twice, nothing_kept, partly_kept
+from offline_cli.recording.endings import interrupted_twice, nothing_kept, partly_kept, state_lost
+from offline_cli.recording.learned import going_on
 from offline_cli.recording.options import checked_plan, resolved_plan
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.player import Player
@@ -28,6 +29,7 @@ from offline_cli.storage import manifest as manifests
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.target_folder import check_target
 from offline_cli.storage.writer import MAX_SHARD_BYTES, DatasetWriter
+from offline_cli.training.given_pipelines import Given
 from offline_cli.training.signals import StopSignals
 
 __all__ = ["record"]
@@ -52,6 +54,9 @@ def record(
     first_episode: int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] = (),
+    env_to_module: Given = None,
+    module_to_env: Given = None,
+    lookback: int | None = None,
     device: str = "auto",
     resume: bool = False,
     overwrite: bool = False,
@@ -66,11 +71,13 @@ def record(
     `env`, `env_kwargs`, `wrappers`: see `open_environment`. `policy`: see `open_policy`. `num_envs`: slots per runner;
     `num_env_runners`: processes besides this one, 0: none. `vectorize`: `sync`, `async`, `vector_entry_point`, or `auto` for
     the environment's own vector class where it has one. `first_episode`: the index of the first, so that any can be recorded
-    again alone. `command`: for provenance.
+    again alone. `env_to_module`, `module_to_env`: pieces around a module, as a pipeline file, pieces or a builder; the first
+    may be a learner's file. `lookback`: steps of an episode that pieces can look back on at least; None: all of it. What pieces
+    learn is kept: `connector_state`. `command`: for provenance.
 
     Raises UsageError, OutputExists; UnknownEnvironment, BadConfig, SpaceMismatch, UnsupportedSpace; MissingPackage,
-    MissingDevice; StorageError; BadData where environment or policy raise, and Interrupted, both with all whole episodes
-    committed.
+    MissingDevice; StorageError; BadData where environment, policy or a piece raise, or what pieces learned is lost, and
+    Interrupted, all with all whole episodes committed.
     """
     started = time.monotonic()
     plan = checked_plan(
@@ -89,20 +96,24 @@ def record(
         wrappers=wrappers,
         device=device,
         storage_options=storage_options,
+        env_to_module=env_to_module,
+        module_to_env=module_to_env,
+        lookback=lookback,
     )
     target = open_location(os.fspath(out), storage_options)
     with open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
-        result = nothing_recorded(plan, out=target.url, format=format, action_scale=opened.action_scale)
+        result = nothing_recorded(plan, opened, out=target.url, format=format)
         fill = partial(filled, result, started=started)
         try:
-            check_target(target, overwrite=overwrite, resume=resume)
+            note = check_target(target, overwrite=overwrite, resume=resume)
         except OutputExists:
             finished = finished_manifest(target, plan, opened.fingerprint, format) if resume else None
             if finished is None:
                 raise
             return result if dry_run else fill(finished, new_steps=0)
+        plan = going_on(plan, opened, target, note)
         if dry_run:
             return result
         writer = DatasetWriter(
@@ -142,11 +153,15 @@ def _recorded(
             complete = is_enough(plan, have)
             if not complete and not have.episodes:
                 raise nothing_kept(out, player.failure, stop.requested)
-            result = fill(writer.commit(complete=complete), new_steps=have.steps - before.steps)
+            learned = player.learned()
+            manifest = writer.commit(complete=complete, provenance=learned.provenance())
+            result = fill(manifest, new_steps=have.steps - before.steps)
     except KeyboardInterrupt as err:  # a second signal
         raise interrupted_twice(out) from err
     if not complete:
-        raise partly_kept(result, player.failure, stop.requested)
+        raise partly_kept(result, player.failure, stop.requested, learned.lost)
+    if learned.lost is not None:
+        raise state_lost(result, learned.lost)
     return result
 
 

@@ -6,7 +6,9 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
+from offline_cli.recording.policy import Policy
 from offline_cli.storage.manifest import Manifest
 
 __all__ = ["RecordResult", "filled", "nothing_recorded"]
@@ -33,6 +35,8 @@ class RecordResult:
     action_scale: str  # "env" | "normalized"
     explore: bool
     seed: int
+    env_to_module: list[str] | None  # names of the pieces that it was played through; None: through none
+    module_to_env: list[str] | None
     dry_run: bool  # everything was checked, nothing was written
 
     def as_dict(self) -> dict[str, Any]:
@@ -40,8 +44,9 @@ class RecordResult:
         return asdict(self)
 
 
-def nothing_recorded(plan: Plan, *, out: str, format: str, action_scale: str) -> RecordResult:
+def nothing_recorded(plan: Plan, policy: Policy | PipedPolicy, *, out: str, format: str) -> RecordResult:
     """The result of a dry run, which says what would be done."""
+    pieces = policy.piece_names if isinstance(policy, PipedPolicy) else {}
     return RecordResult(
         out=out,
         episodes=0,
@@ -57,9 +62,11 @@ def nothing_recorded(plan: Plan, *, out: str, format: str, action_scale: str) ->
         environment=plan.env,
         policy=plan.policy,
         vectorize=plan.vectorize,
-        action_scale=action_scale,
+        action_scale=policy.action_scale,
         explore=plan.explore,
         seed=plan.seed,
+        env_to_module=pieces.get("env_to_module"),
+        module_to_env=pieces.get("module_to_env"),
         dry_run=True,
     )
 

@@ -1,4 +1,6 @@
-"""A `train-bc` run, or any RLModule, as a policy to record; refuses modules that carry a state from step to step.
+"""An RLModule as a policy to record, that of a `train-bc` run for one; refuses to carry a state from step to step.
+
+What a state, or pieces around the module, are needed for is `piped_policy.py`'s.
 
 Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions: they are certain.
 Box actions are recorded as RLlib's are, with the scale `normalized`: the module's own outputs, which may lie beyond [-1, 1],
@@ -10,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.modules.straight import straight_forward
 from offline_cli.recording.policy import Acted
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.training.policy_files import LoadedPolicy
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["ModulePolicy", "run_policy"]
+__all__ = ["ModulePolicy", "fingerprint_of", "is_of_floats"]
 
 
 class ModulePolicy:
@@ -38,11 +39,9 @@ class ModulePolicy:
     rows_alike = False
     shows_numbers = True
 
-    def __init__(self, module: RLModule, *, explore: bool, device: torch.device, fingerprint: str, name: str) -> None:
+    def __init__(self, module: RLModule, *, explore: bool, device: torch.device, fingerprint: str) -> None:
         """For environments with the module's own action space; see `play_in`."""
-        if module.get_initial_state():
-            fix = "record a policy without a state, or wrap it as python:module:attribute"
-            raise BadConfig("the policy carries a state from step to step", where=f"--policy {name}", fix=fix)
+        assert not module.is_stateful(), "a module with a state is played through pipelines"
         self.fingerprint = fingerprint
         self._module = module.to(device).eval()
         self._head: ActionHead = module.action_head
@@ -55,7 +54,7 @@ class ModulePolicy:
     def play_in(self, action_space: Space) -> None:
         """Play in an environment with this action space, which the policy fits, from now on."""
         self._head.play_in(action_space)
-        self._raw = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items() if _is_of_floats(leaf)}
+        self._raw = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items() if is_of_floats(leaf)}
         self.action_scale = "normalized" if self._raw else "env"
 
     def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
@@ -98,18 +97,12 @@ class ModulePolicy:
         return map_leaves(lambda _: next(typed), arrays), for_env
 
 
-def run_policy(
-    run: str, *, explore: bool, device: torch.device, storage_options: Mapping[str, Any] | None
-) -> tuple[ModulePolicy, Space, Space]:
-    """The policy of a run folder, and its observation and action space. Raises as `load_policy` does."""
-    from offline_cli.training.policy_files import load_policy
-
-    module, description = load_policy(run, storage_options)
-    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
-    for name, tensor in sorted(module.state_dict().items()):
+def fingerprint_of(loaded: LoadedPolicy) -> str:
+    """Of a run's policy: weights, and description with the pieces it was trained through and a hash of what they learned."""
+    digest = hashlib.sha256(json.dumps(loaded.description, sort_keys=True).encode())
+    for name, tensor in sorted(loaded.module.state_dict().items()):
         digest.update(name.encode() + tensor.numpy().tobytes())
-    policy = ModulePolicy(module, explore=explore, device=device, fingerprint=digest.hexdigest(), name=run)
-    return policy, module.observation_space, module.action_space
+    return digest.hexdigest()
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
@@ -117,6 +110,6 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     return found
 
 
-def _is_of_floats(space: Space) -> bool:
+def is_of_floats(space: Space) -> bool:
     """Whether its actions have a scale: not so where they are whole numbers."""
     return isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
 import numpy as np
@@ -19,30 +22,49 @@ import numpy as np
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.recording.async_slots import process_context
+from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_planned, open_runner, policy_of
+from offline_cli.recording.policy import Policy
 
 __all__ = ["played_by_processes"]
 
 PATIENCE: Final = 0.1  # seconds between two looks at whether to stop
 GRACE: Final = 5.0  # seconds for a runner to close its environments
+LAST_STEP: Final = 30.0  # seconds for runners to end their step, and say what their pieces learned
 
 
-def played_by_processes(plan: Plan, *, stopped: Callable[[], bool]) -> Generator[EpisodeBatch, None, None]:
-    """Whole episodes in order. Raises what a runner raises, after all episodes that come before the failure."""
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the pieces of a runner have learned: what it says last but one."""
+
+    state: Mapping[str, Any] | str  # text: why it cannot be sent
+
+
+def played_by_processes(
+    plan: Plan, *, stopped: Callable[[], bool], states: list[Mapping[str, Any] | str] | None = None
+) -> Generator[EpisodeBatch, None, None]:
+    """Whole episodes in order. Raises what a runner raises, after all episodes that come before the failure.
+
+    `states`: gets what the pieces of each runner have learned, or why that is not known; None: nobody wants it.
+    """
     context = process_context("offline_cli.recording.runner_processes")
     stop = context.RawValue("b", 0)
     inboxes: list[_Inbox] = []
     try:
         for number in range(plan.runners):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run, args=(plan, number, theirs, stop), name=f"runner-{number}")
+            args = (plan, number, theirs, stop, states is not None)
+            process = context.Process(target=_run, args=args, name=f"runner-{number}")
             process.start()  # no daemon: asynchronous slots are processes of its own
             theirs.close()
             inboxes.append(_Inbox(process, ours))
         yield from _merged(inboxes, lambda: _pass_on(stopped, stop))
     finally:
         stop.value = 1
+        if states is not None:
+            until = time.monotonic() + LAST_STEP
+            states += [inbox.state(until) for inbox in inboxes]
         for inbox in inboxes:
             inbox.close()
 
@@ -58,6 +80,7 @@ class _Inbox:
     def __init__(self, process: Any, pipe: Connection) -> None:
         self._process, self._pipe = process, pipe
         self._waiting: list[EpisodeBatch] = []  # one or none
+        self._state: Mapping[str, Any] | str | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting))
@@ -79,8 +102,24 @@ class _Inbox:
                 return False
             if isinstance(message, OfflineCliError):
                 raise message
-            self._waiting.append(message)
+            if isinstance(message, _Told):
+                self._state = message.state
+            else:
+                self._waiting.append(message)
         return True
+
+    def state(self, until: float) -> Mapping[str, Any] | str:
+        """What the runner's pieces have learned, or why that is not known. It has been told to stop; the rest is left aside."""
+        while self._state is None:
+            if not self._pipe.poll(max(0.0, until - time.monotonic())):
+                return f"{self._process.name} did not end its step within {LAST_STEP:.0f} s"
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                return f"{self._process.name} has died"
+            if isinstance(message, _Told):
+                self._state = message.state
+        return self._state
 
     def take(self, count: int) -> EpisodeBatch:
         batch = self._waiting.pop()
@@ -122,9 +161,11 @@ def _waited(inboxes: list[_Inbox], meanwhile: Callable[[], None]) -> tuple[int, 
     return len(inboxes), None
 
 
-def _run(plan: Plan, number: int, pipe: Connection, stop: Any) -> None:
-    """A runner process."""
+def _run(plan: Plan, number: int, pipe: Connection, stop: Any, tells: bool) -> None:
+    """A runner process; `tells`: what its pieces have learned, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what becomes of it
+    policy: Policy | PipedPolicy | None = None
+    failure: OfflineCliError | None = None
     with suppress(BrokenPipeError, ConnectionResetError):  # the parent has enough, or is gone
         try:
             with open_planned(plan) as environment:
@@ -132,10 +173,20 @@ def _run(plan: Plan, number: int, pipe: Connection, stop: Any) -> None:
                 with open_runner(plan, number, environment=environment, policy=policy, stopped=_to_stop(stop)) as runner:
                     for batch in runner.batches():
                         pipe.send(batch)
-            pipe.send(None)
         except OfflineCliError as err:
-            pipe.send(err)
+            failure = err
+        if tells:
+            _tell(policy.pipelines.get_state() if isinstance(policy, PipedPolicy) else {}, pipe)
+        pipe.send(failure)
     pipe.close()
+
+
+def _tell(state: Mapping[str, Any], pipe: Connection) -> None:
+    try:
+        told = ForkingPickler.dumps(_Told(state))
+    except Exception as err:  # noqa: BLE001  states may be anything
+        told = ForkingPickler.dumps(_Told(f"a state that cannot leave its process: {err!r}"))
+    pipe.send_bytes(told)
 
 
 def _to_stop(stop: Any) -> Callable[[], bool]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from offline_cli.connectors.learner.default_pipeline import LearnerPipeline
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
 from offline_cli.progress import OnProgress, no_progress
@@ -20,7 +19,9 @@ from offline_cli.storage.locations import Sources
 from offline_cli.training.config import BCConfig, differences, resolve_config
 from offline_cli.training.data import load_data
 from offline_cli.training.devices import choose_device, choose_threads, use_threads
-from offline_cli.training.policy_files import describe_policy, new_policy
+from offline_cli.training.given_pipelines import Given
+from offline_cli.training.learned_states import check_same_learned
+from offline_cli.training.policy_files import describe_policy, learned_bytes, new_policy
 from offline_cli.training.results import TrainResult
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import Session, check_same_run
@@ -62,7 +63,8 @@ def train_bc(
     *,
     env: str | None = None,
     config: str | os.PathLike[str] | None = None,
-    pipeline: LearnerPipeline | None = None,
+    pipeline: Given = None,
+    env_to_module: Given = None,
     batch_size: int | None = None,
     lr: float | None = None,
     updates: int | None = None,
@@ -87,15 +89,21 @@ def train_bc(
     """Fit a policy to the actions in `sources` by maximum likelihood and keep it in the run folder `out`.
 
     An option that is None takes its value from the TOML file `config`, else from schemas/config.v1.json; so does the network.
-    `pipeline` builds custom learner pieces, `lambda obs_space, act_space: pieces`. `resume` goes on with the run in `out`,
-    whose configuration then stands for options that are None; where there is no checkpoint yet, it starts one. Only the bound,
-    `updates` or `epochs`, may be another: the result is that of a run which had it from the start. A finished run within its
-    bound stays as it is. `dry_run` checks everything, data included, and writes nothing.
+    `pipeline`: what the policy learns through: a pipeline file of kind learner, pieces, or what builds them, `lambda obs_space,
+    act_space: pieces`. What its pieces learn, they learn from episodes that are not held out, and it is kept with the policy.
+    A file says itself which pieces belong beside the environment too; for Python objects `env_to_module` says it, which may be
+    a file as well. Neither is kept in the configuration: name them again to resume.
+
+    `resume` goes on with the run in `out`, whose configuration then stands for options that are None; where there is no
+    checkpoint yet, it starts one. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had
+    it from the start. A finished run within its bound stays as it is. `dry_run` checks everything, data included, and writes
+    nothing.
 
     Raises OutputExists, UsageError; BadConfig (every mistake at once; Box actions of unknown scale; resuming with other
-    settings or data); SpaceMismatch; UnknownEnvironment; MissingPackage; MissingDevice; what `read_episodes` raises for the
-    data; BadData where the environment raises; Diverged; Interrupted, with all saved; TargetNotMet where `until_return` was
-    not confirmed within the bound (the best policy is kept all the same).
+    settings, data or pipelines), and before any data is read for pipelines that are wrong or do not fit; SpaceMismatch;
+    UnknownEnvironment; MissingPackage; MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises
+    on the data; BadData where the environment raises, or a piece beside it; Diverged; Interrupted, with all saved; TargetNotMet
+    where `until_return` was not confirmed within the bound (the best policy is kept all the same).
     """
     options = {
         "env": env,
@@ -124,24 +132,27 @@ def train_bc(
             resolved,
             environment=environment,
             pipeline=pipeline,
+            env_to_module=env_to_module,
             from_=from_,
             storage_options=storage_options,
             on_progress=on_progress,
         )
         module = new_policy(data, resolved)
-        state = TrainState(data=data.digest, device=target.type, pipeline=_name_of(pipeline))
+        state = TrainState(data=data.digest, device=target.type, pipeline=data.pipeline)
         state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
         tensors = None
         checkpoint = folder.load_checkpoint() if resume else None
         _warn(resolved, target.type, new=resume and checkpoint is None, where=str(folder.path))
+        described = describe_policy(data, resolved)
         if checkpoint is not None:
             check_same_run(checkpoint[0], state, where=str(folder.path))
+            check_same_learned(folder.learned(), data.trained, where=str(folder.path))
             state, tensors = checkpoint
         with use_threads(state.threads), StopSignals() as stop:
             session = Session(module, data, resolved, state, folder, environment=environment, on_progress=on_progress)
             if dry_run:
                 return replace(_result(session, state.update), stopped_by="dry-run")
-            result = _train(session, stop, tensors)
+            result = _train(session, stop, tensors, described)
     return _unless_missed(result, resolved)
 
 
@@ -153,14 +164,18 @@ def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
         _log.warning("note: no checkpoint in %s yet, so --resume begins a new run", where)
 
 
-def _train(session: Session, stop: StopSignals, tensors: Mapping[str, Tensor] | None) -> TrainResult:
-    """Begin, or go on from a checkpoint's `tensors`, to the end; the result of a run that is finished already."""
+def _train(
+    session: Session, stop: StopSignals, tensors: Mapping[str, Tensor] | None, described: Mapping[str, Any]
+) -> TrainResult:
+    """Begin with the policy as `described`, or go on from a checkpoint's `tensors`, to the end; the result of a run that is
+    finished already.
+    """
     state, folder, bound = session.state, session.folder, session.checks.bound
     if state.update > bound:
         fix = f"a bound of at least {state.update} updates, or train anew with --overwrite"
         raise BadConfig(f"{state.update} updates are made, and {bound} asked for", where=str(folder.path), fix=fix)
     if tensors is None:
-        folder.begin(session.config, describe_policy(session.data, session.config))
+        folder.begin(session.config, described, learned_bytes(session.data))
     else:
         known = folder.result()
         if known is not None and (state.stopped_by is not None or state.update == bound):
@@ -193,10 +208,6 @@ def _resolve(options: Mapping[str, Any], file: str | os.PathLike[str] | None, fo
         fix = "leave these options out to resume, or train anew with --overwrite"
         raise BadConfig.of(changed, where=str(folder.path), fix=fix)
     return wanted
-
-
-def _name_of(pipeline: LearnerPipeline | None) -> str:
-    return "" if pipeline is None else f"{pipeline.__module__}:{getattr(pipeline, '__qualname__', type(pipeline).__qualname__)}"
 
 
 def _finish(session: Session) -> TrainResult:

@@ -21,6 +21,7 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.training.batches import StepLoader
 from offline_cli.training.config import BCConfig
 from offline_cli.training.devices import autocast
+from offline_cli.training.play_pieces import PlayPieces
 from offline_cli.training.playing import Played, play
 from offline_cli.training.seeds import Purpose
 from offline_cli.training.signals import StopSignals
@@ -41,9 +42,11 @@ class Checks:
         *,
         val: StepLoader | None,
         environment: Environment | None,
+        pieces: PlayPieces | None,
         updates_per_epoch: int,
     ) -> None:
-        self._module, self._config, self._val, self._environment = module, config, val, environment
+        self._module, self._config, self._val = module, config, val
+        self._environment, self._pieces = environment, pieces
         self.bound = config.bound(updates_per_epoch)
         self._every = config.check_every(updates_per_epoch)
 
@@ -66,7 +69,16 @@ class Checks:
     def _play(self, episodes: int, purpose: Purpose, update: int, stop: StopSignals) -> Played:
         assert self._environment is not None
         seed = self._config.seed
-        return play(self._module, self._environment, episodes, seed=seed, purpose=purpose, round_=update, on_step=stop.check)
+        return play(
+            self._module,
+            self._environment,
+            episodes,
+            seed=seed,
+            purpose=purpose,
+            round_=update,
+            pieces=self._pieces,
+            on_step=stop.check,
+        )
 
     def decide(self, state: TrainState, figures: Mapping[str, float]) -> bool:
         """Note what `figures` mean for `state`, ending it where they do; gives whether this policy is the best so far."""

@@ -3,9 +3,7 @@
 Episodes are held out whole, by a hash of seed and id: the same ones in every run with the same seed, whatever their order.
 
 Decisions: NaN and infinity are refused in actions and in observations that were acted on; the observation after the last action
-is never learned from, and may be anything. Episodes without a step teach nothing and are left out. Extra outputs that are text
-have no tensor form and are left out too. Box actions come to the learner pipeline in the units of networks, as RLlib's pieces
-know them, whatever the scale they were recorded in.
+is never learned from, and may be anything. What else the learner pipeline gets: `applying/learner_episodes.py`.
 """
 
 from __future__ import annotations
@@ -13,31 +11,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
-from offline_cli.connectors.learner.default_pipeline import LearnerPipeline, learner_pipeline
+from offline_cli.applying.learner_episodes import check_known_scale, in_learner_units, learner_spaces, with_steps
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, NoData, SpaceMismatch
-from offline_cli.formats.source import UNKNOWN_SCALE
-from offline_cli.modules.action_units import in_network_units, network_space
-from offline_cli.modules.distributions import check_scale
+from offline_cli.errors import BadConfig, BadData, NoData
 from offline_cli.progress import OnProgress
-from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
+from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
 from offline_cli.storage.locations import Sources
 from offline_cli.training.config import BCConfig
-from offline_cli.training.misfits import misfits
-from offline_cli.trees import Tree, flatten, leaves
+from offline_cli.training.given_pipelines import Given, GivenPipeline, read_given
+from offline_cli.training.learner_columns import choices_of, learner_columns
+from offline_cli.training.play_pieces import PlayPieces, beside_learner, plays_alone
+from offline_cli.trees import Tree, flatten
 
 __all__ = ["TrainingData", "held_out", "load_data"]
 
-TRAINED_ON = (Columns.OBS, Columns.ACTIONS)
+PLACE: Final = "learner pipeline"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +50,9 @@ class TrainingData:
     episodes: int  # held-out ones included
     steps: int
     digest: str  # hex; the same for the same episodes in the same order
+    pipeline: str = ""  # the learner pipeline's name; empty: the default one
+    trained: TrainedPipeline | None = None  # what playing the policy takes, with its state; None: no pieces
+    pieces: PlayPieces | None = None  # what it plays between in `environment`; None: no pieces
 
 
 def load_data(
@@ -59,15 +60,20 @@ def load_data(
     config: BCConfig,
     *,
     environment: Environment | None = None,
-    pipeline: LearnerPipeline | None = None,
+    pipeline: Given = None,
+    env_to_module: Given = None,
     from_: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
 ) -> TrainingData:
-    """Read `sources` whole. Raises what `read_episodes` raises, NoData without a step, BadData for values outside the spaces,
-    SpaceMismatch where the policy could not play in `environment`, BadConfig where the learner pipeline is wrong or the scale
-    of Box actions unknown.
+    """Read `sources` whole, and put them through the learner pipeline: what it learns, it learns from what is not held out.
+
+    Raises what `read_episodes` raises, NoData without a step, BadData for values outside the spaces; BadConfig for an unknown
+    scale of Box actions. Before the data is read: SpaceMismatch where the policy could not play in `environment` or a piece
+    cannot take the spaces, BadConfig where either pipeline is wrong; after that BadPiece for what a piece raises, or a state
+    that cannot be saved.
     """
+    given, beside = GivenPipeline.read(pipeline), read_given(env_to_module, "env_to_module", "learner")
     stream = read_episodes(
         sources,
         from_=from_,
@@ -77,56 +83,54 @@ def load_data(
         on_progress=on_progress,
     )
     where = ", ".join(stream.locations)
-    if stream.action_scale == UNKNOWN_SCALE:  # known before all the data is read; never so where no action is a Box
-        check_scale(stream.action_scale, where=where)
-    observations, actions = _spaces(stream, environment, where)
+    check_known_scale(stream)
+    said = stream.observation_space, stream.action_space
+    observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
+    to_columns = given.build(observations, actions)
+    seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
+    check_supported(seen, where="observations after the learner pipeline")
+    alone = plays_alone(given, beside, list(to_columns.pieces()))
+    pieces = None if environment is None or alone else beside_learner(given, beside)
+    if environment is not None and pieces is not None:
+        pieces.check(environment, seen, done, where=PLACE)
     episodes = _with_steps(stream, where)
     _check_values(episodes, episodes.acted_obs(), observations, "observations", where)
     _check_values(episodes, episodes.actions, actions, "actions", where)
-    learned = in_network_units(episodes.actions, actions, action_scale=stream.action_scale)
-    episodes = replace(episodes, actions=learned, action_space=network_space(actions))
-    to_columns = learner_pipeline(observations, actions, custom=pipeline)
+    episodes = in_learner_units(episodes, actions, stream.action_scale)
     kept, aside = _split(episodes, config, where)
-    seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
-
-    def columns(part: EpisodeBatch) -> dict[str, Tree]:
-        batch = to_columns(episodes=part)
-        return {name: _as_declared(batch, name, space) for name, space in zip(TRAINED_ON, (seen, done), strict=True)}
-
+    train = learner_columns(to_columns, kept, (seen, done), where=where)
+    to_columns.freeze()
+    trained = None if alone else _trained(given, to_columns)
+    if environment is not None and pieces is not None:
+        pieces = replace(pieces, trained=trained)
+        pieces.check(environment, seen, done, where=PLACE)  # what was learned has to find its piece, before hours of training
     return TrainingData(
-        train=columns(kept),
-        val=None if aside is None else columns(aside),
+        train=train,
+        val=None if aside is None else learner_columns(to_columns, aside, (seen, done), where=where),
         observation_space=seen,
         action_space=done,
         action_scale=stream.action_scale,
         episodes=len(episodes),
         steps=episodes.num_steps,
-        digest=_digest(episodes),
+        digest=_digest(episodes, whole=not given.is_default),
+        pipeline=given.name if beside is None else f"{given.name}; beside the environment {GivenPipeline(beside).name}",
+        trained=trained,
+        pieces=pieces,
     )
+
+
+def _trained(given: GivenPipeline, pipeline: ConnectorPipelineV2) -> TrainedPipeline:
+    """What the pieces have learned, as a run folder will tell it. Raises BadPiece for a state that cannot be saved."""
+    state = state_from_bytes(state_to_bytes(pipeline.get_state(), where=PLACE), where=PLACE)
+    return TrainedPipeline(given.document, state, PLACE, tuple(name for name, _ in pipeline.named()))
 
 
 def _with_steps(stream: EpisodeStream, where: str) -> EpisodeBatch:
     """All episodes that have a step. Raises NoData."""
-    batches = [batch for batch in stream if batch.num_steps]
+    batches = [batch for batch in map(with_steps, stream) if len(batch)]
     if not batches:
         raise NoData("episodes without a single step", where=where, fix="record again")
-    episodes = EpisodeBatch.concat(batches)
-    numbers = {name: leaf for name, leaf in episodes.extra.items() if all(part.dtype.kind in "biuf" for part in leaves(leaf))}
-    episodes = replace(episodes, extra=numbers)
-    moving = np.flatnonzero(np.diff(episodes.starts))
-    return episodes if len(moving) == len(episodes) else episodes.select(moving)
-
-
-def _as_declared(batch: Mapping[str, Any], name: str, space: Space) -> Tree:
-    """A column of the learner pipeline, in the structure that the pipeline announced. Raises BadConfig for another."""
-    fix = "a piece that changes shapes says so in recompute_output_observation_space or recompute_output_action_space"
-    tree = tree_from_lists(batch[name], space)
-    shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(tree, name)}
-    announced = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(space, name).items()}
-    if shapes != announced:
-        what = f"the pipeline gave rows of {shapes}, and announced {announced}"
-        raise BadConfig(what, where="learner pipeline", fix=fix)
-    return tree
+    return EpisodeBatch.concat(batches)
 
 
 def held_out(ids: tuple[str, ...], fraction: float, seed: int) -> NDArray[np.bool_]:
@@ -150,21 +154,6 @@ def _split(episodes: EpisodeBatch, config: BCConfig, where: str) -> tuple[Episod
     return episodes.select(np.flatnonzero(~aside)), episodes.select(np.flatnonzero(aside))
 
 
-def _spaces(stream: EpisodeStream, environment: Environment | None, where: str) -> tuple[Space, Space]:
-    """The environment's spaces where there is one that fits: its bounds are what the policy will meet."""
-    if environment is None:
-        return stream.observation_space, stream.action_space
-    inferred = stream.spaces_inferred
-    problems = [
-        *misfits(stream.observation_space, environment.observation_space, inferred=inferred, what="observations"),
-        *misfits(stream.action_space, environment.action_space, inferred=inferred, what="actions"),
-    ]
-    if problems:
-        fix = f"name the environment that the data is from, wrapped as it was, instead of --env {environment.name}"
-        raise SpaceMismatch.of(problems, where=where, fix=fix)
-    return environment.observation_space, environment.action_space
-
-
 def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str) -> None:
     """Raise BadData, naming episode and step, for a value in `tree` (leaves (N, ...)) that is no number or no choice."""
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
@@ -172,7 +161,7 @@ def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, w
             place = _place(episodes, ~np.isfinite(leaf))
             fix = "take such steps out of the recording: a policy cannot learn from them"
             raise BadData(f"{path} hold NaN or infinity, first in {place}", where=where, fix=fix)
-        low, high = _choices(part)
+        low, high = choices_of(part)
         if low is not None and ((leaf < low) | (leaf > high)).any():
             place = _place(episodes, (leaf < low) | (leaf > high))
             fix = "--env with the environment the data is from, or convert again with the right space"
@@ -186,21 +175,15 @@ def _place(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
     return f"episode {episodes.ids[episode]}, step {step - int(episodes.starts[episode])}"
 
 
-def _choices(space: Space) -> tuple[Any, Any]:
-    match space:
-        case spaces.Discrete():
-            return int(space.start), int(space.start) + int(space.n) - 1
-        case spaces.MultiDiscrete():
-            return space.start, np.add(space.start, space.nvec, dtype=np.int64) - 1
-        case spaces.MultiBinary():
-            return 0, 1
-    return None, None
-
-
-def _digest(episodes: EpisodeBatch) -> str:
+def _digest(episodes: EpisodeBatch, *, whole: bool) -> str:
+    """`whole`: of all that pieces may read, rewards for instance, and not of observations and actions alone."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update("\n".join(episodes.ids).encode("utf-8", "surrogatepass"))
-    for _, leaf in (("starts", episodes.starts), *flatten(episodes.obs), *flatten(episodes.actions)):
+    parts = [("starts", episodes.starts), *flatten(episodes.obs), *flatten(episodes.actions)]
+    if whole:
+        parts += [("rewards", episodes.rewards), ("terminated", episodes.terminated), ("truncated", episodes.truncated)]
+        parts += flatten(dict(episodes.extra), "extra")
+    for _, leaf in parts:
         digest.update(f"{leaf.dtype}{leaf.shape}".encode())
         digest.update(np.ascontiguousarray(leaf).data.cast("B") if leaf.size else b"")
     return digest.hexdigest()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from offline_cli.converting.misfits import misfits
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.training.devices import choose_device, choose_threads, use_threads
-from offline_cli.training.misfits import misfits
+from offline_cli.training.given_pipelines import Given, read_given
+from offline_cli.training.play_pieces import PlayPieces
 from offline_cli.training.playing import MAX_VECTOR_SLOTS, Played, play
-from offline_cli.training.policy_files import load_policy
+from offline_cli.training.policy_files import LoadedPolicy, load_policy
 from offline_cli.training.results import EvaluateResult
 from offline_cli.training.seeds import Purpose
 
@@ -28,32 +31,51 @@ def evaluate(
     seed: int = 0,
     explore: bool = False,
     min_return: float | None = None,
+    env_to_module: Given = None,
+    module_to_env: Given = None,
+    lookback: int | None = None,
     device: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EvaluateResult:
     """Play `episodes` whole episodes greedily, or with drawn actions where `explore`; the first that start, all to their end.
 
+    A policy that was trained through a pipeline plays between the pieces of it that belong beside the environment, as they were
+    after training. `env_to_module` takes their place: a pipeline file of that kind, or the learner's, pieces, or what builds
+    them; what pieces of the same names learned in training goes to them. `module_to_env` likewise, after the policy.
+    `lookback`: steps that pieces can look back on at least, which bounds memory; None: the whole episode.
+
     `run` may be a URL; `env` None: a gymnasium id that the run was trained with. The same seed and number of episodes give the
     same result; none of these episodes is played during training.
 
-    Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, UnknownEnvironment,
-    SpaceMismatch; BadData where the environment raises, MissingPackage where it lacks something; MissingDevice; TargetNotMet
-    for a mean below `min_return`.
+    Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
+    for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
+    BadData where the environment or a piece raises, MissingPackage where it lacks something; MissingDevice; TargetNotMet for a
+    mean below `min_return`.
     """
     if episodes < 1:
         raise BadConfig("nothing to play: episodes must be at least 1", where=f"--episodes {episodes}", fix="--episodes 100")
+    if lookback is not None and lookback < 1:
+        raise BadConfig(f"a lookback of {lookback} steps", where=f"--lookback {lookback}", fix="at least 1, or none")
     target = choose_device(device)
-    module, description = load_policy(os.fspath(run), storage_options)
+    given = PlayPieces(
+        read_given(env_to_module, "env_to_module", "learner"), read_given(module_to_env, "module_to_env"), lookback=lookback
+    )
+    loaded = load_policy(os.fspath(run), storage_options)
+    module = loaded.module
 
     def report(done: int) -> None:
         on_progress(Progress("evaluating", done, episodes, "episodes"))
 
     with (
-        open_environment(_named(env, description["environment"], os.fspath(run))) as environment,
+        open_environment(_named(env, loaded.description["environment"], os.fspath(run))) as environment,
         use_threads(choose_threads(module, MAX_VECTOR_SLOTS)),
     ):
-        _check_fits(module, environment, os.fspath(run))
+        pieces = _pieces(loaded, given)
+        if pieces is None:
+            _check_fits(module, environment, os.fspath(run))
+        else:
+            pieces.check(environment, module.observation_space, module.action_space, where=os.fspath(run))
         played = play(
             module.to(target),
             environment,
@@ -61,6 +83,7 @@ def evaluate(
             seed=seed,
             purpose=Purpose.EVALUATE,
             explore=explore,
+            pieces=pieces,
             on_episodes=report,
         )
     result = _result(played, environment.name, explore, seed)
@@ -72,6 +95,13 @@ def evaluate(
             details=result.as_dict(),
         )
     return result
+
+
+def _pieces(loaded: LoadedPolicy, given: PlayPieces) -> PlayPieces | None:
+    """What the policy plays between; None: nothing is given, it was trained without pieces, and it remembers nothing."""
+    if given.env_to_module is None and given.module_to_env is None and loaded.trained is None:
+        return given if loaded.module.is_stateful() else None
+    return replace(given, trained=loaded.trained)
 
 
 def _check_fits(module: RLModule, environment: Environment, run: str) -> None:

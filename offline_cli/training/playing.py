@@ -4,6 +4,7 @@ Episode i is the i-th started, and exactly the episodes 0 to N-1 count, each to 
 favour short ones. No slot is ever read after its episode's end, so the environment's way of resetting itself does not matter.
 
 * Single copies: each slot takes the next episode when its own ends, with that episode's own seed.
+* A policy between connector pieces plays in single copies too: pieces see episodes, each from its beginning to its end.
 * An environment's own vector class draws all its episodes from one generator: rounds of N slots, one seed per round. Results
   are the same for the same seed and number of episodes, but episode i depends on how many are played.
 
@@ -19,20 +20,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadData
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.training.choosers import Chance, Chooser, Policy, PolicyBetweenPieces
+from offline_cli.training.play_pieces import PlayPieces
 from offline_cli.training.seeds import Purpose, draw, episode_seed
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["Played", "play"]
 
 MAX_SLOTS, MAX_VECTOR_SLOTS = 16, 128
-Choose = Callable[[Tree], Tree]
 Each = Callable[[int], None]
 Key = tuple[int, Purpose, int]  # what all seeds follow from: the run's seed, what is played for, the round
 
@@ -69,22 +70,29 @@ def play(
     purpose: Purpose,
     round_: int = 0,
     explore: bool = False,
+    pieces: PlayPieces | None = None,
     on_step: Callable[[], None] = lambda: None,
     on_episodes: Each = lambda done: None,
 ) -> Played:
     """`episodes` whole episodes, greedily unless `explore`.
 
+    `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are.
     `on_step` is called at every step and may raise to stop; `on_episodes` gets the number of episodes that have ended.
     Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are
-    no finite numbers.
+    no finite numbers, and where a piece raises; BadConfig where the pieces cannot play there.
     """
-    module.action_head.play_in(environment.action_space)
-    choose = _chooser(module, seed=draw(seed, purpose, round_), explore=explore)
-    playing = _in_rounds if environment.has_vector_class else _in_slots
+    key = seed, purpose, round_
+    chance: Chance = {"seed": draw(*key), "explore": explore}
     was_training = module.training
     module.eval()
     try:
-        played = playing(choose, environment, episodes, (seed, purpose, round_), on_step, on_episodes)
+        if pieces is not None:
+            chooser: Chooser = PolicyBetweenPieces(module, pieces, environment, slots=min(episodes, MAX_SLOTS), **chance)
+            played = _in_slots(chooser, environment, episodes, key, on_step, on_episodes)
+        else:
+            module.action_head.play_in(environment.action_space)
+            playing = _in_rounds if environment.has_vector_class else _in_slots
+            played = playing(Policy(module, **chance), environment, episodes, key, on_step, on_episodes)
     finally:
         module.train(was_training)
     bad = np.flatnonzero(~np.isfinite(played.returns))
@@ -94,21 +102,8 @@ def play(
     return played
 
 
-def _chooser(module: RLModule, *, seed: int, explore: bool) -> Choose:
-    """Observations to actions as the environment takes them."""
-    device = next(module.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed) if explore else None
-
-    def choose(observations: Tree) -> Tree:
-        tensors = map_leaves(lambda leaf: torch.as_tensor(leaf, device=device), observations)
-        actions = module.act(tensors, explore=explore, generator=generator)
-        return module.action_head.for_env(map_leaves(lambda leaf: leaf.cpu().numpy(), actions))
-
-    return choose
-
-
 def _in_rounds(
-    choose: Choose, environment: Environment, episodes: int, key: Key, on_step: Callable[[], None], on_episodes: Each
+    chooser: Chooser, environment: Environment, episodes: int, key: Key, on_step: Callable[[], None], on_episodes: Each
 ) -> Played:
     slots = min(episodes, MAX_VECTOR_SLOTS)
     vector = environment.vector(slots)
@@ -119,7 +114,7 @@ def _in_rounds(
             observations, _ = vector.reset(seed=episode_seed(key[0], key[1], turn, key[2]))
         while live.any():
             on_step()
-            actions = choose(observations)
+            actions = chooser.choose(observations)
             with _blaming(environment, f"round {turn}, step {int(lengths[turn].max())}"):
                 observations, rewards, terminated, truncated, _ = vector.step(actions)
                 returns[turn] += np.where(live, rewards, 0.0)
@@ -131,7 +126,7 @@ def _in_rounds(
 
 
 def _in_slots(
-    choose: Choose, environment: Environment, episodes: int, key: Key, on_step: Callable[[], None], on_episodes: Each
+    chooser: Chooser, environment: Environment, episodes: int, key: Key, on_step: Callable[[], None], on_episodes: Each
 ) -> Played:
     envs = environment.singles(min(episodes, MAX_SLOTS))
     observations = _rows(environment.observation_space, len(envs))
@@ -143,26 +138,28 @@ def _in_slots(
         playing[slot] = episode = next(waiting, None)
         if episode is not None:
             with _blaming(environment, f"episode {episode}, reset"):
-                first, _ = envs[slot].reset(seed=episode_seed(key[0], key[1], episode, key[2]))
+                first, info = envs[slot].reset(seed=episode_seed(key[0], key[1], episode, key[2]))
                 _write_row(observations, slot, first)
+            chooser.begin(slot, episode, observations, info)
 
     for slot in range(len(envs)):
         start(slot)
     ended = 0
     while ended < episodes:
         on_step()
-        actions = choose(observations)
+        actions = chooser.choose(observations)
         for slot, episode in enumerate(playing):
             if episode is None:
                 continue
             with _blaming(environment, f"episode {episode}, step {lengths[episode]}"):
                 action = map_leaves(lambda leaf, row=slot: leaf[row], actions)
-                observation, reward, terminated, truncated, _ = envs[slot].step(action)
+                observation, reward, terminated, truncated, info = envs[slot].step(action)
                 _write_row(observations, slot, observation)
-                returns[episode] += float(reward)
-                over = bool(terminated or truncated)
+                reward, ends = float(reward), {"terminated": bool(terminated), "truncated": bool(truncated)}
+            chooser.step(slot, observations, reward, info, **ends)
+            returns[episode] += reward
             lengths[episode] += 1
-            if over:
+            if any(ends.values()):
                 ended += 1
                 on_episodes(ended)
                 start(slot)

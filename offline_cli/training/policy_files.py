@@ -1,27 +1,46 @@
-"""A policy as files, and back: description in JSON, weights in safetensors; refuses weights that do not fit the description."""
+"""A policy as files, and back: description in JSON, weights in safetensors, what connector pieces learned in msgpack; refuses
+files that do not fit each other.
+
+Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
+has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from offline_cli.errors import BadData, NoData, Uncommitted
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
+from offline_cli.errors import BadConfig, BadData, NoData, Uncommitted
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import space_from_json, space_to_json
 from offline_cli.storage.locations import open_location
 from offline_cli.training.config import BCConfig
 from offline_cli.training.data import TrainingData
-from offline_cli.training.run_folder import CONFIG, POLICY, WEIGHTS
+from offline_cli.training.run_folder import CONFIG, LEARNED, POLICY, WEIGHTS
 
-__all__ = ["describe_policy", "load_policy", "new_policy"]
+__all__ = ["LoadedPolicy", "describe_policy", "learned_bytes", "load_policy", "new_policy"]
 
 FORMAT = "offline-cli-policy"
-VERSION = 1
+ALONE, WITH_PIECES = 1, 2  # versions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPolicy:
+    """The policy of a run folder."""
+
+    module: RLModule  # on the CPU
+    description: Mapping[str, Any]  # policy.json
+    trained: TrainedPipeline | None  # what it takes to play it; None: it plays without pieces
 
 
 def new_policy(data: TrainingData, config: BCConfig) -> RLModule:
@@ -37,10 +56,12 @@ def new_policy(data: TrainingData, config: BCConfig) -> RLModule:
 
 
 def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
-    """What `load_policy` needs besides weights, as JSON values."""
-    return {
+    """What `load_policy` needs besides weights and `learned_bytes`, as JSON values. Raises BadConfig for a pipeline file with
+    options that JSON does not have.
+    """
+    told: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": ALONE if data.trained is None else WITH_PIECES,
         "observation_space": space_to_json(data.observation_space),
         "action_space": space_to_json(data.action_space),
         "action_scale": data.action_scale,
@@ -48,10 +69,34 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         "activation": config.activation,
         "environment": config.env,
     }
+    return told if data.trained is None else told | {"pipeline": _pipeline(data.trained)}
 
 
-def load_policy(run: str, storage_options: Mapping[str, Any] | None = None) -> tuple[RLModule, dict[str, Any]]:
-    """The policy of a finished run, local or remote, on the CPU, and its description.
+def _pipeline(trained: TrainedPipeline) -> dict[str, Any]:
+    told = {
+        "document": trained.document,
+        "pieces": list(trained.pieces),
+        "state_sha256": hashlib.sha256(_packed(trained)).hexdigest(),
+    }
+    try:
+        json.dumps(told)
+    except TypeError as err:
+        what = f"options of pieces that cannot be kept with the policy: {err}"
+        raise BadConfig(what, where=trained.where, fix="give dates and times as text") from err
+    return told
+
+
+def learned_bytes(data: TrainingData) -> bytes | None:
+    """What the pieces of the learner pipeline learned, for the run folder; None: the policy plays without pieces."""
+    return None if data.trained is None else _packed(data.trained)
+
+
+def _packed(trained: TrainedPipeline) -> bytes:
+    return state_to_bytes(trained.state, where=trained.where)
+
+
+def load_policy(run: str, storage_options: Mapping[str, Any] | None = None) -> LoadedPolicy:
+    """The policy of a finished run, local or remote.
 
     Raises StorageNotFound, NoData for a folder that is no run, Uncommitted for an unfinished one, BadData for broken files.
     """
@@ -62,17 +107,35 @@ def load_policy(run: str, storage_options: Mapping[str, Any] | None = None) -> t
         fix = f"`offline-cli train-bc ... --out {run} --resume`, with what it was started with, finishes it"
         raise Uncommitted("the run is not finished and holds no policy yet", where=str(folder), fix=fix)
     text, weights = folder.join(POLICY).read_bytes(), folder.join(WEIGHTS).read_bytes()
+    learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
     try:
         description: dict[str, Any] = json.loads(text)
         module = _built(description, str(folder))
         module.load_state_dict(load_tensors(weights))
+        trained = _trained(description, learned, str(folder))
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as err:
         raise BadData(f"the policy cannot be read: {err}", where=str(folder), fix="train again") from err
-    return module, description
+    return LoadedPolicy(module, description, trained)
+
+
+def _trained(description: Mapping[str, Any], learned: bytes | None, where: str) -> TrainedPipeline | None:
+    """What the description and `LEARNED` say of the pipeline. Raises ValueError, KeyError, BadData where they are broken."""
+    if description["version"] == ALONE:
+        return None
+    told = description["pipeline"]
+    document, pieces = told["document"], told["pieces"]
+    if not isinstance(document, (dict, type(None))) or not isinstance(pieces, list):
+        raise ValueError(f"{POLICY} tells of no pipeline")
+    if learned is None:
+        raise ValueError(f"{LEARNED} is missing, which holds what its connector pieces learned")
+    if hashlib.sha256(learned).hexdigest() != told["state_sha256"]:
+        raise ValueError(f"{LEARNED} is not the one that {POLICY} was written with")
+    state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
+    return TrainedPipeline(document, state, f"{where}/{POLICY}", tuple(map(str, pieces)))
 
 
 def _built(description: Mapping[str, Any], where: str) -> RLModule:
-    if (description["format"], description["version"]) != (FORMAT, VERSION):
+    if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES):
         raise ValueError(f"format {description['format']} version {description['version']}")
     return build_module(
         space_from_json(description["observation_space"], where=where),

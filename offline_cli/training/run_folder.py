@@ -3,6 +3,7 @@
     RUN/config.toml            resolved configuration
     RUN/policy.json            spaces, network and action scale: what it takes to build the policy again
     RUN/policy.safetensors     the finished run's policy
+    RUN/connectors.msgpack     what the pieces of its learner pipeline learned, where it has one
     RUN/checkpoints/000000500/ weights, optimizer and generators (tensors.safetensors), counters (state.json)
     RUN/metrics.jsonl          one row per `log_every` updates
     RUN/curve.png, RUN/result.json
@@ -29,6 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from offline_cli.connectors.state_bytes import state_from_bytes
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.report.curves import draw_curve
 from offline_cli.training.config import BCConfig, resolve_config
@@ -36,9 +38,10 @@ from offline_cli.training.state import TrainState
 
 __all__ = ["RunFolder"]
 
-CONFIG, POLICY, WEIGHTS, METRICS, RESULT, CURVE = (
+CONFIG, POLICY, LEARNED, WEIGHTS, METRICS, RESULT, CURVE = (
     "config.toml",
     "policy.json",
+    "connectors.msgpack",
     "policy.safetensors",
     "metrics.jsonl",
     "result.json",
@@ -101,6 +104,16 @@ class RunFolder:
         path = self.path / RESULT
         return self._json(path) if path.is_file() else None
 
+    def learned(self) -> dict[str, Any] | None:
+        """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
+        path = self.path / LEARNED
+        if not path.is_file():
+            return None
+        try:
+            return state_from_bytes(path.read_bytes(), where=str(path))
+        except (OSError, BadData) as err:
+            raise self._broken(LEARNED, err) from err
+
     def metrics(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl."""
         path = self.path / METRICS
@@ -108,18 +121,23 @@ class RunFolder:
 
     # ---- writing ----
 
-    def begin(self, config: BCConfig, policy: Mapping[str, Any]) -> None:
-        """Make the folder, or empty it of the run that was here: its checkpoints first, so that none outlives its config."""
+    def begin(self, config: BCConfig, policy: Mapping[str, Any], learned: bytes | None = None) -> None:
+        """Make the folder, or empty it of the run that was here: its checkpoints first, so that none outlives its config.
+
+        `learned`: the state of connector pieces; None: the policy plays without any.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         gone = self.path / f"{UNFINISHED}{CHECKPOINTS}"
         shutil.rmtree(gone, ignore_errors=True)
         if (self.path / CHECKPOINTS).is_dir():
             os.replace(self.path / CHECKPOINTS, gone)  # all of them at once
             shutil.rmtree(gone)
-        for name in (RESULT, WEIGHTS, METRICS, CURVE):
+        for name in (RESULT, WEIGHTS, LEARNED, METRICS, CURVE):
             (self.path / name).unlink(missing_ok=True)
         self._write_config(config)
         _write(self.path / POLICY, _json_bytes(policy))
+        if learned is not None:
+            _write(self.path / LEARNED, learned)
         (self.path / CHECKPOINTS).mkdir()
 
     def go_on(self, config: BCConfig, metrics_bytes: int) -> None:

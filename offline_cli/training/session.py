@@ -55,7 +55,7 @@ class Session:
         if data.val is not None:
             val = StepLoader(data.val, batch_size=config.batch_size, seed=config.seed, device=device)
         per_epoch = self.loader.updates_per_epoch
-        self.checks = Checks(module, config, val=val, environment=environment, updates_per_epoch=per_epoch)
+        self.checks = Checks(module, config, val=val, environment=environment, pieces=data.pieces, updates_per_epoch=per_epoch)
         self.optimizer = FlatAdam(module.parameters(), lr=config.lr)
         self._update = Update(module, self.optimizer, self.loader.batch, precision=config.precision)
         self._best: Tensor | None = None

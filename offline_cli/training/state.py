@@ -39,7 +39,7 @@ class TrainState:
     data: str = ""  # TrainingData.digest
     threads: int = 1
     device: str = "cpu"
-    pipeline: str = ""  # the builder's name; empty: the default pipeline
+    pipeline: str = ""  # what was given for it, by name; empty: the default pipeline
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

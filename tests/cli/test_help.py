@@ -24,7 +24,7 @@ from offline_cli.training.config import resolve_config
 REPOSITORY = Path(__file__).resolve().parents[2]
 Shell = Callable[..., Any]
 
-COMMANDS = ("record", "convert", "train-bc", "evaluate", "inspect", "validate")
+COMMANDS = ("record", "convert", "apply", "train-bc", "evaluate", "inspect", "validate")
 HEAVY = ("numpy", "gymnasium", "torch", "polars", "pyarrow", "ray", "rich", "fsspec", "matplotlib", "pydantic")
 PAGES = ([], *([name] for name in COMMANDS))
 SECONDS = 0.25  # what help may take, process start included

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
@@ -94,5 +95,40 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
         manifest.write_text(manifest.read_text().replace('"action_scale": "env"', f'"action_scale": "{action_scale}"'))
         train_bc(str(data), run, updates=2, batch_size=16, device="cpu")
         return run
+
+    return train
+
+
+STACK = {"name": "frame_stacking", "num_frames": 4}
+FILTER = {"name": "mean_std_filter"}
+PipelineText = Callable[..., str]
+
+
+@pytest.fixture
+def pipeline_file(tmp_path: Path) -> PipelineText:
+    """Writes a pipeline file of these pieces and gives its path."""
+    count = 0
+
+    def make(*pieces: dict[str, Any], kind: str = "learner", **more: Any) -> str:
+        nonlocal count
+        count += 1
+        path = tmp_path / f"pipeline-{count}.toml"
+        path.write_bytes(tomli_w.dumps({"kind": kind, **more, "pieces": list(pieces)}).encode())
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def run_through_pieces(tmp_path: Path, pipeline_file: PipelineText) -> Callable[..., str]:
+    """Trains two updates through pieces on a random recording of an environment, and gives the run folder."""
+
+    def train(*pieces: dict[str, Any], env: str = ENV) -> str:
+        from offline_cli.training.bc import train_bc
+
+        data, run = tmp_path / "to-learn-through-pieces", tmp_path / "run-through-pieces"
+        record(env, data, policy="random", episodes=6, vectorize="sync", device="cpu", seed=7)
+        train_bc(str(data), run, pipeline=pipeline_file(*pieces), updates=2, batch_size=16, device="cpu")
+        return str(run)
 
     return train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -183,6 +183,39 @@ class OwnSlow(OwnVector):
     def step(self, actions):
         time.sleep(0.002)
         return super().step(actions)
+
+
+class Noting(Count):
+    """Keeps what it gave; made with a config, as RLlib has it."""
+
+    given: ClassVar[list[Any]] = []
+
+    def __init__(self, config=None):
+        super().__init__()
+        self.given.clear()
+
+    def _seen(self):
+        seen = super()._seen()
+        self.given.append(seen)
+        return seen
+
+
+class Replay(Count):
+    """Gives the observations of `episodes`, one episode after the other."""
+
+    episodes: ClassVar[list[Any]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.played = -1
+
+    def reset(self, *, seed=None, options=None):
+        self.played += 1
+        self.t, self.length = 0, len(self.episodes[self.played]) - 1
+        return self.episodes[self.played][0], {}
+
+    def _seen(self):
+        return self.episodes[self.played][self.t]
 
 
 gym.register("Count-v0", Count)

@@ -30,7 +30,7 @@ def test_a_run_plays_greedily_and_keeps_its_model_outputs(
 ) -> None:
     run = str(run_folder("CartPole-v1"))
     batch = read(recorded("CartPole-v1", policy=run, episodes=4))
-    module, _ = load_policy(run)
+    module = load_policy(run).module
     with torch.no_grad():
         wanted = module.forward_inference({"obs": torch.as_tensor(np.array(batch.acted_obs()))})["action_dist_inputs"].numpy()
     np.testing.assert_allclose(batch.extra["action_dist_inputs"], wanted, atol=1e-6)

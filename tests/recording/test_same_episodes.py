@@ -65,7 +65,7 @@ OBSERVATIONS = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 
 def module_policy(hidden: tuple[int, ...], *, explore: bool = False) -> ModulePolicy:
     module = build_module(OBSERVATIONS, gym.spaces.Discrete(3), hidden=hidden, action_scale="env", seed=0)
-    return ModulePolicy(module, explore=explore, device=torch.device("cpu"), fingerprint="", name="test")
+    return ModulePolicy(module, explore=explore, device=torch.device("cpu"), fingerprint="")
 
 
 @pytest.mark.parametrize("hidden", [(64, 64), (63, 65), (256,), (7,)])

@@ -113,7 +113,7 @@ def test_the_run_folder_is_complete_and_its_policy_is_the_trained_one(
     }
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result.as_dict()
-    module, _ = load_policy(str(tmp_path / "run"))
+    module = load_policy(str(tmp_path / "run")).module
     obs = torch.tensor([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]])
     assert module.act(obs).tolist() == [1, 0]
 
@@ -216,7 +216,7 @@ def test_a_custom_learner_piece_changes_what_is_learned(write_dataset: Write, co
             return batch
 
     train_bc(write_dataset(), tmp_path / "run", config=config, updates=150, pipeline=lambda obs, act: Flip())
-    module, _ = load_policy(str(tmp_path / "run"))
+    module = load_policy(str(tmp_path / "run")).module
     assert module.act(torch.tensor([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]])).tolist() == [0, 1]
 
 

@@ -1,0 +1,109 @@
+"""What a learner pipeline makes of episodes, as columns to learn from; refuses columns that no policy could learn from.
+
+Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are never learned from, and not measured on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from offline_cli.applying.stepping import through
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import is_filed
+from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData
+from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
+from offline_cli.trees import Tree, flatten, leaves, map_leaves
+
+__all__ = ["choices_of", "learner_columns"]
+
+TRAINED_ON: Final = (Columns.OBS, Columns.ACTIONS)
+PLACE: Final = "learner pipeline"
+
+
+def learner_columns(
+    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, announced: tuple[Space, Space], *, where: str
+) -> dict[str, Tree]:
+    """`obs` and `actions` as trees of tensors (N, ...) on the CPU, of the spaces that the pipeline `announced`.
+
+    Raises BadPiece for what a piece raises; BadConfig for columns that are missing, not stacked, or of other shapes than
+    announced, and where every row is masked; BadData for numbers that no policy could learn from. `where` names the data.
+    """
+    batch, _ = through(pipeline, episodes, where=where)
+    columns = {name: _as_declared(batch, name, space) for name, space in zip(TRAINED_ON, announced, strict=True)}
+    if Columns.LOSS_MASK in batch:
+        columns = _unmasked(columns, _tensors(Columns.LOSS_MASK, _stacked(batch, Columns.LOSS_MASK)).bool())
+    for name, space in zip(TRAINED_ON, announced, strict=True):
+        _check_values(columns[name], space, name, where)
+    return columns
+
+
+def _stacked(batch: Mapping[str, Any], name: str) -> Any:
+    """A column that has rows. Raises BadConfig where there is none."""
+    if name not in batch:
+        fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
+        raise BadConfig(f"the pipeline gives no {name!r}, but {sorted(map(str, batch))}", where=PLACE, fix=fix)
+    if is_filed(batch[name]):
+        fix = "end the pipeline with batch_individual_items, or keep the default pieces (defaults = true)"
+        raise BadConfig(f"the pipeline leaves {name!r} as items by episode that nobody has stacked", where=PLACE, fix=fix)
+    return batch[name]
+
+
+def _as_declared(batch: Mapping[str, Any], name: str, space: Space) -> Tree:
+    """A column, in the structure that the pipeline announced. Raises BadConfig for another."""
+    tree = _tensors(name, tree_from_lists(_stacked(batch, name), space))
+    shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(tree, name)}
+    announced = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(space, name).items()}
+    if shapes != announced:
+        what = f"the pipeline gave rows of {shapes}, and announced {announced}"
+        fix = "a piece that changes shapes says so in recompute_output_observation_space or recompute_output_action_space"
+        raise BadConfig(what, where=PLACE, fix=fix)
+    return tree
+
+
+def _tensors(name: str, tree: Tree) -> Tree:
+    """On the CPU, as the default pieces make them. Raises BadPiece for what is no numbers."""
+    return NumpyToTensor()(batch={name: tree})[name]
+
+
+def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
+    """The rows that are `kept`. Raises BadConfig for a mask of another shape, and where nothing is left."""
+    rows = len(leaves(columns[Columns.OBS])[0])
+    if kept.shape != (rows,):
+        what = f"{Columns.LOSS_MASK!r} of shape {tuple(kept.shape)} for {rows} rows of {Columns.OBS!r}"
+        raise BadConfig(what, where=PLACE, fix="one value per row in every column that a piece adds")
+    if not bool(kept.any()):
+        raise BadConfig(f"{Columns.LOSS_MASK!r} leaves no row to learn from", where=PLACE, fix="mask fewer rows")
+    return columns if bool(kept.all()) else {name: map_leaves(lambda leaf: leaf[kept], tree) for name, tree in columns.items()}
+
+
+def _check_values(tree: Tree, space: Space, name: str, where: str) -> None:
+    """Raise BadData for a number that is none, or a choice that is none of `space`."""
+    for (path, leaf), part in zip(flatten(tree, name), leaf_spaces(space).values(), strict=True):
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            fix = "mend its pieces, or scale the data: numbers are float32 here"
+            raise BadData(f"after the learner pipeline {path} hold NaN or infinity", where=where, fix=fix)
+        low, high = choices_of(part)
+        if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any()):
+            what = f"after the learner pipeline {path} hold choices outside {part}"
+            raise BadData(what, where=where, fix="mend its pieces, or the spaces that they announce")
+
+
+def choices_of(space: Space) -> tuple[Any, Any]:
+    """The least and the largest choice of a leaf space; None for both where it has no choices."""
+    match space:
+        case spaces.Discrete():
+            return int(space.start), int(space.start) + int(space.n) - 1
+        case spaces.MultiDiscrete():
+            return space.start, np.add(space.start, space.nvec, dtype=np.int64) - 1
+        case spaces.MultiBinary():
+            return 0, 1
+    return None, None

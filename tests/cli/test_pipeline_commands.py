@@ -1,0 +1,104 @@
+"""train-bc --pipeline and evaluate with pieces, as commands: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+STACKED = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n'
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def run(recording: Path, tmp_path: Path, call_json: Call) -> Path:
+    """A run that was trained through a filter and stacked frames, measured in CartPole on the way."""
+    file = written(tmp_path / "pipeline.toml", STACKED)
+    args = ("--updates", "3", "--env", "CartPole-v1", "--eval-episodes", "2", "--device", "cpu")
+    code, told = call_json("train-bc", recording, "--out", tmp_path / "run", "--pipeline", file, *args)
+    assert (code, told["updates"], told["eval_episodes"]) == (0, 3, 2)
+    return tmp_path / "run"
+
+
+def test_a_run_trained_through_a_pipeline_file_plays_with_its_pieces(run: Path, tmp_path: Path, call_json: Call) -> None:
+    args = ("evaluate", run, "--episodes", "3", "--device", "cpu")
+    code, told = call_json(*args)
+    assert (code, told["episodes"]) == (0, 3)
+    assert call_json(*args, "--env-to-module", tmp_path / "pipeline.toml", "--lookback", "5") == (0, told)
+    turned = '[[pieces]]\nuse = "odd_pieces:Bolder"\nbefore = "GetActions"\n'
+    after = written(tmp_path / "after.toml", f'kind = "module_to_env"\n{turned}')
+    assert call_json(*args, "--module-to-env", after)[1]["return_mean"] != told["return_mean"]
+
+
+def test_resuming_wants_the_pipeline_named_again(run: Path, recording: Path, tmp_path: Path, call_json: Call) -> None:
+    args = ("train-bc", recording, "--out", run, "--resume", "--updates", "5", "--device", "cpu")
+    code, told = call_json(*args)
+    assert (code, told["error"]["code"]) == (4, "bad-config")
+    assert "mean_std_filter, frame_stacking" in told["error"]["what"]
+    assert call_json(*args, "--pipeline", tmp_path / "pipeline.toml")[1]["updates"] == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "what"),
+    [
+        (None, 5, "no such pipeline file"),
+        ("kind = ", 4, "not TOML"),
+        ('kind = "env_to_module"', 4, "'learner' is needed here"),
+        ('kind = "learner"\n[[pieces]]\nname = "frame_stak"\n[[pieces]]\nname = "one_hat"', 4, "2 mistakes"),
+        ('kind = "learner"\n[[pieces]]\nname = "one_hot"', 4, "OneHot"),
+        ('kind = "learner"\n[[pieces]]\nuse = "odd_pieces:LearnerRaises"', 4, "piece LearnerRaises raised ZeroDivisionError"),
+        ('kind = "learner"\n[[pieces]]\nuse = "odd_pieces:RaisesOn"\nsteps = 4', 3, "connector piece RaisesOn raised"),
+        ('kind = "learner"\n[[pieces]]\nuse = "odd_pieces:Lies"', 4, "for the policy, which takes (4,)"),
+    ],
+)
+def test_what_is_wrong_with_a_pipeline_ends_training_with_its_name(
+    recording: Path, tmp_path: Path, call: Call, text: str | None, exit_code: int, what: str
+) -> None:
+    file = tmp_path / "pipeline.toml"
+    if text is not None:
+        written(file, text)
+    args = ("--updates", "2", "--env", "CartPole-v1", "--eval-episodes", "2", "--device", "cpu", "--quiet", "--json")
+    done = call("train-bc", recording, "--out", tmp_path / "run", "--pipeline", file, *args)
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"]) == (exit_code, exit_code)
+    assert what in told["error"]["what"]
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "exit_code", "what"),
+    [
+        ("--env-to-module", 'kind = "module_to_env"', 4, "'env_to_module' or 'learner' is needed here"),
+        ("--module-to-env", 'kind = "env_to_module"', 4, "'module_to_env' is needed here"),
+        ("--env-to-module", 'kind = "env_to_module"\n[[pieces]]\nname = "mean_std_filter"', 4, "the policy takes"),
+        ("--module-to-env", 'kind = "module_to_env"\n[[pieces]]\nuse = "odd_pieces:LearnerRaises"', 3, "LearnerRaises raised"),
+    ],
+)
+def test_what_is_wrong_with_pieces_ends_an_evaluation_with_their_name(
+    run: Path, tmp_path: Path, call: Call, option: str, text: str, exit_code: int, what: str
+) -> None:
+    done = call(
+        "evaluate", run, "--episodes", "2", option, written(tmp_path / "other.toml", text), "--device", "cpu", "--quiet"
+    )
+    assert done.exit_code == exit_code
+    assert what in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_dry_run_checks_the_pipeline_too_and_writes_nothing(recording: Path, tmp_path: Path, call_json: Call) -> None:
+    file = written(tmp_path / "pipeline.toml", STACKED)
+    args = ("train-bc", recording, "--out", tmp_path / "run", "--dry-run", "--device", "cpu", "--pipeline", file)
+    assert call_json(*args)[1]["stopped_by"] == "dry-run"
+    written(file, STACKED.replace("2", "0"))
+    assert call_json(*args)[0] == 4
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,85 @@
+"""Pieces that raise, or do what they may not, while a recording is made: named, and no whole episode is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_cli import open_dataset
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.recording.plan import environment_seed
+from offline_cli.recording.record import record
+
+Record = Callable[..., Path]
+Read = Callable[[Path], EpisodeBatch]
+Same = Callable[[EpisodeBatch, EpisodeBatch], None]
+File = Callable[..., str]
+ENV = "recording_envs:Count-v0"
+OPTIONS: dict[str, Any] = {"policy": "python:recording_pieces:net", "vectorize": "sync", "device": "cpu", "explore": True}
+FAILING = {"use": "recording_pieces:Failing"}
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("side", ["env_to_module", "module_to_env"])
+def test_a_piece_that_raises_is_named_with_episode_step_and_seed_and_whole_episodes_are_kept(
+    side: str, runners: int, tmp_path: Path, recorded: Record, read: Read, same: Same, pipeline_file: File
+) -> None:
+    out, file = tmp_path / "D", pipeline_file(FAILING, kind=side)
+    options = {**OPTIONS, side: file, "num_envs": 8, "num_env_runners": runners}
+    with pytest.raises(BadData, match=r"piece Failing raised ValueError\('cannot see'\)") as caught:
+        record(ENV, out, **options, episodes=150)
+    assert caught.value.exit_code == 3
+    name, episode, step = caught.value.where.split(", ")
+    index = int(episode.removeprefix("episode "))
+    assert (name, step) == (ENV, "step 2")
+    assert f"its seed was {environment_seed(0, index)}" in caught.value.fix
+    assert 0 < open_dataset(str(out)).manifest.counts.episodes <= index
+    with pytest.raises(BadData, match="cannot see"):
+        record(ENV, tmp_path / "E", **options, first_episode=index, episodes=1)
+    kept = read(out)
+    same(kept, read(recorded(**{**OPTIONS, side: file}, episodes=len(kept), num_envs=1)))
+
+
+def test_a_piece_that_raises_for_the_last_observation_loses_not_even_that_episode(
+    tmp_path: Path, read: Read, pipeline_file: File
+) -> None:
+    file = pipeline_file({**FAILING, "at": 20}, kind="env_to_module")
+    with pytest.raises(BadData, match="piece Failing raised") as caught:
+        record(ENV, tmp_path / "D", **OPTIONS, env_to_module=file, episodes=150, num_envs=1)
+    _, episode, step = caught.value.where.split(", ")
+    batch = read(tmp_path / "D")
+    assert (step, f"episode {len(batch) - 1}") == ("step 20", episode)
+    assert batch.lengths[-1] == 20
+
+
+@pytest.mark.parametrize(
+    ("side", "piece", "told"),
+    [
+        ("env_to_module", "Forgetful", "piece Forgetful gave NoneType, not the batch"),
+        ("module_to_env", "Forgetful", "piece Forgetful gave NoneType, not the batch"),
+        ("module_to_env", "Doubling", r"actions of the shapes \(2,\), and the environment takes \(\)"),
+        ("module_to_env", "Wordy", "model outputs that are no numbers: word"),
+        ("module_to_env", "Fickle", "which were .* in the steps before"),
+        ("module_to_env", "Uneven", r"column 'number' has items that differ .* shape \(2,\), the first \(1,\)"),
+        ("env_to_module", "Lying", r"observations of \(2,\) for the policy, which takes \(3,\)"),
+        ("env_to_module", "Exiting", r"SystemExit\(3\)"),
+    ],
+)
+def test_a_piece_that_does_what_it_may_not_is_told_so(
+    side: str, piece: str, told: str, tmp_path: Path, pipeline_file: File
+) -> None:
+    file = pipeline_file({"use": f"recording_pieces:{piece}"}, kind=side)
+    with pytest.raises(BadData, match=told) as caught:
+        record(ENV, tmp_path / "D", **OPTIONS, **{side: file}, episodes=20)
+    assert caught.value.where.startswith(f"{ENV}, episode ")
+    assert caught.value.fix
+
+
+def test_a_piece_that_cannot_be_copied_is_named_all_the_same(tmp_path: Path, pipeline_file: File) -> None:
+    file = pipeline_file({**FAILING, "lock": True}, kind="env_to_module")
+    with pytest.raises(BadData, match="piece Failing raised"):
+        record(ENV, tmp_path / "D", **OPTIONS, env_to_module=file, episodes=150)

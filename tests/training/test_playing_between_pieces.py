@@ -1,0 +1,372 @@
+"""Playing between connector pieces: the policy sees what it learned from, and whoever fails is named with the place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from offline_cli import Columns, ConnectorV2
+from offline_cli.applying.learner_episodes import in_learner_units
+from offline_cli.connectors import FrameStacking
+from offline_cli.connectors.pipeline_files import parse_pipeline
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.environments import Environment, open_environment
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
+from offline_cli.modules import build_module, build_recurrent_module
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.training.bc import train_bc
+from offline_cli.training.config import resolve_config
+from offline_cli.training.data import load_data
+from offline_cli.training.evaluate import evaluate
+from offline_cli.training.given_pipelines import GivenPipeline
+from offline_cli.training.play_pieces import PlayPieces
+from offline_cli.training.playing import play
+from offline_cli.training.policy_files import load_policy
+from offline_cli.training.seeds import Purpose
+
+Write = Callable[..., Path]
+Make = Callable[..., EpisodeBatch]
+FILTER = {"name": "mean_std_filter"}
+STACK = {"name": "frame_stacking", "num_frames": 3}
+BEFORE = {"name": "prev_actions_prev_rewards", "n_prev_actions": 2, "n_prev_rewards": 2}
+
+
+def file_of(*pieces: dict[str, Any], kind: str = "env_to_module") -> Any:
+    return parse_pipeline({"kind": kind, "pieces": list(pieces)}, where="pipeline.toml")
+
+
+def played(module: RLModule, name: str, pieces: PlayPieces | None, episodes: int = 20, **options: Any) -> Any:
+    with open_environment(name) as environment:
+        return play(module, environment, episodes, seed=0, purpose=Purpose.EVALUATE, pieces=pieces, **options)
+
+
+def policy_for(name: str, scale: str = "env") -> RLModule:
+    env = gym.make(name)
+    return build_module(env.observation_space, env.action_space, hidden=[8], action_scale=scale)
+
+
+# ---- the same episodes ----
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_pieces_that_change_nothing_change_no_episode(explore: bool) -> None:
+    module = policy_for("Sign-v0")
+    alone, between = (played(module, "Sign-v0", pieces, 40, explore=explore) for pieces in (None, PlayPieces()))
+    assert alone.lengths.tolist() == between.lengths.tolist()
+    assert explore or alone.returns.tolist() == between.returns.tolist()
+
+
+@pytest.mark.parametrize("scale", ["env", "normalized"])
+@pytest.mark.parametrize("bounds", [2.0, 0.5, np.inf])
+def test_actions_reach_the_environment_as_they_do_without_pieces(given: list[Any], scale: str, bounds: float) -> None:
+    """Also where the policy learned from other bounds than the environment's [-2, 2]."""
+    module = build_module(
+        gym.make("Aim-v0").observation_space, spaces.Box(-bounds, bounds, (2,), np.float32), hidden=[8], action_scale=scale
+    )
+    played(module, "Aim-v0", None, 1)
+    alone = list(given)
+    given.clear()
+    played(module, "Aim-v0", PlayPieces(), 1)
+    assert len(alone) == len(given)
+    for (seen, action), (seen_between, action_between) in zip(alone, given, strict=True):
+        np.testing.assert_array_equal(seen, seen_between)
+        np.testing.assert_array_equal(action, action_between)
+
+
+def test_an_environments_own_vector_class_is_left_alone() -> None:
+    environment = open_environment("CartPole-v1")
+    assert environment.has_vector_class
+    environment.vector = None  # type: ignore[assignment,method-assign]
+    found = play(policy_for("CartPole-v1"), environment, 3, seed=0, purpose=Purpose.EVALUATE, pieces=PlayPieces())
+    assert found.returns.tolist() == found.lengths.tolist()
+
+
+def test_what_pieces_learn_while_playing_is_not_in_the_next_round() -> None:
+    pieces = PlayPieces(file_of(FILTER))
+    module = policy_for("Sign-v0")
+    one, two = (played(module, "Sign-v0", pieces, 40) for _ in range(2))
+    assert one.returns.tolist() == two.returns.tolist()
+    assert one.returns.tolist() != played(module, "Sign-v0", None, 40).returns.tolist()
+
+
+def test_a_policy_with_memory_plays_between_pieces() -> None:
+    env = gym.make("Sign-v0")
+    module = build_recurrent_module(env.observation_space, env.action_space, hidden=[8], lstm_size=4, max_seq_len=4)
+    one, two = (played(module, "Sign-v0", PlayPieces(), 20, explore=explore) for explore in (False, True))
+    assert one.lengths.tolist() == two.lengths.tolist()
+    assert one.returns.tolist() == played(module, "Sign-v0", PlayPieces(), 20).returns.tolist()
+
+
+def test_a_module_to_env_file_changes_what_is_played() -> None:
+    turned = parse_pipeline(
+        {"kind": "module_to_env", "pieces": [{"use": "odd_pieces:Bolder", "before": "GetActions"}]}, where="turned.toml"
+    )
+    module = policy_for("Sign-v0")
+    one, two = (played(module, "Sign-v0", pieces) for pieces in (PlayPieces(), PlayPieces(module_to_env=turned)))
+    assert (one.returns + two.returns).tolist() == one.lengths.tolist()  # each sign is right the one way or the other
+
+
+# ---- what the policy sees ----
+
+
+class NotingEnv(gym.Env[Any, Any]):
+    """Random observations for eleven steps; notes all that it gives and is given."""
+
+    def __init__(self, action_space: Any) -> None:
+        self.observation_space, self.action_space = spaces.Box(-np.inf, np.inf, (3,), np.float32), action_space
+        self.seen: list[Any] = []
+        self.given: list[Any] = []
+        self.rewards: list[float] = []
+
+    def _observe(self) -> Any:
+        self.seen.append(self.np_random.normal(size=3).astype(np.float32))
+        return self.seen[-1].copy()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.given.append(action)
+        self.rewards.append(float(self.np_random.normal()))
+        return self._observe(), self.rewards[-1], len(self.given) == 11, False, {}
+
+    def episode(self) -> EpisodeBatch:
+        return EpisodeBatch(
+            ids=("played",),
+            starts=np.array([0, len(self.given)]),
+            obs=np.stack(self.seen),
+            actions=np.stack(self.given),
+            rewards=np.array(self.rewards),
+            terminated=np.array([True]),
+            truncated=np.array([False]),
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+        )
+
+
+@pytest.mark.parametrize(
+    "action_space",
+    [
+        spaces.Discrete(3, start=-1),
+        spaces.Box(-2.0, 3.0, (2,), np.float32),
+        spaces.Box(0, 9, (2,), np.int32),
+        spaces.MultiDiscrete([2, 3]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "pieces", [(FILTER, STACK), (FILTER, BEFORE), (STACK,)], ids=["filter, stack", "filter, previous", "stack"]
+)
+def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episode(
+    make_batch: Make, write_dataset: Write, action_space: Any, pieces: Any
+) -> None:
+    action_space.seed(0)
+    batch = make_batch()
+    actions = np.stack([action_space.sample() for _ in range(batch.num_steps)])
+    recorded = write_dataset(replace(batch, actions=actions, action_space=action_space), action_scale="env")
+    file = file_of(*pieces, kind="learner")
+    data = load_data(recorded, resolve_config({}), pipeline=file, on_progress=lambda progress: None)
+    module = build_module(data.observation_space, action_space, hidden=[8], action_scale="env")
+    rows: list[Any] = []
+    forward = module.forward_inference
+
+    def spied(batch: Any) -> Any:
+        rows.append(batch[Columns.OBS])
+        return forward(batch)
+
+    module.forward_inference = spied  # type: ignore[method-assign]
+    env = NotingEnv(action_space)
+    assert data.trained is not None
+    play(
+        module,
+        Environment("Noting", lambda: env, None),
+        1,
+        seed=0,
+        purpose=Purpose.EVALUATE,
+        pieces=PlayPieces(trained=data.trained),
+    )
+    learner = GivenPipeline(file).build(env.observation_space, action_space)
+    learner.set_state(data.trained.state)
+    learner.freeze()
+    wanted = learner(episodes=in_learner_units(env.episode(), action_space, "env"))[Columns.OBS]
+    assert len(rows) == 11
+    for path, leaf in wanted.items() if isinstance(wanted, dict) else {"": wanted}.items():
+        found = torch.cat([row[path] if path else row for row in rows])
+        torch.testing.assert_close(found, leaf, rtol=1e-5, atol=1e-5)
+
+
+def test_parts_of_a_dict_are_seen_in_the_order_that_the_policy_learned_them_in() -> None:
+    class Parted(ConnectorV2):
+        def recompute_output_observation_space(self, observations: Any, actions: Any) -> Any:
+            part = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+            return spaces.Dict({"first": part, "second": part})
+
+        def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
+            for episode in self.single_agent_episode_iterator(episodes):
+                seen = episode.get_observations(-1)
+                self.add_batch_item(batch, Columns.OBS, {"second": seen[1:2], "first": seen[:1]}, episode)
+            return batch
+
+    part = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    module = build_module(spaces.Dict({"first": part, "second": part}), spaces.Discrete(2), hidden=[])
+    with torch.no_grad():
+        [weights, bias] = module.parameters()
+        weights.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))  # the choice is the sign of `first`
+        bias.zero_()
+    found = played(module, "Sign-v0", PlayPieces([Parted()]))
+    assert found.returns.tolist() == found.lengths.tolist()
+
+
+# ---- whoever fails is named ----
+
+
+@pytest.mark.parametrize(("episodes", "ending", "steps", "place"), [(1, "-0", 3, "0, step 3"), (20, "-2", 4, "2, step 4")])
+def test_a_piece_that_raises_is_named_with_episode_and_step(episodes: int, ending: str, steps: int, place: str) -> None:
+    pieces = PlayPieces(file_of({"use": "odd_pieces:RaisesOn", "steps": steps, "ending": ending}))
+    with pytest.raises(BadData, match=r"connector piece RaisesOn raised RuntimeError\('the lens is dirty'\)") as caught:
+        played(policy_for("Sign-v0"), "Sign-v0", pieces, episodes)
+    assert caught.value.where == f"Sign-v0, episode {place}"
+    assert caught.value.exit_code == 3
+
+
+def test_a_piece_that_raises_for_the_last_observation_is_named_too() -> None:
+    length = played(policy_for("Sign-v0"), "Sign-v0", None, 1).lengths[0]
+    pieces = PlayPieces(file_of({"use": "odd_pieces:RaisesOn", "steps": int(length)}))
+    with pytest.raises(BadData, match="connector piece RaisesOn raised") as caught:
+        played(policy_for("Sign-v0"), "Sign-v0", pieces, 1)
+    assert caught.value.where == f"Sign-v0, episode 0, step {length}"
+
+
+def test_an_environment_that_raises_is_blamed_and_no_piece() -> None:
+    with pytest.raises(BadData, match="the environment raised RuntimeError"):
+        played(policy_for("Failing-v0"), "Failing-v0", PlayPieces(file_of(FILTER)), 1)
+
+
+def test_a_piece_that_gives_other_shapes_than_it_announced_is_refused_with_both() -> None:
+    with pytest.raises(BadPiece, match=r"observations of \(2,\) for the policy, which takes \(3,\)") as caught:
+        played(policy_for("Sign-v0"), "Sign-v0", PlayPieces(file_of({"use": "odd_pieces:Lies"})), 2)
+    assert "Sign-v0, episode 0, step 0" in caught.value.where
+
+
+# ---- evaluate ----
+
+
+@pytest.fixture
+def stacked_run(write_dataset: Write, tmp_path: Path) -> Path:
+    """A finished run that was trained through a filter and stacked frames."""
+    (tmp_path / "c.toml").write_text("hidden = [16]\nbatch_size = 64\nlr = 0.01\n")
+    (tmp_path / "pipeline.toml").write_text(
+        'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n'
+    )
+    options: dict[str, Any] = {"config": tmp_path / "c.toml", "env": "Sign-v0", "updates": 60, "eval_episodes": 1}
+    train_bc(write_dataset(), tmp_path / "run", pipeline=tmp_path / "pipeline.toml", **options)
+    return tmp_path / "run"
+
+
+def test_a_run_plays_between_its_own_pieces(stacked_run: Path) -> None:
+    found = evaluate(stacked_run, episodes=40)
+    assert found.return_mean > 0.85 * found.length_mean
+    assert evaluate(stacked_run, episodes=40).as_dict() == found.as_dict()
+
+
+def test_the_learners_file_named_again_gives_the_same_episodes(stacked_run: Path, tmp_path: Path) -> None:
+    own, named = (evaluate(stacked_run, episodes=20, env_to_module=file) for file in (None, tmp_path / "pipeline.toml"))
+    assert own.as_dict() == named.as_dict()
+
+
+def test_a_file_in_place_of_the_pieces_has_to_give_what_the_policy_takes(stacked_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('kind = "env_to_module"\n[[pieces]]\nname = "mean_std_filter"\n')
+    with pytest.raises(SpaceMismatch, match=r"the policy takes Box\(.*6.*the env-to-module pipeline gives Box\(.*3"):
+        evaluate(stacked_run, env_to_module=other)
+    other.write_text('kind = "env_to_module"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
+    with pytest.raises(BadConfig, match="state for a piece 'MeanStdFilter'"):
+        evaluate(stacked_run, env_to_module=other)
+
+
+def test_a_lookback_that_is_too_short_for_a_piece_is_refused_and_a_longer_one_changes_nothing(
+    stacked_run: Path, tmp_path: Path
+) -> None:
+    three = tmp_path / "three.toml"
+    three.write_text(
+        'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 4\n'
+    )
+    with pytest.raises(BadConfig, match="piece FrameStacking looks back 3 steps, and may only 1") as caught:
+        evaluate(stacked_run, env_to_module=three, lookback=1)
+    assert "--lookback 3" in caught.value.fix
+    assert evaluate(stacked_run, episodes=5, lookback=1).as_dict() == evaluate(stacked_run, episodes=5).as_dict()
+
+
+def test_a_run_trained_by_python_objects_wants_its_pieces_named(write_dataset: Write, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("hidden = [16]\nbatch_size = 64\nlr = 0.01\n")
+
+    def learner(observations: Any, actions: Any) -> Any:
+        return FrameStacking(num_frames=2, as_learner_connector=True)
+
+    def beside(env: Any) -> Any:
+        return FrameStacking(num_frames=2)
+
+    run = tmp_path / "run"
+    options: dict[str, Any] = {"config": tmp_path / "c.toml", "updates": 40, "eval_episodes": 4}
+    trained = train_bc(write_dataset(), run, env="Sign-v0", pipeline=learner, env_to_module=beside, **options)
+    assert trained.eval_return_mean is not None
+    with pytest.raises(BadConfig, match="pieces that Python code made: FrameStacking, "):
+        evaluate(run)
+    assert evaluate(run, episodes=20, env_to_module=beside).return_mean > 7
+
+
+@pytest.fixture
+def no_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A module, `bomb`, that leaves a file behind when it is imported."""
+    (tmp_path / "bomb.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')\nfrom odd_pieces import Scaled\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / "exploded"
+
+
+def test_code_that_a_run_folder_names_is_imported_only_where_the_user_names_it(
+    no_import: Path, write_dataset: Write, tmp_path: Path
+) -> None:
+    file = tmp_path / "pipeline.toml"
+    file.write_text('kind = "learner"\n[[pieces]]\nuse = "bomb:Scaled"\nfactor = 3.0\n')
+    (tmp_path / "c.toml").write_text("hidden = [16]\nbatch_size = 64\nlr = 0.01\n")
+    train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml", pipeline=file, updates=40)
+    assert no_import.exists()
+    no_import.unlink()
+    del sys.modules["bomb"]
+    with pytest.raises(BadConfig, match="code is only imported where your own file or option names it") as caught:
+        evaluate(tmp_path / "run", env="Sign-v0")
+    assert not no_import.exists()
+    assert "--env-to-module" in caught.value.fix
+    assert evaluate(tmp_path / "run", env="Sign-v0", episodes=20, env_to_module=file).return_mean > 7
+    assert no_import.exists()
+    del sys.modules["bomb"]
+
+
+def test_a_trained_state_that_its_piece_does_not_take_is_bad_data() -> None:
+    trained = TrainedPipeline(
+        {"kind": "learner", "pieces": [FILTER]}, {"MeanStdFilter": {"shared": {"obs": 3}, "own": {}}}, "RUN"
+    )
+    with pytest.raises(OfflineCliError, match="what the pieces learned in training cannot be given to them") as caught:
+        played(policy_for("Sign-v0"), "Sign-v0", PlayPieces(trained=trained), 1)
+    assert (caught.value.exit_code, caught.value.where) == (3, "RUN")
+
+
+def test_the_state_in_a_run_folder_is_what_is_played_with(stacked_run: Path) -> None:
+    trained = load_policy(str(stacked_run)).trained
+    assert trained is not None
+    with open_environment("Sign-v0") as environment:
+        pipelines = PlayPieces(trained=trained).pipelines(environment)
+    mine = pipelines.get_state()["env_to_module"]["MeanStdFilter"]["shared"]["obs"]
+    assert mine["mean"].tolist() == trained.state["MeanStdFilter"]["own"]["obs"]["mean"].tolist()
