@@ -52,7 +52,7 @@ def open_policy(
     MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
     when it is imported, loaded or tried.
     """
-    play = _Play(name, environment, pieces or Pieces(), explore, device)
+    play = _Play(name, environment, Pieces() if pieces is None else pieces, explore, device)
     if name == RANDOM:
         play.refuse_pieces("random")
         return RandomPolicy(environment.action_space)

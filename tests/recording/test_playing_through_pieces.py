@@ -319,6 +319,13 @@ def test_a_lookback_that_is_too_short_for_a_piece_is_refused(tmp_path: Path, pip
         record(ENV, tmp_path / "D", **options, lookback=0)
 
 
+def test_a_lookback_that_is_too_short_for_a_runs_own_pieces_is_refused(
+    tmp_path: Path, run_through_pieces: Callable[..., str]
+) -> None:
+    with pytest.raises(BadConfig, match="FrameStacking looks back 3 steps"):
+        record(ENV, tmp_path / "D", policy=run_through_pieces(STACK), episodes=1, lookback=1)
+
+
 def test_pieces_that_cannot_be_sent_to_runners_are_refused(tmp_path: Path) -> None:
     from recording_pieces import filters
 

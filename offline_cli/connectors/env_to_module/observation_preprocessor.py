@@ -33,6 +33,7 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
     """
 
     writes_episodes = True
+    before_obs = True
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
     """Calls `preprocess` with the last observations of all agents that stepped, as a dict by agent."""
 
     writes_episodes = True
+    before_obs = True
 
     @abstractmethod
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:

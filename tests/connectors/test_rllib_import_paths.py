@@ -1,0 +1,73 @@
+"""Code written for RLlib runs after its import line is changed: the paths and names are RLlib's."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from offline_cli.connectors import FrameStacking, MeanStdFilter, learner_pipeline
+from offline_cli.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor
+from offline_cli.errors import BadPiece
+
+PACKAGES = ("common", "env_to_module", "module_to_env", "learner")
+VECTOR, CHOICES = gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(2)
+
+
+def of_rllib(package: str) -> list[tuple[str, str]]:
+    """(module path below `connectors`, public name) of every class that RLlib defines there, and of its stacking shorthands."""
+    root = importlib.import_module(f"ray.rllib.connectors.{package}")
+    found = [(package, name) for name in root.__all__]
+    for info in pkgutil.iter_modules(root.__path__):
+        module: Any = importlib.import_module(f"{root.__name__}.{info.name}")
+        for name, value in vars(module).items():
+            defined = getattr(value, "__module__", "") == module.__name__ and isinstance(value, type)
+            if not name.startswith("_") and (defined or name.startswith("FrameStacking")):
+                found.append((f"{package}.{info.name}", name))
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_of_rllib_is_found_under_its_path(package: str) -> None:
+    pytest.importorskip("ray")
+    names = of_rllib(package)
+    assert len(names) > 6
+    missing = []
+    for path, name in names:
+        try:
+            getattr(importlib.import_module(f"offline_cli.connectors.{path}"), name)
+        except (ImportError, AttributeError) as err:
+            missing.append(f"{path}.{name}: {err}")
+    assert not missing
+
+
+def test_the_shorthands_of_frame_stacking_know_their_side() -> None:
+    from offline_cli.connectors.env_to_module.frame_stacking import FrameStackingEnvToModule
+    from offline_cli.connectors.learner.frame_stacking import FrameStackingLearner
+
+    learner = learner_pipeline(VECTOR, CHOICES, custom=[FrameStackingLearner(num_frames=2)])
+    assert learner.observation_space == gym.spaces.Box(-1.0, 1.0, (6,), np.float32)
+    assert isinstance(FrameStackingEnvToModule(num_frames=2), FrameStacking)
+
+
+def test_a_package_gives_pieces_of_every_kind_by_name() -> None:
+    from offline_cli.connectors.learner import MeanStdFilter as ByLearner
+
+    assert ByLearner is MeanStdFilter
+    with pytest.raises(ImportError, match="MeanStdFiltre"):
+        importlib.import_module("offline_cli.connectors.learner.MeanStdFiltre")
+
+
+def test_a_preprocessor_that_comes_too_late_is_refused_before_any_data() -> None:
+    class Half(ObservationPreprocessor):
+        def preprocess(self, observation: Any) -> Any:
+            return observation / 2
+
+    late = [FrameStacking(num_frames=2, as_learner_connector=True), Half(as_learner_connector=True)]
+    with pytest.raises(BadPiece, match="piece Half comes after FrameStacking"):
+        learner_pipeline(VECTOR, CHOICES, custom=late)
