@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from gymnasium import spaces
 from offline_cli import ConnectorV2
 from offline_cli.connectors import MeanStdFilter
 from offline_cli.modules import build_module, build_recurrent_module
+from offline_cli.recording.env_runner import REPORT_SECONDS
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 STACKED = spaces.Box(-np.inf, np.inf, (12,), np.float32)
@@ -125,11 +127,15 @@ class Exiting(ConnectorV2):
 
 
 class Dying(ConnectorV2):
-    """Ends its process, without a word, in episodes of 20 steps."""
+    """Ends its process, without a word, in the third step of an episode of 20 steps; whole ones have been handed on by then."""
 
     def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-        if any(episode.get_observations(-1)[1] == 20 for episode in self.single_agent_episode_iterator(episodes)):
-            os._exit(9)
+        for episode in self.single_agent_episode_iterator(episodes):
+            count, length = episode.get_observations(-1)[:2]
+            if length == 20 and count == 0:
+                time.sleep(REPORT_SECONDS)
+            if length == 20 and count == 2:
+                os._exit(9)
         return batch
 
 
