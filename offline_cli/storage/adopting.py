@@ -5,6 +5,7 @@ Their episodes pass through the same blocks as when they were written, so that s
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.row_formats import RowFormat
-from offline_cli.storage.shards import fingerprint, opened
+from offline_cli.storage.shards import OpenShard, fingerprint, opened
 from offline_cli.storage.statistics import StatisticsBuilder
 
 __all__ = ["Adopted", "adopt"]
@@ -29,20 +30,32 @@ class Adopted:
     ids: tuple[str, ...]  # of its episodes, in order
 
 
-def adopt(place: Location, reader: ShardReader, rows: RowFormat, statistics: StatisticsBuilder) -> Adopted:
-    """Read the shard at `place`, add its episodes to `statistics`, its columns to `rows`. Raises BadData, StorageError."""
-    size, digest = fingerprint(place)
-    with opened(place, size=size) as file:
-        schema, row_count = file.schema_arrow, file.metadata.num_rows
-    rows.adopt(schema)
+def adopt(
+    place: Location,
+    reader: ShardReader,
+    rows: RowFormat,
+    statistics: StatisticsBuilder,
+    *,
+    known: tuple[int, str] | None = None,
+    opening: AbstractContextManager[OpenShard] | None = None,
+) -> Adopted:
+    """Read the shard at `place`, add its episodes to `statistics`, its columns to `rows`.
+
+    `known`: its bytes and sha256, if they have been read. `opening`: the shard, if it has been opened. Raises BadData,
+    StorageError.
+    """
+    size, digest = known or fingerprint(place)
     cutter = BlockCutter(rows.rows_of, max_rows=None, max_bytes=None)
     ids: list[str] = []
     steps = 0
-    for batch in reader.read(place):
-        ids += batch.ids
-        steps += batch.num_steps
-        for block in cutter.push(batch):
-            statistics.add(block.batch)
+    with opening or opened(place, size=size) as file:
+        schema, row_count = file.schema_arrow, file.metadata.num_rows
+        rows.adopt(schema)
+        for batch in reader.read(place, opening=nullcontext(file)):
+            ids += batch.ids
+            steps += batch.num_steps
+            for block in cutter.push(batch):
+                statistics.add(block.batch)
     for block in cutter.flush():
         statistics.add(block.batch)
     return Adopted(Shard(f"{DATA}/{place.name}", len(ids), row_count, steps, size, digest), schema, tuple(ids))

@@ -1,24 +1,23 @@
-"""_writing.json: who writes a dataset, since when, with which options; refuses to let two write, or one go on differently."""
+"""_writing.json: who writes a dataset, since when, with which options; refuses to let a writing go on differently.
+
+The note is the lock too (`writing_lock.py`): `token` says whose it is, and it is written anew every few seconds.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
-import shlex
-import socket
-import sys
+import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
 
-from offline_cli.errors import BadConfig, BadData, OutputExists
-from offline_cli.storage.layout import WRITING
+from offline_cli.errors import BadConfig, BadData
+from offline_cli.storage.layout import DATASET, WRITING, FolderKind
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import write_whole
+from offline_cli.storage.processes import Process
 
 __all__ = ["WritingNote"]
 
@@ -33,6 +32,8 @@ KINDS = {
     "started": str,
     "command": str,
 }
+LATER_KINDS = {"machine": str, "token": str, "beat": str, "left": bool, "writes": str}
+"""What notes of earlier versions do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +48,79 @@ class WritingNote:
     process_started: str  # tells a process from a later one with its id; "" where the system does not say
     started: str  # ISO time, UTC
     command: str  # as a shell would take it
+    machine: str = ""  # see Process
+    token: str = ""  # random: tells one writer from every other
+    beat: str = ""  # ISO time, UTC: when the writer was last at work, by its own clock
+    left: bool = False  # the writer has ended, and said so
+    writes: str = DATASET.noun  # what the folder is to hold: the noun of a FolderKind
 
     @staticmethod
-    def of_this_process(generation: str, options: Mapping[str, Any], first_quarantine: int) -> WritingNote:
-        """The note of a writer in this process, from now on."""
+    def of_this_process(
+        generation: str, options: Mapping[str, Any], first_quarantine: int, command: str, kind: FolderKind = DATASET
+    ) -> WritingNote:
+        """The note of a new writer in this process, from now on; `command` without secrets."""
+        process, now = Process.this(), _now()
         return WritingNote(
             generation=generation,
             options=options,
             first_quarantine=first_quarantine,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process_started=_process_started(os.getpid()),
-            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            command=shlex.join(sys.argv),
+            host=process.host,
+            pid=process.pid,
+            process_started=process.started,
+            started=now.isoformat(timespec="seconds"),
+            command=command,
+            machine=process.machine,
+            token=secrets.token_hex(16),
+            beat=now.isoformat(timespec="milliseconds"),
+            writes=kind.noun,
         )
+
+    def beaten(self, *, left: bool = False) -> WritingNote:
+        """The same note a beat later; `left`: the last one."""
+        return replace(self, beat=_now().isoformat(timespec="milliseconds"), left=left)
 
     @staticmethod
     def read(folder: Location) -> WritingNote | None:
         """The note in dataset `folder`; None where nobody writes. Raises BadData for one that is no note."""
         place = folder.join(WRITING)
-        if not place.exists():
-            return None
+        return WritingNote.of_bytes(place.read_bytes(), where=place.url) if place.exists() else None
+
+    @staticmethod
+    def of_bytes(data: bytes, *, where: str) -> WritingNote:
+        """The note in a file. Raises BadData where there is none."""
         try:
-            document = orjson.loads(place.read_bytes())
+            document = orjson.loads(data)
         except ValueError as err:
-            raise BadData(f"no JSON: {err}", where=place.url, fix=FIX) from err
-        return WritingNote.of_document(document, where=place.url)
+            raise BadData(f"no JSON: {err}", where=where, fix=FIX) from err
+        return WritingNote.of_document(document, where=where)
 
     @staticmethod
     def of_document(document: Any, *, where: str) -> WritingNote:
         """The note that plain values make. Raises BadData where they make none."""
-        wrong = [name for name, kind in KINDS.items() if not isinstance(document, dict) or type(document.get(name)) is not kind]
+        known = document if isinstance(document, dict) else {}
+        said = {name: kind for name, kind in LATER_KINDS.items() if name in known}
+        wrong = [name for name, kind in {**KINDS, **said}.items() if type(known.get(name)) is not kind]
         if wrong:
             raise BadData(f"missing or of the wrong kind: {', '.join(wrong)}", where=where, fix=FIX)
-        return WritingNote(**{name: document[name] for name in KINDS})
+        return WritingNote(**{name: known[name] for name in {**KINDS, **said}})
 
-    def write(self, folder: Location) -> None:
-        """Put the note into dataset `folder`. Raises StorageError."""
-        write_whole(folder.join(WRITING), json.dumps({"version": 1, **asdict(self)}, indent=1).encode() + b"\n", folder=folder)
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return json.dumps({"version": 1, **asdict(self)}, indent=1).encode() + b"\n"
 
-    def refuse_if_alive(self, folder: Location) -> None:
-        """Raise OutputExists while the writer that left the note still runs on this machine."""
-        if self.host != socket.gethostname() or self.pid == os.getpid() or not _is_alive(self.pid):
-            return
-        if self.process_started != _process_started(self.pid):
-            return  # another process with the same id
-        what = f"process {self.pid} has been writing here since {self.started}"
-        raise OutputExists(what, where=folder.url, fix="wait for it, or end it first; or give another --out")
+    @property
+    def process(self) -> Process:
+        """The process of the writer."""
+        return Process(self.host, self.machine, self.pid, self.process_started)
+
+    @property
+    def last_said(self) -> float | None:
+        """The time of the last beat by the writer's clock, in seconds since 1970; None where the note does not say it."""
+        try:
+            said = datetime.datetime.fromisoformat(self.beat or self.started)
+        except ValueError:
+            return None
+        return (said if said.tzinfo else said.replace(tzinfo=datetime.UTC)).timestamp()
 
     def refuse_other_options(self, options: Mapping[str, Any], folder: Location) -> None:
         """Raise BadConfig, naming each difference, unless `options` are those that the writing began with."""
@@ -108,25 +135,10 @@ class WritingNote:
             raise BadConfig.of(problems, where=folder.url, fix=fix)
 
 
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # somebody else's, so alive
-        return True
-    return True
-
-
-def _process_started(pid: int) -> str:
-    """When process `pid` began, as Linux counts it; "" elsewhere."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-    return stat.rpartition(")")[2].split()[19]  # field 22; the second, the name in brackets, may hold anything

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,6 +106,39 @@ def test_an_uncommitted_dataset_is_a_problem_with_the_remedy(tmp_path: Path, cal
     code, told = call_json("validate", tmp_path / "D")
     assert (code, [problem["code"] for problem in told["problems"]]) == (3, ["uncommitted"])
     assert "--resume" in told["error"]["fix"]
+
+
+def note(folder: Path, **changes: Any) -> None:
+    """Make `folder` one that a writer on another machine has begun."""
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    said = {
+        "generation": "0badcafe",
+        "options": {},
+        "first_quarantine": 0,
+        "host": "elsewhere",
+        "pid": 1,
+        "process_started": "1",
+    }
+    said = {**said, "started": now, "beat": now, "command": "offline-cli convert SRC --out D", **changes}
+    folder.mkdir()
+    (folder / "_writing.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["validate", "inspect", "train-bc"])
+def test_beside_a_live_writer_the_advice_is_to_wait(command: str, tmp_path: Path, call_json: Call) -> None:
+    note(tmp_path / "D")
+    code, told = call_json(command, tmp_path / "D", *(("--out", tmp_path / "run") if command == "train-bc" else ()))
+    error = told["problems"][0] if command == "validate" else told["error"]
+    assert (code, "wait until it ends" in error["fix"], "repair" in error["fix"]) == (3, True, False)
+    assert re.search(r"process 1 on elsewhere, last heard from \d+ s ago", error["what"])
+
+
+def test_after_a_dead_writer_the_advice_is_to_go_on_and_nothing_is_said_twice(tmp_path: Path, call_json: Call) -> None:
+    note(tmp_path / "D", left=True)
+    code, told = call_json("validate", tmp_path / "D")
+    (problem,) = told["problems"]
+    assert (code, "--resume" in problem["fix"], "repair" in problem["fix"]) == (3, True, True)
+    assert problem["what"].startswith("1 dataset: whose writer has not finished: offline-cli convert SRC --out D, since ")
 
 
 def test_what_is_not_there_is_no_problem_of_the_data(tmp_path: Path, call_json: Call) -> None:

@@ -22,7 +22,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 """Worst first."""
 
 AGAIN: Final = "write it again from its source"
-RESTORE: Final = "restore it from a copy, or write the dataset again from its source"
+DROP: Final = "restore it from a copy, or leave it out: offline-cli repair --drop-broken"
 SHARDS: Final = "shard", "shards"
 EPISODES: Final = "episode", "episodes"
 STEPS: Final = "step", "steps"
@@ -164,11 +164,18 @@ CODES: Final[dict[str, Code]] = {
         "check that they hold",
     ),
     # ---- dataset folders ----
-    "uncommitted": Code("error", ("dataset", "datasets"), "whose writer has not finished", "the same command with --resume"),
-    "broken-manifest": Code("error", ("mistake", "mistakes"), "in manifest.json", RESTORE),
-    "missing-shard": Code("error", SHARDS, "listed in the manifest, and not there", RESTORE),
-    "shard-size": Code("error", SHARDS, "other bytes than the manifest says", RESTORE),
-    "shard-hash": Code("error", SHARDS, "other content than the manifest's sha256 says (--deep)", RESTORE),
+    "uncommitted": Code(
+        "error",
+        ("dataset", "datasets"),
+        "whose writer has not finished",
+        "the same command with --resume, or offline-cli repair",
+    ),
+    "broken-manifest": Code(
+        "error", ("mistake", "mistakes"), "in manifest.json", "offline-cli repair builds it anew from the shards"
+    ),
+    "missing-shard": Code("error", SHARDS, "listed in the manifest, and not there", DROP),
+    "shard-size": Code("error", SHARDS, "other bytes than the manifest says", DROP),
+    "shard-hash": Code("error", SHARDS, "other content than the manifest's sha256 says (--deep)", DROP),
     "shard-columns": Code("error", SHARDS, "other columns than the manifest's spaces ask for", AGAIN),
     "count-mismatch": Code("error", ("count", "counts"), "other than the manifest says", AGAIN),
     "statistics-mismatch": Code("error", ("column", "columns"), "other statistics than the manifest says", AGAIN),
@@ -179,12 +186,27 @@ CODES: Final[dict[str, Code]] = {
         "error",
         ("file", "files"),
         "in data/ and not in the manifest: readers of D/data would take it in",
-        "remove it",
+        "offline-cli repair sets it aside",
         "warning for names with a leading dot or underscore, which readers pass over",
     ),
-    "leftover-file": Code("warning", ("file", "files"), "half-written, left by a writer that was killed", "remove it"),
+    "leftover-file": Code(
+        "warning", ("file", "files"), "half-written, left by a writer that was killed", "offline-cli repair removes it"
+    ),
     "incomplete-dataset": Code(
-        "warning", ("dataset", "datasets"), "not all that was asked for is in it", "the same command with --resume"
+        "warning",
+        ("dataset", "datasets"),
+        "not all that was asked for is in it, as far as its manifest says",
+        "the same command with --resume",
+        "note where repair built a lost manifest anew from every shard: nothing says what was asked for",
+    ),
+    "footer-mismatch": Code(
+        "error",
+        ("row group", "row groups"),
+        "whose footer states narrower bounds or other nulls than the data has: tools that filter by it miss rows (--deep)",
+        AGAIN,
+    ),
+    "damaged-quarantine": Code(
+        "warning", ("file", "files"), "of rows set aside that cannot be read (--deep)", "nothing can be done: remove it"
     ),
     "quarantined-rows": Code("note", ("file", "files"), "of rows that were set aside on writing", "see what is in quarantine/"),
 }

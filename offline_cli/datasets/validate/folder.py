@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from offline_cli.datasets.validate.completeness import told_of
+from offline_cli.datasets.validate.deep import check_footer, check_leftovers
 from offline_cli.datasets.validate.figures import ManifestFigures
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.listening import ListeningTally
@@ -19,7 +21,7 @@ from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
 from offline_cli.progress import OnProgress, Progress
-from offline_cli.storage.dataset import Dataset
+from offline_cli.storage.dataset import NOT_FINISHED, Dataset
 from offline_cli.storage.layout import DATA, MANIFEST, PART_PREFIX
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest, Shard
@@ -44,12 +46,15 @@ class OwnFolder:
         try:
             self.manifest = Dataset.open(self.location).manifest
         except Uncommitted as error:
-            findings.add_error(self.location.url, error, "uncommitted")
+            said = error.what.removeprefix(NOT_FINISHED).lstrip(":, ")  # which the code says too
+            findings.add(self.location.url, "uncommitted", 1, [error.where], example=said, fix=error.fix)
             self._read_old_manifest(findings)
         except BadData as error:
             self._broken_manifest(findings, error)
         else:
             self._other_files(findings)
+        if deep:
+            check_leftovers(self.location, findings)
         if self.manifest is not None:
             self._facts(findings, tally)
             self._shards(findings, deep=deep, on_progress=on_progress)
@@ -93,7 +98,7 @@ class OwnFolder:
         assert self.manifest is not None
         source = self.location.url
         if not self.manifest.complete:
-            findings.add(source, "incomplete-dataset", 1, [source])
+            findings.add(source, "incomplete-dataset", 1, [source], **told_of(self.manifest))
         tally.tell_assumptions(source, Counter(self.manifest.assumptions))
         aside = quarantine_files(self.location)
         if aside:
@@ -109,6 +114,8 @@ class OwnFolder:
             place = self.location.join(shard.path)
             if self._is_whole(shard, place, findings, deep=deep) and self._has_columns(reader, place, findings):
                 self.readable.append(place)
+                if deep:
+                    check_footer(place, self.location.url, findings)
             if deep:
                 hashed += shard.bytes
                 on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))

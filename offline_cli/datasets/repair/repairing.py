@@ -1,0 +1,125 @@
+"""`repair`: complete shards adopted, half-written files dropped, the manifest built anew; refuses to lose an episode unsaid.
+
+Nothing that could hold an episode is deleted: shards that are not part of the dataset, and files that nobody listed, are moved
+to `quarantine/`. What is removed can be read by nobody: local parts, empty files, uploads that were never completed.
+Everything is read before anything is changed, and changed only while this process holds the writer's lock.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from offline_cli.datasets.repair.acting import act
+from offline_cli.datasets.repair.choice import choose
+from offline_cli.datasets.repair.examining import examine
+from offline_cli.datasets.repair.known import what_is_known
+from offline_cli.datasets.repair.plan import Plan
+from offline_cli.datasets.repair.result import RepairResult
+from offline_cli.datasets.repair.survey import Survey, survey
+from offline_cli.errors import BadData, Locked, NoData
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.storage.blanking import this_command
+from offline_cli.storage.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
+from offline_cli.storage.liveness import STALE, refuse_if_at_work
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.writing_lock import Changed
+
+__all__ = ["repair"]
+
+TRIES = 3  # where somebody else changes the folder while it is being read
+WAIT = f"wait for it; or end it, and repair at once where it ran on this machine, else {STALE:.0f} s after its last beat"
+RESTORE = "restore it from a copy, or write the dataset again from its source"
+
+
+def repair(
+    out: str,
+    *,
+    dry_run: bool = False,
+    drop_broken: bool = False,
+    keep: str | None = None,
+    env: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+) -> RepairResult:
+    """Make dataset folder `out` a dataset again, whatever a writer left there, or something damaged.
+
+    `drop_broken`: leave out shards that are missing or cannot be read, or whose sha256 is not that of the manifest; without it
+    they are named and refused. `keep`: `old` or `new`, of a dataset that was being overwritten. `env`: whose spaces are those
+    of the data, where nothing that can be read says them. `dry_run`: change nothing.
+    Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
+    BadConfig where nothing says the spaces, UsageError where `keep` is needed, StorageError.
+    """
+    folder, began = open_location(out, storage_options), time.monotonic()
+    said = shlex.join(command) if command else this_command()
+    for _ in range(TRIES):
+        with _told_what_repair_can_do():
+            found = _look(folder)
+            choice = choose(found, keep)
+            known = what_is_known(found, choice, env)
+            examined = examine(choice, found, known, on_progress)
+            plan = Plan(found, choice, known, examined, dry_run, said, began)
+            _refuse_broken(plan, drop_broken)
+            result = plan.result()
+            if dry_run or not plan.changes:
+                return result
+            try:
+                act(plan)
+            except Changed:
+                continue
+            return result
+    what = "others change the dataset while it is being looked at"
+    raise Locked(what, where=folder.url, fix="the same command again, when they are done")
+
+
+@contextmanager
+def _told_what_repair_can_do() -> Iterator[None]:
+    """Within it, Locked says what to do of this command, which has no --resume and no other --out."""
+    try:
+        yield
+    except Locked as error:
+        if "holder" not in error.details:
+            raise
+        raise Locked(error.what, where=error.where, fix=WAIT, details=error.details) from error
+
+
+def _look(folder: Location) -> Survey:
+    found = survey(folder)
+    if found.note is not None:
+        refuse_if_at_work(found.note, folder.join(WRITING))
+        if found.note.writes != DATASET.noun:
+            raise _nothing_to_adopt(f"an unfinished {found.note.writes} is here", folder, f"{found.note.command} --overwrite")
+    if not found.is_dataset:
+        if not folder.exists():
+            raise folder.missing()
+        if folder.join(BATCHES).exists():
+            raise _nothing_to_adopt(f"a {TRAIN_BATCHES.noun} is here", folder, "offline-cli apply ... --overwrite")
+        fix = "name the folder of a dataset, the one with manifest.json or _writing.json in it"
+        raise NoData("no dataset is here, nor anything left of one", where=folder.url, fix=fix)
+    return found
+
+
+def _nothing_to_adopt(what: str, folder: Location, command: str) -> NoData:
+    """Of train batches: with a state that grows from batch to batch nobody could go on in the middle."""
+    fix = f"write it again from its recordings: {command}"
+    return NoData(f"{what}, and no dataset: train batches are not repaired", where=folder.url, fix=fix)
+
+
+def _refuse_broken(plan: Plan, drop_broken: bool) -> None:
+    """Raise BadData where shards would be left out that nobody said may be, or where none would be left."""
+    broken, where = plan.examined.broken, plan.folder.url
+    if not broken:
+        return
+    named = "; ".join(f"{one.place.name}: {one.why}" for one in broken[:3]) + ("; ..." if len(broken) > 3 else "")
+    if not plan.examined.sound:
+        told = plan.result().refused()
+        raise BadData(f"no shard is whole, and nothing would be left: {named}", where=where, fix=RESTORE, result=told)
+    if not drop_broken:
+        told = plan.result().refused(otherwise="with_drop_broken")
+        what = f"{plan.examined.left_out:,} of {plan.choice.total:,} shards are broken: {named}"
+        fix = f"{RESTORE}; or leave them out with --drop-broken, which moves them to quarantine/"
+        raise BadData(what, where=where, fix=fix, result=told)

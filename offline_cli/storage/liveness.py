@@ -1,0 +1,107 @@
+"""Whether the writer of a note is still at work: by its process on this machine, by its beat elsewhere; refuses to guess.
+
+A writer writes its note anew every BEAT seconds. On its own machine, a process that has ended has ended. Otherwise a beat is
+old after STALE seconds, told by two clocks: the writer's, in the note, and the storage's, in the time of the file. Clocks of
+machines differ, and laptops sleep; so where the two disagree, where the process runs, or where the beat is not old by far, the
+note is watched for longer than a beat before it counts as left: one that changes is a live writer's, whatever the clocks say.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from offline_cli.errors import Locked, StorageNotFound
+from offline_cli.storage.create_only import whole_file
+from offline_cli.storage.locations import Location
+from offline_cli.storage.writing_note import WritingNote
+
+__all__ = ["AT_WORK", "BEAT", "STALE", "holder_at_work", "locked", "refuse_if_at_work", "wait_until_surely_left"]
+
+BEAT: Final = 10.0  # seconds between two beats
+STALE: Final = 60.0  # seconds after which a writer has not been heard from for too long
+WATCH: Final = 12.0  # seconds in which a live writer beats at least once
+CERTAIN: Final = 900.0  # seconds that no two clocks differ by: cloud storage refuses requests of such a clock
+AT_WORK: Final[set[str]] = set()
+"""Tokens of the writers in this process, which runs whether they do or not."""
+
+
+def refuse_if_at_work(note: WritingNote, place: Location) -> None:
+    """Raise Locked where the writer of `note`, at `place`, is at work as far as can be told at once."""
+    if not note.left and _runs(note) is not False:
+        ages = _ages(note, place)
+        if not ages or max(ages) <= STALE:
+            raise locked(note, place, min(ages, default=None))
+
+
+def holder_at_work(note: WritingNote, place: Location) -> Mapping[str, Any] | None:
+    """Who the writer of `note` is, and the age of its beat, where it is at work as far as can be told at once; else None."""
+    try:
+        refuse_if_at_work(note, place)
+    except Locked as error:
+        holder: Mapping[str, Any] = error.details["holder"]
+        return holder
+    return None
+
+
+def wait_until_surely_left(note: WritingNote, place: Location) -> None:
+    """Return once the writer of `note` is known to be gone, at once where that can be. Raises Locked where it is at work."""
+    refuse_if_at_work(note, place)
+    runs = _runs(note)
+    if note.left or runs is False:
+        return
+    ages = _ages(note, place)
+    if runs is None and min(ages, default=0.0) > CERTAIN:
+        return
+    before, until = _state(place), time.monotonic() + WATCH
+    while time.monotonic() < until:
+        time.sleep(WATCH / 50)
+        if _state(place) != before:
+            raise locked(note, place, 0.0)
+
+
+def locked(note: WritingNote, place: Location, age: float | None) -> Locked:
+    """What somebody is told who would write where the writer of `note` does; `age` of its beat in seconds."""
+    heard = "" if age is None else f", last heard from {max(0.0, age):.0f} s ago"
+    what = f"another writer is at work here: process {note.pid} on {note.host}, since {note.started}{heard}: {note.command}"
+    fix = (
+        f"wait for it, or end it and use --resume, which takes over from a process that has ended on the same machine, "
+        f"elsewhere {STALE:.0f} s after its last sign of life; or give another --out"
+    )
+    holder = {"host": note.host, "pid": note.pid, "command": note.command, "started": note.started, "age": age}
+    return Locked(what, where=place.url, fix=fix, details={"holder": holder})
+
+
+def _runs(note: WritingNote) -> bool | None:
+    """Whether the process of the writer runs, with the writer in it; None where that cannot be seen from here."""
+    return note.token in AT_WORK if note.process.is_this else note.process.runs()
+
+
+def _ages(note: WritingNote, place: Location) -> list[float]:
+    """Seconds since the last beat, by the writer's clock and by the storage's, as far as they are known, on this clock."""
+    now, said, stored = time.time(), note.last_said, _modified(place)
+    return [now - when for when in (said, stored) if when is not None]
+
+
+def _state(place: Location) -> tuple[float | None, bytes | None]:
+    return _modified(place), whole_file(place)
+
+
+def _modified(place: Location) -> float | None:
+    """When the storage last took the file at `place`, in seconds since 1970; None where it does not say, or has none."""
+
+    def request() -> Any:
+        place.fs.invalidate_cache()
+        return place.fs.modified(place.path)
+
+    try:
+        when = place.ask("asking for its time", request)
+    except (NotImplementedError, KeyError, StorageNotFound):
+        return None
+    if isinstance(when, str):
+        when = datetime.datetime.fromisoformat(when)
+    if not isinstance(when, datetime.datetime):
+        return None
+    return (when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp()

@@ -1,0 +1,219 @@
+"""_writing.json held as a lock: made where none is, taken over from writers that are gone; refuses to go on once it is lost.
+
+A writer that was stopped for so long that another one took over must not go on when it wakes. It finds another token in the
+note, at its next beat or when it is about to put a shard or the manifest under its name (`guard`), and stops with TakenOver.
+Local disks and memory:// make asking and doing one: nobody takes over in between. Elsewhere a takeover between the two is
+possible; docs/repair.md says what that can mean. Whether a dataset may be written at all is for `target_folder.py` to say.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from offline_cli.errors import BadData, Locked, StorageError, StorageNotFound, TakenOver
+from offline_cli.storage import liveness
+from offline_cli.storage.create_only import create_only, creates_only, whole_file
+from offline_cli.storage.exclusion import exclusively, locally_alone
+from offline_cli.storage.layout import WRITING
+from offline_cli.storage.liveness import locked, wait_until_surely_left
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
+from offline_cli.storage.writing_note import WritingNote
+
+__all__ = ["Changed", "WritingLock"]
+
+SETTLE = 1.0  # seconds in which two that wrote at once have both written, on storage that cannot make only where none is
+
+
+class Changed(Exception):
+    """The note that was to be replaced is gone, or another one: who asked must look again."""
+
+
+class WritingLock:
+    """The note of one writer, from `acquire` to one of `release`, `leave` and `restore`."""
+
+    def __init__(self, folder: Location, name: str = WRITING) -> None:
+        """`folder`: the dataset's, or whatever else one writer at a time may write; `name` of the note in it."""
+        self._folder = folder
+        self._place = folder.join(name)
+        self._note: WritingNote | None = None  # None: not held, or not any more
+        self._lost: TakenOver | None = None
+        self._mutex = threading.RLock()  # between the writer and its beats
+        self._alone = False  # within `guard`, where that is exact
+        self._ended = threading.Event()
+
+    @property
+    def held(self) -> bool:
+        """Whether this writer wrote the note, and nobody is known to have taken over."""
+        return self._note is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another writer is known to have taken over."""
+        return self._lost is not None
+
+    # ---- beginning ----
+
+    def acquire(self, note: WritingNote, *, instead_of: bytes | None) -> None:
+        """Put `note` into the folder, which exists. `instead_of`: the bytes of the note that is there; None: none is.
+
+        Raises Locked where its writer is at work, or another one was quicker; Changed where the note is not there any more.
+        """
+        if instead_of is None:
+            self._create(note)
+        else:
+            self._take_over(note, instead_of)
+        liveness.AT_WORK.add(note.token)
+        self._note = note
+        threading.Thread(target=self._beat_until_ended, name="offline-cli beat", daemon=True).start()
+
+    def _create(self, note: WritingNote) -> None:
+        try:
+            with locally_alone(self._folder):
+                made = create_only(self._place, note.to_bytes(), folder=self._folder)
+        except StorageNotFound as err:
+            if not self._folder.is_local:
+                raise
+            raise Changed from err  # another writer ended, and left no trace
+        if not made:
+            raise self._refusal()
+        self._settle(note)
+
+    def _take_over(self, note: WritingNote, before: bytes) -> None:
+        theirs = self._parsed(before)
+        if theirs is not None:
+            wait_until_surely_left(theirs, self._place)
+        with exclusively(self._folder):
+            if whole_file(self._place) != before:
+                raise self._refusal()
+            self._write(note)
+        self._settle(note)
+
+    def _settle(self, note: WritingNote) -> None:
+        """Where two may have written at once: the later one has it."""
+        if not creates_only(self._place):
+            time.sleep(SETTLE)
+            if whole_file(self._place) != note.to_bytes():
+                raise self._refusal()
+
+    def _refusal(self) -> Locked | Changed:
+        """What to say of the note that is there instead."""
+        found = whole_file(self._place)
+        theirs = None if found is None else self._parsed(found)
+        return Changed() if theirs is None or theirs.left else locked(theirs, self._place, 0.0)
+
+    def rewrite(self, **changes: Any) -> None:
+        """Say something else in the note, but for whose it is. Raises TakenOver."""
+        with self._mutex, self.guard():
+            assert self._note is not None, "the lock is not held"
+            self._note = replace(self._note, **changes)
+            self._write(self._note)
+
+    # ---- meanwhile ----
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Around whatever makes something count. Raises TakenOver where another writer has taken over."""
+        if not (self._folder.is_local or self._folder.is_memory):
+            with self._mutex:  # and no longer: an upload may take more time than a beat may wait
+                self._ask()
+            yield
+            return
+        with self._mutex, nullcontext() if self._alone else locally_alone(self._folder):
+            before, self._alone = self._alone, True
+            try:
+                self._ask()
+                yield
+            finally:
+                self._alone = before
+
+    def check(self) -> None:
+        """Raise TakenOver where a beat, or `guard`, has found that another writer took over; asks nobody."""
+        if self._lost is not None:
+            raise self._lost
+
+    def _ask(self) -> None:
+        self.check()
+        assert self._note is not None, "the lock is not held"
+        found = whole_file(self._place)
+        theirs = None if found is None else self._parsed(found)
+        if theirs is None or theirs.token != self._note.token:
+            self._lost = _taken_over(self._folder, theirs)
+            self._give_up()
+            raise self._lost
+
+    def _beat_until_ended(self) -> None:
+        while not self._ended.wait(liveness.BEAT):
+            try:
+                self._beat()
+            except TakenOver:
+                return  # `check` tells the writer
+            except StorageError:
+                continue  # the storage may answer again; and whatever is to count asks for itself
+
+    def _beat(self) -> None:
+        with self._mutex, locally_alone(self._folder):
+            if self._note is not None:
+                self._ask()
+                self._note = self._note.beaten()
+                try:
+                    self._write(self._note)
+                except StorageError:
+                    if not self._folder.is_local:
+                        raise
+                    self._place.ask("touching it", partial(os.utime, self._place.path))  # takes no room on a full disk
+
+    # ---- ends ----
+
+    def release(self) -> None:
+        """Remove the note. Raises TakenOver where it is another writer's."""
+        self._end(self._place.remove)
+
+    def leave(self) -> None:
+        """Keep the note, and say in it that its writer has ended, so that nobody need wait for its beats."""
+        note = self._note
+        assert note is not None, "the lock is not held"
+        self._end(lambda: self._write(note.beaten(left=True)))
+
+    def restore(self, before: bytes) -> None:
+        """Put the note back that this one replaced."""
+        self._end(lambda: write_whole(self._place, before, folder=self._folder))
+
+    def _end(self, last: Callable[[], None]) -> None:
+        self._ended.set()
+        try:
+            with self._mutex, self.guard():  # no beat may write the note again
+                last()
+        finally:
+            with self._mutex:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        if self._note is not None:
+            liveness.AT_WORK.discard(self._note.token)
+            self._note = None
+        self._ended.set()
+
+    # ---- the file ----
+
+    def _write(self, note: WritingNote) -> None:
+        write_whole(self._place, note.to_bytes(), folder=self._folder)
+
+    def _parsed(self, data: bytes) -> WritingNote | None:
+        try:
+            return WritingNote.of_bytes(data, where=self._place.url)
+        except BadData:  # nobody's, as far as can be told
+            return None
+
+
+def _taken_over(folder: Location, theirs: WritingNote | None) -> TakenOver:
+    who = f"process {theirs.pid} on {theirs.host} has taken it over ({theirs.command})" if theirs else "its note is gone"
+    what = f"this writer was not heard from for too long, and may not go on: {who}"
+    return TakenOver(what, where=folder.url, fix="leave it to the other one; nothing that was complete is lost")

@@ -1,0 +1,136 @@
+"""`offline-cli repair`: exit codes, JSON, the table and stderr."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_cli.cli import repair
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def dataset(recording: Path, tmp_path: Path, call: Call) -> Path:
+    """Eight episodes in four shards."""
+    assert call("convert", recording, "--out", tmp_path / "D", "--max-rows-per-file", "2").exit_code == 0
+    return tmp_path / "D"
+
+
+@pytest.fixture
+def left(dataset: Path, recording: Path) -> Path:
+    """The same as a killed writer leaves it: a note, no manifest, a shard too few, and half of it."""
+    provenance = json.loads((dataset / "manifest.json").read_text())
+    shards = sorted((dataset / "data").iterdir())
+    note = {
+        "version": 1,
+        "generation": shards[0].name[6:14],
+        "options": {name: provenance[name] for name in ("format", "observation_space", "action_space", "action_scale")},
+        "first_quarantine": 0,
+        "host": "elsewhere",
+        "pid": 1,
+        "process_started": "1",
+        "started": "2020-01-01T00:00:00+00:00",
+        "command": "offline-cli convert recording --out D",
+        "left": True,
+    }
+    (dataset / "_writing.json").write_text(json.dumps(note))
+    (dataset / "manifest.json").unlink()
+    shards[-1].rename(dataset / "_part-half")
+    return dataset
+
+
+def test_json_has_the_promised_keys_and_what_was_done(left: Path, call_json: Call) -> None:
+    code, told = call_json("repair", left)
+    assert code == 0
+    assert told.keys() >= set(repair.KEYS)
+    assert (told["out"], told["episodes"], told["shards"], told["adopted"], told["dropped"]) == (str(left), 6, 3, 3, 1)
+    code, found = call_json("inspect", left)
+    assert (code, found["episodes"], found["complete"]) == (0, 6, False)
+    assert call_json("validate", left, "--deep")[0] == 0
+
+
+def test_a_dry_run_changes_nothing(left: Path, call_json: Call) -> None:
+    before = {path: path.read_bytes() for path in left.rglob("*") if path.is_file()}
+    code, told = call_json("repair", left, "--dry-run")
+    assert (code, told["dry_run"], told["adopted"]) == (0, True, 3)
+    assert {path: path.read_bytes() for path in left.rglob("*") if path.is_file()} == before
+
+
+def test_the_table_says_that_it_was_a_dry_run(left: Path, call: Call) -> None:
+    assert re.match(r"dry run +yes\n", call("repair", left, "--dry-run").stdout)
+    assert "dry run" not in call("repair", left).stdout
+
+
+def test_people_see_every_file_that_is_touched(left: Path, call: Call) -> None:
+    table = call("repair", left, "--dry-run").stdout
+    assert f"would be removed  {left / '_part-half'}" in table
+    assert f"removed    {left / '_part-half'}" in call("repair", left).stdout.replace("            ", "    ")
+    assert "nothing: the dataset was whole" in call("repair", left).stdout
+
+
+def test_a_live_writer_is_exit_5_and_named(left: Path, call_json: Call) -> None:
+    import datetime
+
+    note = json.loads((left / "_writing.json").read_text())
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    (left / "_writing.json").write_text(json.dumps({**note, "left": False, "beat": now}))
+    code, told = call_json("repair", left)
+    assert (code, told["error"]["code"]) == (5, "locked")
+    assert (told["error"]["holder"]["host"], told["error"]["holder"]["pid"]) == ("elsewhere", 1)
+
+
+def test_broken_shards_are_exit_3_with_what_would_be_done_and_left_out_when_asked(dataset: Path, call_json: Call) -> None:
+    shard = sorted((dataset / "data").iterdir())[1]
+    data = bytearray(shard.read_bytes())
+    data[40] ^= 255
+    shard.write_bytes(data)
+    code, told = call_json("repair", dataset)
+    assert (code, told["exit_code"], told["broken"][0]["path"]) == (3, 3, str(shard))
+    assert (told["changed"], told["with_drop_broken"]["dropped"], told["with_drop_broken"]["episodes"]) == (False, 1, 6)
+    assert "dropped" not in told
+    assert "set_aside" not in told
+    assert "--drop-broken" in told["error"]["fix"]
+    code, told = call_json("repair", dataset, "--drop-broken")
+    assert (code, told["episodes"], told["dropped"]) == (0, 6, 1)
+
+
+def test_the_remedy_for_a_shard_left_out_is_one_that_is_not_refused(
+    dataset: Path, recording: Path, call: Call, call_json: Call
+) -> None:
+    sorted((dataset / "data").iterdir())[1].unlink()
+    assert call("repair", dataset, "--drop-broken").exit_code == 0
+    code, told = call_json("validate", dataset, "--deep")
+    (problem,) = (one for one in told["problems"] if one["code"] == "incomplete-dataset")
+    assert (code, "--resume" in problem["fix"], "--overwrite" in problem["fix"]) == (0, False, True)
+    words = ("convert", recording, "--out", dataset, "--max-rows-per-file", "2")
+    code, told = call_json(*words, "--resume")
+    assert (code, "is not complete" in told["error"]["what"], told["error"]["fix"]) == (2, True, problem["fix"])
+    assert call(*words, "--overwrite").exit_code == 0
+    assert call_json("inspect", dataset)[1]["complete"] is True
+
+
+def test_a_manifest_that_cannot_be_read_is_told_of_with_the_command_that_mends_it(dataset: Path, call_json: Call) -> None:
+    (dataset / "manifest.json").write_text("{")
+    code, told = call_json("inspect", dataset)
+    assert (code, told["error"]["fix"].startswith("offline-cli repair builds it anew")) == (3, True)
+
+
+def test_an_undecided_choice_is_wrong_usage(dataset: Path, call_json: Call) -> None:
+    for shard in sorted((dataset / "data").iterdir()):
+        (dataset / "data" / f"shard-ffffffff-{shard.name[15:]}").write_bytes(shard.read_bytes())
+    (dataset / "manifest.json").unlink()
+    code, told = call_json("repair", dataset)
+    assert (code, told["error"]["code"]) == (2, "usage-error")
+    code, told = call_json("repair", dataset, "--keep", "ffffffff")
+    assert (code, told["episodes"], told["dropped"]) == (0, 8, 4)
+
+
+def test_what_is_not_there_is_exit_5_and_what_is_no_dataset_exit_3(recording: Path, tmp_path: Path, call_json: Call) -> None:
+    assert call_json("repair", tmp_path / "nowhere")[0] == 5
+    assert call_json("repair", recording)[0] == 3
