@@ -10,7 +10,8 @@ and Tuple of these. Text, Graph, Sequence and OneOf raise UnsupportedSpace. Two 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -24,6 +25,8 @@ from offline_cli.trees import Tree
 
 __all__ = [
     "Space",
+    "bound_bytes",
+    "bounds_too_large",
     "check_supported",
     "describe",
     "infer_space",
@@ -40,6 +43,7 @@ Space = gym.Space[Any]
 MAX_DEPTH = 16
 LAST_INT = int(np.iinfo(np.int64).max)
 MAX_VALUE_BYTES = 1 << 40  # a single value larger than this is a bomb, not a space
+PLAIN_DTYPE = re.compile(r"[<>=|]?[biuf][0-9]{1,2}|bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)", re.ASCII)
 
 
 def check_supported(space: Space, *, where: str) -> None:
@@ -66,6 +70,18 @@ def leaf_spaces(space: Space, prefix: str = "") -> dict[str, Space]:
     for name, part in parts:
         found.update(leaf_spaces(part, f"{prefix}.{name}" if prefix else name))
     return found
+
+
+def bound_bytes(space: Space | None) -> int:
+    """Memory that the bounds of `space` take."""
+    leaves = () if space is None else leaf_spaces(space).values()
+    arrays = (getattr(leaf, name, None) for leaf in leaves for name in ("low", "high", "nvec"))
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def bounds_too_large(shape: Sequence[int], itemsize: int) -> bool:
+    """Whether a Box of that shape would take more memory for its bounds than a space may have."""
+    return 2 * math.prod(shape) * itemsize > MAX_BOUND_BYTES
 
 
 def same_space(left: Space | None, right: Space | None) -> bool:
@@ -131,19 +147,54 @@ def space_to_json(space: Space) -> dict[str, Any]:
 def space_from_json(node: Mapping[str, Any], *, where: str) -> Space:
     """The space that `node` describes. Raises UnsupportedSpace for types and values that make none."""
     try:
+        _take_boxes(node, _Room(), depth=0)
         return _space_from_json(node)
     except UnsupportedSpace:
         raise
-    except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as err:
+    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as err:
         raise UnsupportedSpace(f"not a space: {err!r}", where=where, fix="see schemas/spaces.v1.json for the form") from err
 
 
-def _space_from_json(node: Mapping[str, Any]) -> Space:
+class _Room:
+    """What the bounds of one space, all parts together, may still take."""
+
+    def __init__(self) -> None:
+        self._left = MAX_BOUND_BYTES
+
+    def take(self, shape: tuple[int, ...], itemsize: int) -> None:
+        """Raise _TooLarge where two bounds of that shape are too much, ValueError for a shape that is none."""
+        if min(shape, default=0) < 0:
+            raise ValueError(f"a negative size in shape {shape}")
+        self._left -= 2 * math.prod(max(1, size) for size in shape) * itemsize  # as lists, what is empty takes room too
+        if self._left < 0:
+            raise _TooLarge(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
+
+
+class _TooLarge(ValueError):
+    """Bounds that would fill the memory."""
+
+
+def _take_boxes(node: Any, room: _Room, *, depth: int) -> None:
+    """Take `room` for all parts before the first of them is made. Raises ValueError, TypeError where there is none."""
+    if not isinstance(node, dict):
+        raise TypeError(f"a {type(node).__name__} where a space belongs")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH}")
+    match node["type"]:
+        case "Box":
+            room.take(tuple(map(int, node["shape"])), _plain_dtype(node["dtype"]).itemsize)
+        case "Dict":
+            for _, part in node["spaces"]:
+                _take_boxes(part, room, depth=depth + 1)
+        case "Tuple":
+            for part in node["spaces"]:
+                _take_boxes(part, room, depth=depth + 1)
+
+
+def _space_from_json(node: Any) -> Space:
     match node["type"]:
         case "Box":
             shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
-            if math.prod(shape) * dtype.itemsize > MAX_BOUND_BYTES:
-                raise ValueError(f"bounds of shape {shape}, over {MAX_BOUND_BYTES >> 20} MiB")
             return spaces.Box(
                 _bound_from_json(node["low"], shape, dtype), _bound_from_json(node["high"], shape, dtype), shape, dtype
             )
@@ -173,6 +224,8 @@ def _bound_to_json(bound: NDArray[Any]) -> Any:
 def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     if not isinstance(value, list):
         return np.full(shape, _number_from_json(value), dtype)
+    if not shape:
+        raise ValueError("a list where a number belongs")
     rows = [_bound_from_json(row, shape[1:], dtype) for row in value]
     return np.stack(rows).reshape(shape) if rows else np.zeros(shape, dtype)
 
@@ -191,6 +244,8 @@ def _plain_n(n: Any) -> Any:
 
 def _plain_dtype(name: Any) -> Any:
     """The numeric dtype of that name; `Any` because gymnasium's signatures ask for type objects and take dtypes."""
+    if not PLAIN_DTYPE.fullmatch(str(name)):  # numpy would take more for a dtype: `f4,O` makes records of it
+        raise ValueError(f"dtype {str(name)[:40]!r}")
     dtype = np.dtype(str(name))
     if dtype.hasobject or dtype.kind not in "biuf":
         raise ValueError(f"dtype {name!r}")
@@ -234,20 +289,25 @@ def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
     Raises UnsupportedSpace for other space types, UnsafeData for bounds that are not plain arrays or, together, absurdly large.
     """
     try:
-        return _space_from_rllib(node, BoundReader(where), depth=0)
+        return _space_from_rllib(node, BoundReader(where), _Room(), depth=0)
     except (BadEpisode, UnsafeData, UnsupportedSpace):
         raise
+    except _TooLarge as err:
+        raise UnsafeData(str(err), where=where, fix="write the file again from its source") from err
     except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as err:
         raise BadEpisode(f"not a space: {err!r}", where=where, fix="write the file again from its source") from err
 
 
-def _space_from_rllib(node: Mapping[str, Any], bounds: BoundReader, *, depth: int) -> Space:
+def _space_from_rllib(node: Any, bounds: BoundReader, room: _Room, *, depth: int) -> Space:
+    if not isinstance(node, dict):  # of an array or a text, parts could be asked for too
+        raise TypeError(f"a {type(node).__name__} where a space belongs")
     if depth > MAX_DEPTH:
         fix = "write the file again from its source"
         raise UnsafeData(f"a space nested deeper than {MAX_DEPTH}", where=bounds.where, fix=fix)
     match node["space"]:
         case "box":
             shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
+            room.take(shape, dtype.itemsize)
             low, high = (bounds.read(node[side]).astype(dtype) for side in ("low", "high"))
             return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype)
         case "discrete":
@@ -255,14 +315,16 @@ def _space_from_rllib(node: Mapping[str, Any], bounds: BoundReader, *, depth: in
             return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), dtype=dtype)
         case "multi-discrete":
             start = np.asarray(node["start"]) if "start" in node else None
-            return spaces.MultiDiscrete(bounds.read(node["nvec"]), dtype=_plain_dtype(node["dtype"]), start=start)
+            nvec, dtype = bounds.read(node["nvec"]), _plain_dtype(node["dtype"])
+            room.take(nvec.shape, dtype.itemsize)
+            return spaces.MultiDiscrete(nvec, dtype=dtype, start=start)
         case "multi-binary":
             return _multi_binary(node["n"])
         case "dict":
             parts = node["spaces"].items()
-            return spaces.Dict([(_key(key), _space_from_rllib(part, bounds, depth=depth + 1)) for key, part in parts])
+            return spaces.Dict([(_key(key), _space_from_rllib(part, bounds, room, depth=depth + 1)) for key, part in parts])
         case "tuple":
-            return spaces.Tuple([_space_from_rllib(part, bounds, depth=depth + 1) for part in node["spaces"]])
+            return spaces.Tuple([_space_from_rllib(part, bounds, room, depth=depth + 1) for part in node["spaces"]])
     raise UnsupportedSpace(
         f"{str(node['space'])[:40]!r} spaces cannot be read",
         where=bounds.where,
@@ -288,22 +350,30 @@ def _multi_binary(n: Any) -> Space:
 # ---- from data ----
 
 
-def infer_space(tree: Tree, *, discrete: bool) -> Space:
+def infer_space(tree: Tree, *, discrete: bool, vectors: bool = True) -> Space:
     """The widest space that batched leaves (N, *shape) fit: Box without bounds; with `discrete`, integers counted from 0.
 
-    Integer leaves of rank 0 become Discrete(max + 1) and of rank 1 MultiDiscrete when `discrete`; a negative value, or one
-    that int64 cannot count to, makes a Box. Callers say in their result that the space was inferred. Raises UnsupportedSpace
-    for text and complex numbers.
+    Integer leaves of rank 0 become Discrete(max + 1) when `discrete`, and of rank 1 MultiDiscrete if `vectors` too; a negative
+    value, or one that int64 cannot count to, makes a Box. Callers say in their result that the space was inferred. Raises
+    UnsupportedSpace for text, complex numbers, and parts nested deeper than a space may be.
     """
+    return _inferred(tree, int(vectors) if discrete else -1, 0)
+
+
+def _inferred(tree: Tree, counted: int, depth: int) -> Space:
+    """`counted`: the highest rank of integers that are counted."""
+    if depth > MAX_DEPTH:
+        fix = "flatten the values, or leave the column out"
+        raise UnsupportedSpace(f"values nested deeper than {MAX_DEPTH}", where="data without a declared space", fix=fix)
     if isinstance(tree, dict):
-        return spaces.Dict([(key, infer_space(part, discrete=discrete)) for key, part in tree.items()])
+        return spaces.Dict([(key, _inferred(part, counted, depth + 1)) for key, part in tree.items()])
     if isinstance(tree, tuple):
-        return spaces.Tuple([infer_space(part, discrete=discrete) for part in tree])
+        return spaces.Tuple([_inferred(part, counted, depth + 1) for part in tree])
     shape, dtype = tree.shape[1:], tree.dtype
     if dtype.kind not in "biuf":
         fix = "record numbers; text and complex numbers belong into infos"
         raise UnsupportedSpace(f"no space holds values of type {dtype}", where="data without a declared space", fix=fix)
-    if discrete and dtype.kind in "iu" and len(shape) <= 1 and tree.size and 0 <= int(tree.min()) <= int(tree.max()) < LAST_INT:
+    if dtype.kind in "iu" and len(shape) <= counted and tree.size and 0 <= int(tree.min()) <= int(tree.max()) < LAST_INT:
         if not shape:
             return spaces.Discrete(int(tree.max()) + 1)
         return spaces.MultiDiscrete(tree.max(axis=0).astype(np.int64) + 1)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
-from offline_cli.connectors.states import same_state
+from offline_cli.connectors.states import same_state, shown_names
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, SpaceMismatch
 from offline_cli.spaces import Space
@@ -134,10 +134,10 @@ class ConnectorV2(BatchHelpers, ABC):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` gave. Raises BadPiece for names that this piece does not have."""
-        if state:
+        if not isinstance(state, Mapping) or state:  # a state may come from a file
             name = type(self).__name__
             raise BadPiece(
-                f"{name} has no state, yet was given {sorted(map(str, state))}",
+                f"{name} has no state, yet was given {shown_names(state)}",
                 where=f"piece {name}",
                 fix="the pipeline that the state was saved from",
             )

@@ -27,12 +27,15 @@ from offline_cli.connectors.piece_options import Signature, option_mistakes, sig
 from offline_cli.connectors.pipeline_building import Setting, assembled
 from offline_cli.connectors.registry import Maker, imported, own_pieces, registered
 from offline_cli.errors import BadConfig, StorageNotFound
+from offline_cli.json_text import deeper_than
 from offline_cli.spaces import Space
 from offline_cli.storage.schemas import load_schema, mistakes
 
-__all__ = ["PieceEntry", "PipelineFile", "load_pipeline", "parse_pipeline", "read_pipeline"]
+__all__ = ["PieceEntry", "PipelineFile", "load_pipeline", "parse_pipeline", "pipeline_of", "read_pipeline"]
 
 SCHEMA: Final = "pipeline.v1.json"
+MAX_DEPTH: Final = 32
+MAX_PIECES: Final = 100  # every one is made again for each that comes after it
 PLACES: Final = ("before", "after")
 ONLY_MODULE_TO_ENV: Final = ("normalize_actions", "clip_actions")
 PAGE: Final = "docs/connectors.md lists the pieces and shows such files"
@@ -109,12 +112,19 @@ def load_pipeline(
 def read_pipeline(path: str | PathLike[str], *, kind: Kind | None = None, trusted: bool = True) -> PipelineFile:
     """The file at `path`, checked. Raises StorageNotFound, BadConfig, MissingPackage."""
     try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_bytes()
     except (FileNotFoundError, IsADirectoryError) as err:
         raise StorageNotFound("no such pipeline file", where=str(path), fix="check the path") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
-    return parse_pipeline(document, where=str(path), kind=kind, trusted=trusted)
+    return pipeline_of(text, where=str(path), kind=kind, trusted=trusted)
+
+
+def pipeline_of(text: bytes, *, where: str, kind: Kind | None = None, trusted: bool = True) -> PipelineFile:
+    """What the bytes of such a file say, checked. Raises BadConfig, MissingPackage."""
+    try:
+        document = tomllib.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
+        raise BadConfig(f"not TOML: {err}", where=where, fix="see https://toml.io for the syntax") from err
+    return parse_pipeline(document, where=where, kind=kind, trusted=trusted)
 
 
 def parse_pipeline(document: Mapping[str, Any], *, where: str, kind: Kind | None = None, trusted: bool = True) -> PipelineFile:
@@ -123,6 +133,10 @@ def parse_pipeline(document: Mapping[str, Any], *, where: str, kind: Kind | None
     `trusted` False is for what comes out of a dataset, run folder or checkpoint: it may name our own pieces only, and no code
     is imported for it. Raises BadConfig with every mistake in `details["problems"]`, MissingPackage.
     """
+    if deeper_than(document, MAX_DEPTH):
+        raise BadConfig(f"nested deeper than {MAX_DEPTH}", where=where, fix=PAGE)
+    if isinstance(document.get("pieces"), list) and len(document["pieces"]) > MAX_PIECES:
+        raise BadConfig(f"{len(document['pieces'])} pieces, and a pipeline has at most {MAX_PIECES}", where=where, fix=PAGE)
     problems = _key_mistakes(document)
     wrong_kind = kind is not None and document.get("kind") in _kinds() and document["kind"] != kind
     if wrong_kind:

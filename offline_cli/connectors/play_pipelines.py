@@ -22,7 +22,7 @@ from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_
 from offline_cli.connectors.pipeline_building import Setting
 from offline_cli.connectors.pipeline_files import PipelineFile, parse_pipeline
 from offline_cli.connectors.registry import own_pieces, snake
-from offline_cli.errors import BadConfig, UnknownPiece
+from offline_cli.errors import BadConfig, BadData, BadPiece, UnknownPiece
 
 __all__ = ["PlayPipelines", "TrainedPipeline", "play_pipelines"]
 
@@ -110,7 +110,7 @@ def _take_state(pipeline: ConnectorPipelineV2, trained: TrainedPipeline) -> None
 
     What one of our own pieces learned must find its piece (UnknownPiece): those that learn work on both sides, and without it
     the policy would see other observations than it learned from. A filter without a state would do nothing, and is refused
-    (BadConfig). What others learned may belong to the learner alone.
+    (BadConfig), and a state that its piece does not take is BadData. What others learned may belong to the learner alone.
     """
     beside = [name for name, _ in pipeline.named()]
     lost = [name for name, state in trained.state.items() if name not in beside and _is_our_own(name, state)]
@@ -121,7 +121,11 @@ def _take_state(pipeline: ConnectorPipelineV2, trained: TrainedPipeline) -> None
     if new:
         what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
         raise BadConfig(what, where=trained.where, fix="name the pipeline file that the policy was trained with")
-    pipeline.set_state({name: state for name, state in trained.state.items() if name in beside})
+    try:
+        pipeline.set_state({name: state for name, state in trained.state.items() if name in beside})
+    except BadPiece as err:  # the state's fault here, and it has come from a file
+        what = f"what the pieces learned in training cannot be given to them: {err.what}"
+        raise BadData(what, where=trained.where, fix="train again") from err
     pipeline.freeze()
 
 

@@ -54,9 +54,10 @@ def registered(name: str, *, third_party: bool = True) -> Maker:
 
     Raises UnknownPiece with the nearest names, MissingPackage and BadConfig for a third-party piece that cannot be imported.
     """
-    own, others = own_pieces(), third_party_pieces() if third_party else {}
+    own = own_pieces()
     if snake(name) in own:
         return own[snake(name)]
+    others = third_party_pieces() if third_party else {}
     if name in others:
         return imported(others[name].value, where=f"piece {name}, registered by {_package(others[name])}")
     near = get_close_matches(snake(name), [*own, *others], n=3, cutoff=0.5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["same_state"]
+__all__ = ["same_state", "shown_names"]
 
 
 def same_state(one: Any, two: Any) -> bool:
@@ -18,3 +18,8 @@ def same_state(one: Any, two: Any) -> bool:
     if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
         return len(one) == len(two) and all(map(same_state, one, two))
     return bool(np.array_equal(one, two))
+
+
+def shown_names(state: Any) -> str:
+    """What names a state has, for an error, or what stands where it belongs."""
+    return str(sorted(map(str, state)))[:200] if isinstance(state, Mapping) else f"a {type(state).__name__} in its place"

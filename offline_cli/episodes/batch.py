@@ -247,6 +247,8 @@ class EpisodeBatch:
         for name in {**mine, **theirs}:
             if mine.get(name) != theirs.get(name):
                 return f"{name} is {mine.get(name, 'absent')} in one and {theirs.get(name, 'absent')} in the other"
+        if self.extra.keys() != other.extra.keys():  # a tree without leaves has no place in the structure
+            return f"extra model outputs are {sorted(self.extra)} in one and {sorted(other.extra)} in the other"
         for name in ("observation_space", "action_space"):
             if not same_space(getattr(self, name), getattr(other, name)):
                 return f"{name} is {getattr(self, name)} in one and {getattr(other, name)} in the other"

@@ -7,15 +7,16 @@ reading the steps. Recent conversions are found by comparing content (`==` of sm
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offline_cli.errors import UnsafeData
-from offline_cli.spaces import Space, space_from_rllib, space_to_rllib
+from offline_cli.spaces import Space, bound_bytes, space_from_rllib, space_to_rllib
 
 __all__ = ["known_space_from_rllib", "known_space_to_rllib"]
 
 KEPT = 16  # observation, action and reward spaces of a handful of environments
+KEPT_BYTES = 32 << 20  # of their bounds: what is not needed may not fill the memory, the newest is kept however large
 # Newest first, replaced as a whole, so that a thread may read while another one adds.
 _read: tuple[tuple[dict[str, Any], Space], ...] = ()
 _written: tuple[tuple[Space, dict[str, Any]], ...] = ()
@@ -35,8 +36,19 @@ def _known(node: Mapping[str, Any], where: str) -> Space:
         if known == node:
             return space
     space = space_from_rllib(node, where=where)
-    _read = ((copy.deepcopy(dict(node)), space), *_read[: KEPT - 1])  # a copy: the caller may change its own
+    _read = _that_fit((copy.deepcopy(dict(node)), space), _read)  # a copy: the caller may change its own
     return space
+
+
+def _that_fit(newest: tuple[dict[str, Any], Space], others: Sequence[tuple[dict[str, Any], Space]]) -> tuple[Any, ...]:
+    """The newest and those of the others, newest first, that there is room for."""
+    kept, room = [newest], KEPT_BYTES - bound_bytes(newest[1])
+    for other in others[: KEPT - 1]:
+        room -= bound_bytes(other[1])
+        if room < 0:
+            break
+        kept.append(other)
+    return tuple(kept)
 
 
 def known_space_to_rllib(space: Space | None) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ where the mark of our own `columns` format says so.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,11 +19,13 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
+from offline_cli.json_text import from_json
 from offline_cli.trees import Tree
 
 __all__ = ["holds_numbers", "infos_of", "is_text", "tree_of"]
 
 EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
+MAX_EMPTY = 1 << 20  # of a dimension beside one of no size: numpy has limits of its own there
 RAY_TENSOR, RAY_VARIABLE = "ray.data.arrow_tensor", "ray.data.arrow_variable_shaped_tensor"
 
 Where = Callable[[int], str]  # row number to its place in words
@@ -77,7 +78,7 @@ def infos_of(column: pa.ChunkedArray, field: pa.Field, *, where: Where) -> list[
 
 def _info(text: str, place: str, name: str) -> dict[str, Any]:
     try:
-        value = unpack(text, where=place, object_lists=True) if looks_packed(text) else json.loads(text)
+        value = unpack(text, where=place, object_lists=True) if looks_packed(text) else from_json(text)
     except ValueError as error:
         raise _bad_info(f"is not JSON: {error}", place, name) from error
     if not isinstance(value, dict):
@@ -105,7 +106,7 @@ def _tree(array: pa.Array, field: pa.Field, where: Where) -> Tree:
     _refuse_nulls(array, field.name, where)
     kind = array.type
     metadata = field.metadata or {}
-    name = metadata.get(EXTENSION, b"").decode()
+    name = metadata.get(EXTENSION, b"").decode("utf-8", "replace")
     if isinstance(kind, pa.FixedShapeTensorType):
         return array.to_numpy_ndarray()
     if isinstance(kind, pa.BaseExtensionType):
@@ -168,7 +169,11 @@ def _one_length(array: pa.Array, name: str, where: Where) -> int:
 
 def _ray_tensor(storage: pa.Array, name: str, shape: tuple[int, ...] | None, column: str, where: Where) -> NDArray[Any]:
     if name.startswith(RAY_VARIABLE):
+        if not pa.types.is_struct(storage.type) or {part.name for part in storage.type} != {"data", "shape"}:
+            raise _no_tensor(column, storage.type, where(0))
         shapes = _numbers(storage.field("shape"), column, where)
+        if shapes.ndim != 2:
+            raise _no_tensor(column, storage.type, where(0))
         other = np.flatnonzero((shapes != shapes[:1]).any(axis=1))
         if len(other):
             raise _ragged(column, shapes[0].tolist(), shapes[other[0]].tolist(), where(int(other[0])))
@@ -177,9 +182,14 @@ def _ray_tensor(storage: pa.Array, name: str, shape: tuple[int, ...] | None, col
     values = _numbers(storage, column, where)
     if shape is None:
         return values
-    if math.prod(shape) * len(values) != values.size:
+    if math.prod(shape) * len(values) != values.size or (0 in shape and max(shape) > MAX_EMPTY):
         raise _ragged(column, list(shape), list(values.shape[1:]), where(0))
     return values.reshape(len(values), *shape)
+
+
+def _no_tensor(column: str, kind: pa.DataType, place: str) -> BadData:
+    fix = "write the column as a list of numbers, or leave it out"
+    return BadData(f"column {column} is called a tensor of Ray's, and holds {kind}", where=place, fix=fix)
 
 
 def _shape_of(kind: Any) -> tuple[int, ...] | None:
@@ -193,10 +203,10 @@ def _shape_of(kind: Any) -> tuple[int, ...] | None:
 def _shape_in(metadata: bytes) -> tuple[int, ...] | None:
     """Ray writes the shape as JSON. Other versions pickle it: that is never read, and the lists keep one dimension."""
     try:
-        shape = json.loads(metadata)
+        shape = from_json(metadata)
     except ValueError:
         return None
-    return tuple(shape) if isinstance(shape, list) and all(isinstance(size, int) and size >= 0 for size in shape) else None
+    return tuple(shape) if isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) else None
 
 
 def _refuse_nulls(array: pa.Array, name: str, where: Where) -> None:

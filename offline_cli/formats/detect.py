@@ -7,9 +7,7 @@ pictures beside the data are passed over.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -30,8 +28,10 @@ from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.packing import packing_of, unpacked_head
 from offline_cli.formats.tables.text_heads import is_named_csv, looks_like_csv
+from offline_cli.json_text import from_json
 from offline_cli.storage.layout import BATCHES, holds_dataset
 from offline_cli.storage.locations import Location, Sources, expand
+from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.tally import Rejects
 
 __all__ = ["READERS", "open_source", "open_sources"]
@@ -210,7 +210,7 @@ def _kinds(files: Sequence[Location]) -> list[tuple[str, Location]]:
     """(kind, file) of those looked at: parquet, lines, hdf5, arrow, minari, lerobot, other."""
     step = 1 if files[0].is_local else max(1, len(files) // LOOKED_AT)
     chosen = files[::step]
-    with ThreadPoolExecutor(min(THREADS, len(chosen))) as pool:
+    with reading_pool(min(THREADS, len(chosen))) as pool:
         return list(zip(pool.map(_kind, chosen), chosen, strict=True))
 
 
@@ -314,8 +314,8 @@ def _lines_kind(files: Sequence[Location]) -> str:
 def _is_one_step(line: Line) -> bool:
     """Whether a line with RLlib's names is a row of a table: a batch has a list, or packed text, in every column."""
     try:
-        record = json.loads(line.data)
-    except (ValueError, RecursionError):
+        record = from_json(line.data)
+    except ValueError:
         return False
     typed = not isinstance(record, dict) or record.get("type") is not None or "policy_batches" in record
     return not typed and any(isinstance(record.get(name), (int, float)) for name in ONE_PER_STEP)

@@ -1,17 +1,22 @@
 """One Parquet file as record batches of bounded size, in bounded memory; refuses nothing: Arrow's errors go to the caller.
 
 Arrow's own way to read ahead keeps what it has read of all row groups until the last one is done: as much memory as the file is
-large. Row groups are read here in bunches of a few MiB, each bunch in as few requests as storage allows; a row group that is
-larger by itself is read page by page.
+large. Row groups are read here in bunches of a few MiB, of remote files fetched beforehand; a row group that is larger by
+itself is read page by page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from offline_cli.storage.parquet_footers import check_footer
+from offline_cli.storage.parquet_ranges import file_ranges
+from offline_cli.storage.remote_files import expect, ready
 
 __all__ = ["parquet_batches"]
 
@@ -24,7 +29,13 @@ def parquet_batches(
 ) -> Iterator[pa.RecordBatch]:
     """All rows of an open file, in order, in batches of at most `rows` of them. `columns`: top-level names; None: all."""
     metadata = pq.read_metadata(stream)
-    for groups, small in _bunches(metadata, columns, at_once):
+    check_footer(metadata)
+    bunches = list(_bunches(metadata, columns, at_once))
+    together = [group for groups, small in bunches if small for group in groups]
+    expect(stream, lambda: file_ranges(metadata, columns, groups=together))
+    for groups, small in bunches:
+        if small:
+            ready(stream, partial(file_ranges, metadata, columns, groups=groups))
         parquet = pq.ParquetFile(
             stream,
             metadata=metadata,

@@ -8,10 +8,10 @@ columns take more than `BIG` bytes is read row group by row group.
 from __future__ import annotations
 
 import io
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -22,8 +22,15 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData
 from offline_cli.formats.parquet_batches import parquet_batches
+from offline_cli.storage.ahead import Ahead
+from offline_cli.storage.arrow_extensions import extension_failures
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
+from offline_cli.storage.parquet_bombs import bytes_in_memory, refuse_bomb
+from offline_cli.storage.parquet_footers import check_footer
+from offline_cli.storage.parquet_ranges import file_ranges
+from offline_cli.storage.reading_pool import reading_pool
+from offline_cli.storage.remote_files import expect
 from offline_cli.tally import Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
@@ -64,7 +71,15 @@ class Chunk:
 def schema_of(file: Location) -> pa.Schema:
     """The columns of a Parquet file. Raises BadData for one that is cut or damaged."""
     with _damage(file.url), file.open() as stream:
-        return pq.ParquetFile(stream).schema_arrow
+        return _schema(pq.ParquetFile(stream), file.url)
+
+
+def _schema(parquet: pq.ParquetFile, url: str) -> pa.Schema:
+    schema = parquet.schema_arrow
+    twice = [name for name, times in Counter(schema.names).items() if times > 1]
+    if twice:
+        raise BadData(f"two columns are called {twice[0][:80]!r}", where=url, fix="rename one of them")
+    return schema
 
 
 @contextmanager
@@ -72,8 +87,9 @@ def _damage(url: str) -> Iterator[None]:
     """Within it, a file that Arrow cannot read raises BadData, and storage that fails StorageError."""
     with storage_failures(url, "reading it"):
         try:
-            yield
-        except (pa.ArrowException, OSError) as error:
+            with extension_failures():
+                yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
             if isinstance(error, OSError) and error.errno is not None:  # the storage's; Arrow's own have no number
                 raise
             text = str(error).strip().splitlines()
@@ -142,19 +158,16 @@ Small = Future[tuple[pa.Table | None, int]]
 
 def _read_ahead(files: Sequence[Location], columns: Sequence[str] | None, workers: int) -> Iterator[tuple[Location, Small]]:
     """Each file, and its reading, which others are begun before it is asked for."""
-    with ThreadPoolExecutor(min(workers, max(1, len(files)))) as pool:
+    shared = Ahead()
+    with reading_pool(min(workers, max(1, len(files)))) as pool:
         ahead: deque[tuple[Location, Small]] = deque()
         pending = iter(files)
-        try:
-            while True:
-                for file in islice(pending, AHEAD * workers - len(ahead)):
-                    ahead.append((file, pool.submit(_read_small, file, columns)))
-                if not ahead:
-                    return
-                yield ahead.popleft()
-        finally:  # a caller that stops early does not wait for files nobody will look at
-            for _, future in ahead:
-                future.cancel()
+        while True:
+            for file in islice(pending, AHEAD * workers - len(ahead)):
+                ahead.append((file, pool.submit(_read_small, file, columns, shared)))
+            if not ahead:
+                return
+            yield ahead.popleft()
 
 
 def _parts_of(file: Location, small: Small, columns: Sequence[str] | None) -> Iterator[_Part]:
@@ -166,30 +179,32 @@ def _parts_of(file: Location, small: Small, columns: Sequence[str] | None) -> It
         yield _Part(file.url, 0, table, size)
 
 
-def _read_small(file: Location, columns: Sequence[str] | None) -> tuple[pa.Table | None, int]:
+def _read_small(file: Location, columns: Sequence[str] | None, ahead: Ahead) -> tuple[pa.Table | None, int]:
     """The whole file, or None for one that is to be read in parts; and the bytes that are stored of it."""
-    with file.open() as stream:
+    with file.open(ahead) as stream:
         parquet = pq.ParquetFile(stream, page_checksum_verification=True)
+        check_footer(parquet.metadata)
         stored = stream.seek(0, io.SEEK_END)
-        table = None if _unpacked(parquet) > BIG else parquet.read(columns=_present(parquet, columns), use_threads=False)
+        names = _schema(parquet, file.url).names
+        wanted = None if columns is None else [name for name in names if name in columns]
+        unpacked = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, lambda: stored, where=file.url, columns=wanted)
+        if unpacked > BIG:
+            return None, stored
+        expect(stream, lambda: file_ranges(parquet.metadata, wanted))
+        table = parquet.read(columns=wanted, use_threads=False)
+        table.validate(full=True)  # text that is not UTF-8 is a file's to answer for
         return table, stored
 
 
 def _read_big(file: Location, columns: Sequence[str] | None) -> Iterator[_Part]:
     with _damage(file.url), file.open() as stream:
         parquet = pq.ParquetFile(stream)
+        check_footer(parquet.metadata)
+        wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
         total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
-        rows = max(1, min(ROWS, total * BYTES // max(1, _unpacked(parquet))))
+        rows = max(1, min(ROWS, total * BYTES // max(1, bytes_in_memory(parquet.metadata))))
         first = 0
-        for batch in parquet_batches(stream, columns=_present(parquet, columns), rows=rows):
+        for batch in parquet_batches(stream, columns=wanted, rows=rows):
+            batch.validate(full=True)
             yield _Part(file.url, first, pa.Table.from_batches([batch]), stored * batch.num_rows // total)
             first += batch.num_rows
-
-
-def _unpacked(parquet: pq.ParquetFile) -> int:
-    """Bytes of all columns, decompressed."""
-    return sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.num_row_groups))
-
-
-def _present(parquet: pq.ParquetFile, columns: Sequence[str] | None) -> list[str] | None:
-    return None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.trees import Tree, leaves
 
-__all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "mlp"]
+__all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "is_image", "mlp"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU}
 MIN_IMAGE_SIDE = 36  # the smallest that three convolutions with strides 4, 2, 1 leave something of
@@ -114,10 +114,13 @@ def _leaf_encoder(space: Space) -> _LeafEncoder:
             return _OneHot([int(space.n)], [int(space.start)])
         case spaces.MultiDiscrete():
             return _OneHot(space.nvec.ravel().tolist(), space.start.ravel().tolist())
-        case spaces.Box() if _is_image(space):
+        case spaces.Box() if is_image(space):
             return ImageEncoder(space.shape)
     return _Numbers(tuple(space.shape or ()), 1 / 255 if space.dtype == np.uint8 else 1.0)
 
 
-def _is_image(space: spaces.Box) -> bool:
+def is_image(space: Space) -> bool:
+    """Whether values of a leaf space go through the convolutional net."""
+    if not isinstance(space, spaces.Box):
+        return False
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= MIN_IMAGE_SIDE

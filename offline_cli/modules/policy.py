@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from offline_cli.columns import Columns
+from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, build_head
-from offline_cli.modules.networks import ACTIVATIONS, ObservationEncoder, mlp
+from offline_cli.modules.networks import ACTIVATIONS, ObservationEncoder, is_image, mlp
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, leaf_spaces
 
-__all__ = ["FeedForwardPolicy", "build_module"]
+__all__ = ["FeedForwardPolicy", "build_module", "fewest_numbers"]
+
+MAX_LAYERS = 1000
+MAX_NUMBERS = 1 << 30  # 4 GiB of float32, and three times that while Adam trains them
 
 
 class FeedForwardPolicy(RLModule):
@@ -32,6 +39,24 @@ class FeedForwardPolicy(RLModule):
         return {Columns.ACTION_DIST_INPUTS: outputs.float()}
 
 
+def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int]) -> int:
+    """The weights that such a policy has at least: counted before anything is made, because a space may say any size."""
+    first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
+    inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
+    seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if not is_image(leaf))
+    chosen = sum(_width(leaf) for leaf in leaf_spaces(action_space).values())
+    return first * seen + inner + last * chosen
+
+
+def _width(leaf: Space) -> int:
+    """Columns that a leaf has in a network: one for each choice, or each number."""
+    if isinstance(leaf, spaces.Discrete):
+        return int(leaf.n)
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return sum(map(int, leaf.nvec.ravel()))
+    return math.prod(leaf.shape or ())
+
+
 def build_module(
     observation_space: Space,
     action_space: Space,
@@ -44,8 +69,14 @@ def build_module(
     """A policy with fresh weights that follow from `seed` alone, on the CPU.
 
     `activation` is a key of `networks.ACTIVATIONS`, else ValueError. Raises UnsupportedSpace, and BadConfig for Box actions of
-    unknown scale.
+    unknown scale, and for a network that no machine holds.
     """
+    numbers = fewest_numbers(observation_space, action_space, hidden)
+    if len(hidden) > MAX_LAYERS:
+        raise BadConfig(f"{len(hidden)} hidden layers", where="hidden layers", fix=f"at most {MAX_LAYERS}")
+    if numbers > MAX_NUMBERS:
+        fix = "check the spaces (`offline-cli inspect`) and the widths of the hidden layers"
+        raise BadConfig(f"a network of {numbers} weights", where="observation space, hidden layers, action space", fix=fix)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is none of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale)

@@ -69,7 +69,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(read_table: Read, tmp_
 
 def test_letters_of_another_encoding_are_refused_and_read_where_the_mapping_says_it(read_table: Read, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("e,x,y,a\nå,0.5,1,0\n".encode("latin-1"))
-    with pytest.raises(BadData, match="UTF8") as caught:
+    with pytest.raises(BadData, match="UTF-8") as caught:
         read_table(tmp_path / "a.csv", MAPPING)
     assert caught.value.where == str(tmp_path / "a.csv")
     _, batch = read_table(tmp_path / "a.csv", MAPPING + '[csv]\nencoding = "latin-1"\n')

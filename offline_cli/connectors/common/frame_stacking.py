@@ -13,6 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
+from offline_cli.connectors.common.sizes import check_size
 from offline_cli.connectors.common.windows import windows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
@@ -67,6 +68,8 @@ class FrameStacking(ConnectorV2):
         raise self.misfit(f"observations of {input_observation_space}", "Box, or Dict and Tuple of Box", fix="OneHot before it")
 
     def _box(self, space: spaces.Box) -> Space:
+        check_size(self, (self.num_frames, *space.shape), itemsize=np.dtype(space.dtype).itemsize)
+
         def tiled(bound: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate([np.atleast_1d(bound)] * self.num_frames, axis=-1)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from offline_cli.connectors.common.observation_transform import ObservationTransform
 from offline_cli.connectors.common.running_moments import Moments
-from offline_cli.connectors.states import same_state
+from offline_cli.connectors.states import same_state, shown_names
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.buffers.stacking import stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
@@ -164,8 +164,19 @@ class MeanStdFilter(ObservationTransform):
         """Take over all of a state as `shared`, and begin `own` anew. Raises BadPiece for another piece's state."""
         shared, own = _parts(state)
         names = dict.fromkeys((*shared, *own))
+        self._check_shapes([*shared.items(), *own.items()])
         self._own = {}
         self._shared = {name: _sum([part[name] for part in (shared, own) if name in part]) for name in names}
+
+    def _check_shapes(self, parts: Sequence[tuple[str, Moments]]) -> None:
+        """Raise BadPiece for moments of observations of another shape: numpy would stretch one to the other."""
+        space = self.input_observation_space
+        leaves = {} if space is None else leaf_spaces(space, "" if self._multi_agent else "obs")
+        for name, part in parts:
+            wanted = leaves[name].shape if name in leaves else part.mean.shape
+            if not part.mean.shape == part.m2.shape == wanted:
+                what = f"a state of shapes {part.mean.shape} and {part.m2.shape} for {name[:80]}, which has shape {wanted}"
+                raise BadPiece(what, where="MeanStdFilter", fix="the state that was learned from these observations")
 
     def reset_state(self) -> None:
         """Forget all that was seen."""
@@ -198,8 +209,14 @@ def _states(moments: ByLeaf) -> dict[str, Any]:
 
 def _parts(state: Mapping[str, Any]) -> tuple[ByLeaf, ByLeaf]:
     """(shared, own) of a state; an empty one has neither."""
-    if state and set(state) != NAMES:
-        what = f"a state with {sorted(map(str, state))}, not {sorted(NAMES)}"
+    if not isinstance(state, Mapping) or (state and set(state) != NAMES):
+        what = f"a state with {shown_names(state)}, not {sorted(NAMES)}"
         raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter")
-    shared, own = ({name: Moments.from_state(part) for name, part in state.get(key, {}).items()} for key in ("shared", "own"))
+    try:
+        shared, own = (
+            {str(name): Moments.from_state(part) for name, part in state.get(key, {}).items()} for key in ("shared", "own")
+        )
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as err:  # a state may come from a file
+        what = f"a state that is none of means and spreads: {err!r}"[:300]
+        raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter") from err
     return shared, own

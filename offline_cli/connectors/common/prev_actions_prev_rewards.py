@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from offline_cli.connectors.common.flat_rows import flat_rows, flat_size
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
+from offline_cli.connectors.common.sizes import check_size
 from offline_cli.connectors.common.windows import windows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.buffers.stacking import row_count, stack
@@ -58,10 +59,14 @@ class PrevActionsPrevRewards(ObservationTransform):
         if self.n_prev_actions:
             if actions is None:
                 raise self.misfit("no action space", "to know how long an action is", fix="give the pipeline its action space")
-            parts[self.PREV_ACTIONS_KEY] = _unbounded(flat_size(actions) * self.n_prev_actions)
+            parts[self.PREV_ACTIONS_KEY] = self._unbounded(flat_size(actions) * self.n_prev_actions)
         if self.n_prev_rewards:
-            parts[self.PREV_REWARDS_KEY] = _unbounded(self.n_prev_rewards)
+            parts[self.PREV_REWARDS_KEY] = self._unbounded(self.n_prev_rewards)
         return spaces.Dict(parts)
+
+    def _unbounded(self, size: int) -> Space:
+        check_size(self, (size,))
+        return spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """Not for observations alone. Raises TypeError."""
@@ -133,7 +138,3 @@ class _Steps:
 
 def _length(data: Any) -> int:
     return len(data) if isinstance(data, list) else row_count(data)
-
-
-def _unbounded(size: int) -> Space:
-    return spaces.Box(-np.inf, np.inf, (size,), np.float32)

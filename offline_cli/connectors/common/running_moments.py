@@ -65,5 +65,9 @@ class Moments:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Moments:
-        """What `state` gave."""
-        return cls(int(state["count"]), np.array(state["mean"], np.float64), np.array(state["m2"], np.float64))
+        """What `state` gave. Raises KeyError, TypeError, ValueError, OverflowError for what is none."""
+        count = int(state["count"])
+        mean, m2 = np.array(state["mean"], np.float64), np.array(state["m2"], np.float64)
+        if count < 0 or np.any(m2 < 0):
+            raise ValueError(f"a count of {count}, or squares, below zero")
+        return cls(count, mean, m2)

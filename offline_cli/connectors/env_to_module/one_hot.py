@@ -9,6 +9,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.connectors.common.observation_transform import ObservationTransform
+from offline_cli.connectors.common.sizes import check_size
 from offline_cli.spaces import Space, describe
 
 __all__ = ["OneHot"]
@@ -22,7 +23,9 @@ class OneHot(ObservationTransform):
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Box(0, 1). Raises SpaceMismatch for other spaces than Discrete and MultiDiscrete."""
-        return spaces.Box(0.0, 1.0, (sum(self._counted(observations)[0]),), np.float32)
+        size = sum(self._counted(observations)[0])
+        check_size(self, (size,))
+        return spaces.Box(0.0, 1.0, (size,), np.float32)
 
     def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:
         """(N, size) for N observations."""

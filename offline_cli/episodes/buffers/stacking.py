@@ -113,7 +113,10 @@ def _same_structure(items: Sequence[Any], kind: type[dict[Any, Any]] | type[tupl
 
 def _stack_arrays(items: Sequence[Any], path: str) -> NDArray[Any]:
     first: NDArray[Any] = items[0]
-    arrays = [np.asarray(item) for item in items]
+    try:
+        arrays = [np.asarray(item) for item in items]
+    except ValueError as err:  # a list of lists of several lengths
+        raise _differ(f"shapes differ: {err}", path) from err
     shapes = [array.shape for array in arrays]
     if shapes.count(first.shape) != len(shapes):  # counting runs in C: an episode of a million steps passes here too
         step = next(i for i, shape in enumerate(shapes) if shape != first.shape)

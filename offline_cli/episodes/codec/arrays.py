@@ -36,7 +36,10 @@ __all__ = [
 NUMERIC_TYPE = re.compile(r"[<>=|]?[biufcSU][0-9]{1,9}")
 MAX_RANK = 32
 MAX_COMPLEX_TEXT = 128
-MAX_CONTAINERS = 1 << 24  # maps and lists in one item: about a gibibyte of memory; the infos of 16 million steps
+MAX_CONTAINERS = 1 << 24  # maps and lists in one item: the infos of 16 million steps
+SMALL_MEMORY = 128 << 20  # bytes that these may take in memory, however few bytes the item has
+MAX_GROWTH = 8  # so many times its bytes is what a larger item may take; lists of steps, as RLlib writes them, take 2 to 6
+EMPTY_MAP, FULL_MAP, ENTRY, EMPTY_LIST, ITEM, ARRAY = 64, 232, 40, 64, 24, 128  # bytes in memory, about
 MAX_NUMBER_KEYS = 1 << 16  # of one map
 LAST_CODE_POINT = 0x10FFFF
 FIX = "write the file again from its source"
@@ -76,12 +79,12 @@ def unpack(data: bytes, *, where: str) -> Any:
     Raises UnsafeData for object arrays however disguised, extension types, nesting and sizes out of proportion; BadEpisode
     for cut or trailing bytes, duplicate keys, invalid text, and arrays whose shape and bytes disagree.
     """
-    return _guarded(lambda: msgpack.unpackb(data, **_hooks(where), **_limits(data)), data, where)
+    return _guarded(lambda: msgpack.unpackb(data, **_hooks(where, len(data)), **_limits(data)), data, where)
 
 
 def unpack_raw(data: bytes, *, where: str) -> Any:
     """As `unpack`, with array nodes left as plain maps: for code that looks at how a value is laid out."""
-    return _guarded(lambda: msgpack.unpackb(data, **_hooks(where, raw=True), **_limits(data)), data, where)
+    return _guarded(lambda: msgpack.unpackb(data, **_hooks(where, len(data), raw=True), **_limits(data)), data, where)
 
 
 def unpack_first(data: bytes, start: int, *, where: str, raw: bool = False) -> tuple[Any, int]:
@@ -90,7 +93,7 @@ def unpack_first(data: bytes, start: int, *, where: str, raw: bool = False) -> t
     def read() -> tuple[Any, int]:
         size = max(len(data), FIRST_BUFFER)
         buffers = {"read_size": FIRST_BUFFER, "max_buffer_size": size}
-        unpacker = msgpack.Unpacker(**_hooks(where, raw=raw), **buffers, **_limits(data))
+        unpacker = msgpack.Unpacker(**_hooks(where, len(data), raw=raw), **buffers, **_limits(data))
         unpacker.feed(memoryview(data)[start:])
         return unpacker.unpack(), start + unpacker.tell()
 
@@ -147,30 +150,37 @@ def _refuse_extension(code: int, _: bytes) -> Any:
     raise _Extension(str(code))
 
 
-def _hooks(where: str, *, raw: bool = False) -> dict[str, Callable[[Any], Any]]:
+def _hooks(where: str, size: int, *, raw: bool = False) -> dict[str, Callable[[Any], Any]]:
     """What msgpack calls for every map and every list; they count both. With `raw`, array nodes stay maps."""
-    room = MAX_CONTAINERS
+    room, memory = MAX_CONTAINERS, max(SMALL_MEMORY, MAX_GROWTH * size)
+    fix = "cut the episode into pieces"
 
-    def count() -> None:
-        nonlocal room
-        room -= 1
+    def count(nbytes: int) -> None:
+        nonlocal room, memory
+        room, memory = room - 1, memory - nbytes
         if room < 0:
-            raise UnsafeData(f"more than {MAX_CONTAINERS} maps and lists", where=where, fix="cut the episode into pieces")
+            raise UnsafeData(f"more than {MAX_CONTAINERS} maps and lists", where=where, fix=fix)
+        if memory < 0:
+            raise UnsafeData(f"maps and lists that take far more memory than their {size} bytes", where=where, fix=fix)
 
     def plain_map(pairs: Pairs) -> dict[Any, Any]:
-        count()
+        count(FULL_MAP + ENTRY * len(pairs) if pairs else EMPTY_MAP)
         return _map_of(pairs, where) if pairs else {}
 
     def any_map(pairs: Pairs) -> Any:
-        built = plain_map(pairs)
+        if not pairs:
+            return plain_map(pairs)
+        built = _map_of(pairs, where)
         if b"nd" in built:
+            count(ARRAY)
             return array_from_node(built, where=where)
+        count(FULL_MAP + ENTRY * len(pairs))
         if b"complex" in built:
             return _complex_from_node(built, where=where)
         return built
 
     def any_list(values: list[Any]) -> list[Any]:
-        count()
+        count(EMPTY_LIST + ITEM * len(values))
         return values
 
     return {"object_pairs_hook": plain_map if raw else any_map, "list_hook": any_list}

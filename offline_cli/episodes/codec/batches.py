@@ -22,11 +22,13 @@ from offline_cli.episodes.codec.rows import batch_of_rows, batch_of_state, sound
 from offline_cli.episodes.codec.states import pack_state, packed, plain_custom_data, plain_infos, unpack_state
 from offline_cli.episodes.codec.strided_lists import list_header
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
+from offline_cli.spaces import bound_bytes
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["BatchDecoder", "decode_batch", "encode_batch"]
 
+PLANS_BYTES = 32 << 20  # of the bounds of their spaces
 MAX_PLANS = 8  # layouts at once: each costs one attempt per item that has another
 PATIENCE = 16  # plans made in vain before one item in four earns another
 
@@ -49,6 +51,14 @@ def _as_bytes(items: Iterable[Any]) -> Sequence[Any]:
     to_list = getattr(items, "to_pylist", None)  # pyarrow arrays: one pass in C instead of a scalar object per item
     found: Sequence[Any] = to_list() if to_list else items if isinstance(items, (list, tuple)) else list(items)
     return found
+
+
+def _that_fit(plans: list[ItemPlan]) -> list[ItemPlan]:
+    """The first plan, and those after it whose spaces there is room for."""
+    room = [PLANS_BYTES]
+    for plan in plans:
+        room.append(room[-1] - bound_bytes(plan.observation_space) - bound_bytes(plan.action_space))
+    return [plan for plan, left in zip(plans, room[1:], strict=True) if plan is plans[0] or left > 0]
 
 
 class BatchDecoder:
@@ -107,7 +117,7 @@ class BatchDecoder:
 
     def _used(self, plan: ItemPlan, row: list[Any]) -> tuple[list[Any], ItemPlan]:
         if not self.plans or self.plans[0] is not plan:
-            self.plans = [plan, *(other for other in self.plans if other is not plan)][:MAX_PLANS]
+            self.plans = _that_fit([plan, *(other for other in self.plans if other is not plan)][:MAX_PLANS])
         if plan.scratch.assumptions:
             self.tally.assumptions.update(plan.scratch.assumptions)
         return row, plan

@@ -137,6 +137,7 @@ def _check_buffers(state: dict[str, Any], where: str) -> None:
         raise BadEpisode(f"t is {state['t']}, before t_started {state['t_started']}", where=where, fix=FIX)
     for name, more in DATA_BUFFERS.items():
         state[name] = _buffer(_as_arrays(state, name, where), name, steps + more, where)
+    _check_rewards(state["rewards"], where)
     state["infos"]["data"] = _infos(state["infos"]["data"], where)
     extra = _mapping(state["extra_model_outputs"], "extra_model_outputs", where)
     if not all(isinstance(name, str) for name in extra):
@@ -180,6 +181,20 @@ def _row_counts(tree: Any, name: str, where: str, depth: int) -> set[int]:
         parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
         return set().union(*(_row_counts(part, f"{name}.{key}", where, depth + 1) for key, part in parts))
     raise BadEpisode(f"{name} holds a {type(tree).__name__} where an array of steps belongs", where=where, fix=FIX)
+
+
+def _check_rewards(buffer: Mapping[str, Any], where: str) -> None:
+    data = buffer["data"]
+    listed = isinstance(data, list) and not buffer["finalized"]  # a list has one number for each step, an array all of them
+    values, want = (data, 1) if listed else ([data], None)
+    if not all(_holds_numbers(value, want) for value in values):
+        raise BadEpisode("rewards that are not one number per step", where=where, fix=FIX)
+
+
+def _holds_numbers(value: Any, size: int | None) -> bool:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind in "biuf" and (value.ndim == 1 if size is None else value.size == size)
+    return size == 1 and isinstance(value, (bool, int, float))
 
 
 def _infos(data: Any, where: str) -> list[dict[Any, Any]]:

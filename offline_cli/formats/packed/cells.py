@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.packed.pickles import Unpickled, unpickle
 from offline_cli.formats.packed.template import CellTemplate, Texts
-from offline_cli.formats.packed.text import FIX, decompress
+from offline_cli.formats.packed.text import FIX, MAX_RATIO, SMALL_BYTES, decompress
 from offline_cli.formats.packed.values import numbers_of
 
 __all__ = ["unpack", "unpack_cells"]
@@ -106,6 +106,9 @@ class _Column:
             kind = type(read.value).__name__
             raise BadEpisode(f"a packed cell of type {kind} in a column of arrays", where=where(0), fix=FIX)
         first = np.asarray(read.value)
+        if first.nbytes * len(texts) > MAX_RATIO * len(texts.data) + SMALL_BYTES:
+            what = f"{len(texts)} packed cells that cannot all be as large as the first"
+            raise BadEpisode(what, where=where(0), fix="convert the files of each kind into a dataset of its own")
         self.values = np.empty((len(texts), *first.shape), first.dtype)
         self.pattern = _Pattern.of(pickled, read.value, read)
 

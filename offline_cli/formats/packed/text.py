@@ -14,10 +14,12 @@ import lz4.frame
 
 from offline_cli.errors import BadEpisode, UnsafeData
 
-__all__ = ["FIX", "FRAME_MAGIC", "decompress", "looks_packed"]
+__all__ = ["FIX", "FRAME_MAGIC", "MAX_RATIO", "SMALL_BYTES", "decompress", "looks_packed"]
 
 MAX_BYTES: Final = 1 << 30  # of one unpacked value; RLlib's largest are columns of images of a few hundred steps
 MAX_RATIO: Final = 256  # lz4 reaches at most 255 bytes from one
+SMALL_BYTES: Final = 24 << 20  # what a frame may unfold to however small it is
+USUAL_RATIO: Final = 24  # of larger ones: that of images that hardly change
 FRAME_MAGIC: Final = b"\x04\x22\x4d\x18"
 PICKLE_MAGIC: Final = b"\x80"  # of protocol 2 and later
 FIX: Final = "write the file again from its source, or set the row aside with --on-error"
@@ -49,7 +51,7 @@ def _from_base64(text: str | bytes, where: str) -> bytes:
 
 
 def _from_frame(raw: bytes, where: str) -> bytes:
-    limit = min(MAX_BYTES, MAX_RATIO * len(raw))
+    limit = min(MAX_BYTES, MAX_RATIO * len(raw), max(SMALL_BYTES, USUAL_RATIO * len(raw)))
     try:
         declared = int(lz4.frame.get_frame_info(raw)["content_size"])
         if declared > limit:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,8 +22,24 @@ from offline_cli.tally import Rejects
 __all__ = ["Line", "lines_of"]
 
 MAX_LINE_BYTES: Final = 1 << 30  # RLlib starts a new file after 64 MiB, and a line is a part of a file
+PIECE_BYTES: Final = 1 << 20  # of a line that is passed over
+SMALL_LINE_BYTES: Final = 8 << 20  # parsed, a line can take 30 times its bytes
+MAX_RATIO: Final = 200  # a longer line may be so many times as large as the packed file; deflate reaches 1032 on bombs
+METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an archive of no files
+DAMAGE: Final = (
+    EOFError,
+    IndexError,  # a member of a zip archive without a name
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    ValueError,  # places before the archive's start
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What the readers of packed files raise; zipfile leaves much of an archive's tables to chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +66,65 @@ def lines_of(location: Openable, rejects: Rejects) -> Iterator[Line]:
         file.seek(0)
         try:
             yield from _lines(file, head, where, rejects)
-        except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as err:
-            fix = "fetch the file again from where it was made, or --on-error skip to keep what came before"
-            what = f"the file breaks off or is damaged: {err}"
-            rejects.add(BadData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"}))
+        except OSError as err:
+            if err.errno is not None:  # the storage's; those of packed bytes have none
+                raise
+            rejects.add(_damaged(err, where))
+        except DAMAGE as err:
+            if not _is_packed(head):
+                raise
+            rejects.add(_damaged(err, where))
+
+
+def _damaged(err: Exception, where: str) -> BadData:
+    fix = "fetch the file again from where it was made, or --on-error skip to keep what came before"
+    what = f"the file breaks off or is damaged: {str(err) or type(err).__name__}"
+    return BadData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"})
+
+
+def _is_packed(head: bytes) -> bool:
+    return head[:2] == GZIP_MAGIC or head in ZIP_MAGICS
 
 
 def _lines(file: IO[bytes], head: bytes, where: str, rejects: Rejects) -> Iterator[Line]:
+    if not _is_packed(head):
+        yield from _split(file, where, rejects, file, MAX_LINE_BYTES)
+        return
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    limit = min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size))
     if head[:2] == GZIP_MAGIC:
         with gzip.GzipFile(fileobj=file) as unpacked:
-            yield from _split(unpacked, where, rejects, file)
-    elif head in ZIP_MAGICS:
-        with zipfile.ZipFile(file) as archive:
-            for name in sorted(entry.filename for entry in archive.infolist() if not entry.is_dir()):
-                with archive.open(name) as member:
-                    yield from _split(io.BufferedReader(member), f"{where}!{name}", rejects, file)
+            yield from _split(unpacked, where, rejects, file, limit)
     else:
-        yield from _split(file, where, rejects, file)
+        with zipfile.ZipFile(file) as archive:
+            for name in _members(archive, size):
+                with archive.open(name) as member:
+                    yield from _split(io.BufferedReader(member), f"{where}!{name}", rejects, file, limit)
 
 
-def _split(file: Any, file_name: str, rejects: Rejects, stored: IO[bytes]) -> Iterator[Line]:
+def _members(archive: zipfile.ZipFile, size: int) -> list[str]:
+    """The names of the archive's files, sorted. Raises BadZipFile where they overlap: so few bytes would unfold without end."""
+    entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+    if sum(entry.compress_size for entry in entries) > size:
+        raise zipfile.BadZipFile("members that overlap")
+    other = [entry.compress_type for entry in entries if entry.compress_type not in METHODS]
+    if other:
+        raise NotImplementedError(f"compression method {other[0]}, not deflate")
+    return sorted(entry.filename for entry in entries)
+
+
+def _split(file: Any, file_name: str, rejects: Rejects, stored: IO[bytes], limit: int) -> Iterator[Line]:
     number = 0
-    while data := file.readline(MAX_LINE_BYTES):
+    while data := file.readline(limit):
         number += 1
         whole = data.endswith(b"\n")
-        if len(data) == MAX_LINE_BYTES and not whole:
-            while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+        if len(data) == limit and not whole:
+            del data  # before the next piece is made
+            while (rest := file.readline(PIECE_BYTES)) and not rest.endswith(b"\n"):
                 pass
             fix = "write the file again from its source"
-            rejects.add(
-                UnsafeData(f"a line of more than {MAX_LINE_BYTES >> 20} MiB", where=f"{file_name} line {number}", fix=fix)
-            )
+            place = f"{file_name} line {number}"
+            rejects.add(UnsafeData(f"a line of more than {limit >> 20} MiB", where=place, fix=fix))
         elif stripped := data.strip():
             yield Line(stripped, file_name, number, whole, stored.tell())

@@ -6,7 +6,6 @@ Python writes them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -16,6 +15,7 @@ import orjson
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
 from offline_cli.formats.sample_batch.files import Line
+from offline_cli.json_text import from_json
 from offline_cli.tally import Tally
 
 __all__ = ["FIX", "NEEDED", "batches_of", "is_batch"]
@@ -93,8 +93,8 @@ def _parsed(data: bytes, line: Line) -> Any:
     except orjson.JSONDecodeError as err:
         if b"NaN" in data or b"Infinity" in data:  # Python's own writer makes these, and no standard parser takes them
             try:
-                return json.loads(data)
-            except (ValueError, RecursionError):
+                return from_json(data)
+            except ValueError:
                 pass
         fix = FIX if line.whole else f"the writer was stopped in the middle of it: {FIX}"
         raise BadData(f"a line that is not whole JSON: {err}", where=line.where, fix=fix) from err

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = ["Column", "column_of", "infos_of"]
 
 MAX_DEPTH: Final = 16
 NUMERIC: Final = "biufc"
+MAX_TEXT: Final = 8 << 20  # letters of a column as an array, of four bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,9 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether every leaf holds numbers or booleans."""
-        return all(leaf.dtype.kind in NUMERIC for _, leaf in flatten(self.tree))
+        """Whether every leaf holds numbers or booleans, and there is one."""
+        leaves = list(flatten(self.tree))
+        return bool(leaves) and all(leaf.dtype.kind in NUMERIC for _, leaf in leaves)
 
 
 def column_of(value: Any, rows: int | None, *, where: str, space: Space | None = None) -> Column:
@@ -99,6 +102,8 @@ class _Reader:
             return self._of_tuples(value, space, depth)
         if looks_packed(first):
             return self._of_cells(value)
+        if _has_long_text(value):
+            return np.array(value, object)  # numpy would give each of them the room of the longest
         try:
             array = np.asarray(value)
         except ValueError:  # rows of different shapes: parts of different shapes, or no column at all
@@ -130,6 +135,20 @@ class _Reader:
             return array
         self.nulls += int(np.isnan(numbers).sum())
         return numbers
+
+
+def _has_long_text(rows: list[Any]) -> bool:
+    """Whether, as an array, texts in `rows` would take far more memory than they are long."""
+    level = rows
+    for _ in range(MAX_DEPTH):
+        kinds = set(map(type, level))
+        if str in kinds:
+            longest = max(len(item) for item in level if type(item) is str)
+            return longest * len(level) > MAX_TEXT
+        if list not in kinds:
+            return False
+        level = list(chain.from_iterable(level if kinds == {list} else (item for item in level if type(item) is list)))
+    return False
 
 
 def _part(space: Space | None, key: Any) -> Space | None:

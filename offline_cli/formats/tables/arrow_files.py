@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,9 @@ import pyarrow.parquet as pq
 
 from offline_cli.formats.parquet_batches import parquet_batches as bounded_batches
 from offline_cli.formats.tables.flat_names import holding
+from offline_cli.storage.parquet_bombs import refuse_bomb
+from offline_cli.storage.parquet_footers import check_footer
+from offline_cli.storage.parquet_statistics import chunk_statistics
 
 __all__ = ["arrow_batches", "arrow_schema", "parquet_batches", "parquet_nullable", "parquet_schema"]
 
@@ -24,28 +28,25 @@ def parquet_schema(stream: Any) -> pa.Schema:
 def parquet_nullable(stream: Any) -> set[str]:
     """The flat columns that have a null, or do not say that they have none."""
     metadata = pq.ParquetFile(stream).metadata
-    found = set()
-    for group in range(metadata.num_row_groups):
-        for number in range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            known = column.statistics
-            if known is None or not known.has_null_count or known.null_count:
-                found.add(column.path_in_schema)
-    return found
+    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    groups = chunk_statistics(stream, metadata)
+    return {name for chunks in groups for name, said in zip(names, chunks, strict=True) if said.null_count != 0}
 
 
 def parquet_batches(
-    stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int
+    stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, *, size: int, url: str
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
-    """Each batch, and the share of the rows that have been read with it."""
+    """Each batch, and the share of the rows that have been read with it. `size`: of the file, as it is stored."""
     parquet = pq.ParquetFile(stream)
+    check_footer(parquet.metadata)
     total = parquet.metadata.num_rows
-    unpacked = sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.num_row_groups))
-    rows = max(1, min(max_rows, total * chunk_bytes // max(1, unpacked)))
     wanted = holding(parquet.schema_arrow.names, columns)
+    unpacked = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, lambda: size, where=url, columns=wanted)
+    rows = max(1, min(max_rows, total * chunk_bytes // max(1, unpacked)))
     done = 0
     threads = chunk_bytes >= THREADED
     for batch in bounded_batches(stream, columns=wanted, rows=rows, at_once=2 * chunk_bytes, use_threads=threads):
+        batch.validate(full=True)  # text that is not UTF-8, lists whose places go back
         done += batch.num_rows
         if batch.num_rows:
             yield batch, done / total
@@ -77,6 +78,7 @@ def arrow_batches(
 
 
 def _cut(batch: pa.RecordBatch, share: float, chunk_bytes: int, max_rows: int) -> Iterator[tuple[pa.RecordBatch, float]]:
+    batch.validate(full=True)
     rows = max(1, min(max_rows, batch.num_rows * chunk_bytes // max(1, batch.nbytes)))
     for first in range(0, batch.num_rows, rows):
         yield batch.slice(first, rows), share

@@ -6,7 +6,6 @@ are. A cell that is something else has no value, and its row is for the caller t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from offline_cli.json_text import from_json
 
 if TYPE_CHECKING:  # takes 50 MiB and a tenth of a second, which tables of plain numbers do without
     import polars as pl
@@ -235,8 +236,8 @@ def _list_or_none(text: str | None, kind: pa.DataType) -> Any:
     if text is None:
         return None
     try:
-        value = json.loads(text)  # unlike stricter parsers it knows NaN, which Python writes
+        value = from_json(text)  # unlike stricter parsers it knows NaN, which Python writes
         pa.array([value], kind)
-    except (ValueError, RecursionError, pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+    except (ValueError, pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None
     return value if isinstance(value, list) else None

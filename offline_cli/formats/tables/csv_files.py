@@ -7,6 +7,7 @@ columns.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 from collections import Counter
@@ -65,7 +66,7 @@ def csv_batches(
     rows = _Rows(url, header=form.columns is None)
     block = max(LEAST_BLOCK, batch_bytes // BLOCKS_AHEAD)
     reader = pyarrow.csv.open_csv(
-        stream,
+        _Utf8(stream, url) if codecs.lookup(form.encoding).name == "utf-8" else stream,
         read_options=pyarrow.csv.ReadOptions(
             block_size=block, use_threads=False, column_names=form.columns, encoding=form.encoding
         ),
@@ -108,6 +109,40 @@ def _one_batch(waiting: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     batches: list[pa.RecordBatch] = pa.Table.from_batches(waiting).combine_chunks().to_batches() if waiting else []
     waiting.clear()
     return batches
+
+
+class _Utf8:
+    """Raises BadData at the first byte that is no UTF-8; the parser would print a traceback for a row that it skips."""
+
+    closed = False
+
+    def __init__(self, stream: Any, url: str) -> None:
+        self._stream, self._url, self._done = stream, url, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, all of them checked but for a letter that is cut in two."""
+        data = bytes(self._stream.read(size))
+        try:
+            self._decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            fix = 'say [csv] encoding = "latin-1", or what else it is, in the mapping'
+            what = f"text that is not UTF-8: {error.reason} near byte {self._done + error.start}"
+            raise BadData(what, where=self._url, fix=fix) from error
+        self._done += len(data)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """The stream is its opener's to close."""
 
 
 class _Rows:

@@ -18,7 +18,7 @@ from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.tables.cells import CellCounts
 from offline_cli.formats.tables.files import TableFile, with_types
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.formats.tables.numeric import dtype_of, is_temporal
+from offline_cli.formats.tables.numeric import dtype_of, is_one_number, is_temporal
 
 __all__ = ["ColumnFacts", "columns_of", "gather"]
 
@@ -31,6 +31,7 @@ class ColumnFacts:
     odd: set[str] = field(default_factory=set)  # types that hold neither numbers nor text
     has_text: bool = False
     has_times: bool = False  # typed dates and times
+    has_lists: bool = False  # typed lists or tensors of numbers
     has_numbers_as_text: bool = False  # in a file that has no types: JSON's numbers
     has_nulls: bool = False  # some row may have no value
     cells: CellCounts = field(default_factory=CellCounts)
@@ -46,6 +47,7 @@ class ColumnFacts:
             else:
                 self.dtypes.add(dtype)
                 self.has_times = self.has_times or is_temporal(kind)
+                self.has_lists = self.has_lists or not is_one_number(kind)
 
     @property
     def is_empty(self) -> bool:

@@ -26,7 +26,7 @@ from offline_cli.formats.tables.arrow_files import (
     parquet_schema,
 )
 from offline_cli.formats.tables.csv_files import csv_batches, csv_header
-from offline_cli.formats.tables.json_files import json_batches, json_schemas
+from offline_cli.formats.tables.json_files import json_batches, json_schemas, line_limit_of
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, packing_of, seekable, unpacked
 
@@ -35,6 +35,7 @@ __all__ = ["BadRow", "RawChunk", "TableFile", "flat_types", "with_types"]
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 TEXT_KINDS: Final = ("csv", "json")
 MAX_ROWS: Final = 1 << 16
+MAX_NAME: Final = 1024  # letters of the name of a column, those of the structs around it included
 MAX_KEYS: Final = 1 << 17  # of JSON lines, those of objects within objects included
 
 
@@ -90,10 +91,20 @@ class TableFile:
         """Whether a few columns are read in less time than all."""
         return self.kind in ("parquet", "arrow") and not self.packing
 
+    @property
+    def _line_limit(self) -> int:
+        return line_limit_of(self.file.size(), packed=bool(self.packing))
+
     def types(self, form: CsvForm, temp_dir: str | None) -> dict[str, pa.DataType]:
         """The flat columns by name, in their order; of JSON lines, the keys of any of them. Raises BadData, BadMapping."""
-        if self.kind == "json":
-            return self._keys(temp_dir)
+        found = self._keys(temp_dir) if self.kind == "json" else self._columns(form, temp_dir)
+        long = next((name for name in found if len(name) > MAX_NAME), None)
+        if long is not None:
+            what = f"a column whose name has {len(long)} letters: {long[:40]!r}..."
+            raise BadData(what, where=self.url, fix="give columns shorter names; write what differs from row to row as values")
+        return found
+
+    def _columns(self, form: CsvForm, temp_dir: str | None) -> dict[str, pa.DataType]:
         with damage(self.url), self._open(temp_dir) as stream:
             if self.kind == "parquet":
                 return self._known_once(parquet_schema(stream))
@@ -106,7 +117,7 @@ class TableFile:
         found: dict[str, pa.DataType] = {}
         try:
             with damage(self.url), self._open(temp_dir) as stream:
-                for schema in json_schemas(stream, self.url):
+                for schema in json_schemas(stream, self.url, self._line_limit):
                     found = with_types(found, flat_types(schema))
                     if len(found) > MAX_KEYS:
                         fix = "write what differs from row to row as a list of pairs, or as JSON text"
@@ -177,10 +188,10 @@ class TableFile:
             yield from self._with_shares(csv_batches(stream, self.url, form, names, columns, chunk_bytes), stream)
             return
         if self.kind == "json":
-            yield from self._with_shares(json_batches(stream, self.url, chunk_bytes, columns), stream)
+            yield from self._with_shares(json_batches(stream, self.url, chunk_bytes, columns, self._line_limit), stream)
             return
         batches = (
-            parquet_batches(stream, columns, chunk_bytes, MAX_ROWS)
+            parquet_batches(stream, columns, chunk_bytes, MAX_ROWS, size=self.file.size(), url=self.url)
             if self.kind == "parquet"
             else arrow_batches(stream, columns, chunk_bytes, MAX_ROWS, is_stream=self.kind == "arrow-stream")
         )

@@ -19,21 +19,34 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, UnsafeData
 from offline_cli.formats.tables.flat_names import holding
+from offline_cli.json_text import deeper_than, from_json
 
-__all__ = ["json_batches", "json_schemas"]
+__all__ = ["json_batches", "json_schemas", "line_limit_of"]
 
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
+BRACKETS, OPENING = b"[]{}", b"[{"
+NO_BRACKETS = bytes(set(range(256)) - set(BRACKETS + b"\n"))
+NOT_OPENING = bytes(set(range(256)) - set(OPENING + b"\n"))
 WALKED_BYTES = 1 << 20  # of lines whose keys are looked at together
 LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
 MAX_LINE_BYTES = 1 << 30
+MAX_DEPTH = 60  # Arrow takes structs and lists nested up to 64 deep
+SMALL_LINE_BYTES = 8 << 20  # parsed, a line can take 30 times its bytes
+MAX_RATIO = 200  # a longer line may be so many times as large as the packed file; deflate reaches 1032 on bombs, zstd more
 FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --on-error skip to go on without the line"
 
 Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
 Parsed = tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]
 
 
-def json_schemas(stream: Any, url: str) -> Iterator[pa.Schema]:
+def line_limit_of(size: int, *, packed: bool) -> int:
+    """Bytes that a line may have in a file of `size` bytes as it is stored."""
+    return min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size)) if packed else MAX_LINE_BYTES
+
+
+def json_schemas(stream: Any, url: str, line_limit: int = MAX_LINE_BYTES) -> Iterator[pa.Schema]:
     """The keys of all lines, block by block: the last line may have the first value of a key."""
-    for number, block in enumerate(_blocks(stream, WALKED_BYTES, url)):
+    for number, block in enumerate(_blocks(stream, WALKED_BYTES, url, line_limit)):
         schema = _inferred(block)
         if schema is None:
             batch, _, broken = _parsed(block, 0, url)
@@ -50,6 +63,8 @@ def _inferred(block: bytes) -> pa.Schema | None:
     """
     import polars as pl
 
+    if _nested_deeply(block):
+        return None
     try:
         kinds = pl.scan_ndjson(io.BytesIO(block), infer_schema_length=None).collect_schema()
         schema = pl.DataFrame(schema=kinds).to_arrow().schema
@@ -58,40 +73,63 @@ def _inferred(block: bytes) -> pa.Schema | None:
     return None if any(map(pa.types.is_struct, schema.types)) else schema
 
 
-def json_batches(stream: Any, url: str, block_bytes: int, columns: Collection[str] | None) -> Iterator[Parsed]:
+def json_batches(
+    stream: Any, url: str, block_bytes: int, columns: Collection[str] | None, line_limit: int = MAX_LINE_BYTES
+) -> Iterator[Parsed]:
     """(batch, numbers of its rows, lines that could not be read); rows are the lines that are not blank, counted from 0."""
     row = 0
-    for block in _blocks(stream, block_bytes, url):
+    for block in _blocks(stream, block_bytes, url, line_limit):
         batch, rows, broken = _parsed(block, row, url)
         row += batch.num_rows + len(broken)
         yield batch.select(holding(batch.schema.names, columns)), rows, broken
 
 
-def _blocks(stream: Any, block_bytes: int, url: str) -> Iterator[bytes]:
+def _blocks(stream: Any, block_bytes: int, url: str, line_limit: int) -> Iterator[bytes]:
     """Whole lines."""
-    rest = b""
+    rest: list[bytes] = []  # joined once: a line may be a thousand blocks long
     while block := bytes(stream.read(block_bytes)):
         cut = block.rfind(b"\n") + 1
         if cut:
-            yield rest + block[:cut]
-            rest = block[cut:]
-        else:
-            rest += block
-        if len(rest) > MAX_LINE_BYTES:
-            raise UnsafeData(f"a line of more than {MAX_LINE_BYTES >> 20} MiB", where=url, fix=FIX)
-    if rest.strip():
-        yield rest
+            yield b"".join([*rest, block[:cut]])
+            rest = []
+        rest.append(block[cut:])
+        if sum(map(len, rest)) > line_limit:
+            raise UnsafeData(f"a line of more than {line_limit >> 20} MiB", where=url, fix=FIX)
+    last = b"".join(rest)
+    if last.strip():
+        yield last
 
 
 def _parsed(block: bytes, first: int, url: str) -> Parsed:
     import polars as pl  # takes 50 MiB and a tenth of a second, which other tables do without
 
+    if _nested_deeply(block):
+        return _line_by_line(block, first, url)
     try:
         table = pl.read_ndjson(block, infer_schema_length=None).to_arrow()
     except (pl.exceptions.PolarsError, pa.ArrowInvalid):  # the second: integers of 64 bits without a sign
         return _line_by_line(block, first, url)
     batch = table.combine_chunks().to_batches()[:1] or [pa.RecordBatch.from_pylist([], table.schema)]
     return batch[0], np.arange(first, first + batch[0].num_rows), ()
+
+
+def _nested_deeply(block: bytes) -> bool:
+    """Whether a line is nested deeper than `MAX_DEPTH`; at 600 objects Polars ends the whole process.
+
+    Only lines with that many brackets are looked at again, without their texts.
+    """
+    suspects = [line for line in block.split(b"\n") if len(line) > MAX_DEPTH] if _many_brackets(block) else ()
+    return any(_depth(line) > MAX_DEPTH for line in suspects)
+
+
+def _many_brackets(block: bytes) -> bool:
+    return max(map(len, block.translate(None, NOT_OPENING).split(b"\n"))) > MAX_DEPTH
+
+
+def _depth(line: bytes) -> int:
+    brackets = np.frombuffer(STRING.sub(b"", line).translate(None, NO_BRACKETS), np.uint8)
+    opens = np.isin(brackets, np.frombuffer(OPENING, np.uint8))
+    return int(np.where(opens, 1, -1).cumsum().max(initial=0))
 
 
 def _line_by_line(block: bytes, first: int, url: str) -> Parsed:
@@ -112,12 +150,14 @@ def _line_by_line(block: bytes, first: int, url: str) -> Parsed:
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(line) if LONG_INTEGER.search(line) else orjson.loads(line)
-    except (ValueError, RecursionError) as error:
+        value = from_json(line) if LONG_INTEGER.search(line) else orjson.loads(line)
+    except ValueError as error:
         try:
-            value = json.loads(line)  # NaN and Infinity, as Python writes them
-        except (ValueError, RecursionError):
+            value = from_json(line)  # NaN and Infinity, as Python writes them
+        except ValueError:
             raise BadData(f"a line that is not whole JSON: {error}", where=where, fix=FIX) from error
+    if deeper_than(value, MAX_DEPTH):
+        raise BadData(f"a line nested deeper than {MAX_DEPTH}", where=where, fix=FIX)
     if not isinstance(value, dict):
         raise BadData(f"a line that holds a {type(value).__name__}, not an object", where=where, fix=FIX)
     return value

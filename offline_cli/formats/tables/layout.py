@@ -34,6 +34,7 @@ class ColumnPlan:
     dtype: np.dtype[Any]
     cells: str  # what cells of text are: number, list, bool, time, category
     categories: tuple[str, ...] = ()
+    vectors: bool = False  # some file holds more than one number a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +174,10 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
     elif cells.kind in ("text", "time") and not facts.dtypes:
         problems.append(_text_for_numbers(column, cells.samples, ours))
     elif cells.kind in ("number", "list", "bool"):
-        return ColumnPlan(column, np.result_type(*facts.dtypes, cells.dtype), cells.kind)
+        vectors = facts.has_lists or cells.kind == "list"
+        return ColumnPlan(column, np.result_type(*facts.dtypes, cells.dtype), cells.kind, vectors=vectors)
     else:
-        return ColumnPlan(column, np.result_type(*facts.dtypes), "number")
+        return ColumnPlan(column, np.result_type(*facts.dtypes), "number", vectors=facts.has_lists)
     return None
 
 

@@ -17,6 +17,7 @@ from offline_cli.formats.end_flags import END_FLAGS
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.formats.tables.mapping_mistakes import mapping_mistakes
 from offline_cli.formats.tables.mapping_text import mapping_text
+from offline_cli.json_text import deeper_than
 from offline_cli.spaces import Space, space_from_json
 
 __all__ = ["EXTRA", "KEYS", "TREES", "CsvForm", "Part", "TableMapping", "load_mapping", "mapping_of"]
@@ -24,6 +25,7 @@ __all__ = ["EXTRA", "KEYS", "TREES", "CsvForm", "Part", "TableMapping", "load_ma
 EXTRA = "extra"
 KEYS = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
 TREES = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
+MAX_DEPTH = 64  # of tables and lists; a space is nested at most 16 deep
 FIX = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
 
 
@@ -103,8 +105,10 @@ def mapping_of(text: str | bytes, name: str) -> TableMapping:
     """The mapping that a TOML text says. Raises BadMapping with all of its mistakes."""
     try:
         document = tomllib.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
         raise BadMapping(f"not TOML: {error}", where=name, fix=FIX) from error
+    if deeper_than(document, MAX_DEPTH):
+        raise BadMapping(f"tables nested deeper than {MAX_DEPTH}", where=name, fix=FIX)
     document = {**document, **_with_dotted_columns(document.get("columns"))}
     found = mapping_mistakes(document)
     if found:

@@ -25,6 +25,7 @@ MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_IN
 INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
 DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
 MAX_SHOWN = 40  # columns listed in a message
+MAX_TOLD = 1000  # to programs
 
 FileColumns = Mapping[str, Collection[str]]  # by URL: names of columns in their order, those of structs dotted
 
@@ -70,7 +71,7 @@ def default_mapping(files: FileColumns) -> TableMapping:
         where=_first(files),
         fix="`offline-cli convert --mapping FILE`, where FILE says what the columns mean (docs/tables.md)"
         f"{_other_delimiter(columns)}. To start from:\n\n" + starting_mapping(columns),
-        details={"columns": columns, "starting_mapping": starting_mapping(columns)},
+        details={"columns": columns[:MAX_TOLD], "starting_mapping": starting_mapping(columns)},
     )
 
 

@@ -40,6 +40,11 @@ def is_temporal(kind: pa.DataType) -> bool:
     return bool(pa.types.is_temporal(kind)) and not pa.types.is_interval(kind)
 
 
+def is_one_number(kind: pa.DataType) -> bool:
+    """Whether a value is a single number, and no list or tensor of them."""
+    return not (isinstance(kind, pa.BaseExtensionType) or _is_list(kind))
+
+
 def _innermost(kind: pa.DataType) -> pa.DataType:
     while True:
         if isinstance(kind, pa.BaseExtensionType):

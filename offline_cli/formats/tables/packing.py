@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from offline_cli.errors import BadData
 from offline_cli.formats.file_source import Openable
+from offline_cli.storage.arrow_extensions import extension_failures
 from offline_cli.storage.failures import storage_failures
 
 __all__ = ["damage", "packing_of", "seekable", "unpacked", "unpacked_head"]
@@ -31,8 +32,9 @@ def damage(url: str) -> Iterator[None]:
     """Within it, bytes that Arrow cannot read raise BadData, and storage that fails StorageError."""
     with storage_failures(url, "reading it"):
         try:
-            yield
-        except (pa.ArrowException, OSError, EOFError) as error:
+            with extension_failures():
+                yield
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # the storage's; Arrow's own have no number
                 raise
             text = str(error).strip().splitlines()

@@ -248,7 +248,8 @@ class _Preparing:
     ) -> NDArray[Any]:
         """Rows without a value: of flags false, of extra outputs NaN, both counted; any other is a bad row."""
         rows = np.flatnonzero(bad)
-        if leaf.role in END_FLAGS or (leaf.role == EXTRA and values.ndim == 1 and leaf.dtype.kind == "f"):
+        single = values.ndim == 1 and not leaf.columns[number].vectors  # a chunk of nulls alone does not say it
+        if leaf.role in END_FLAGS or (leaf.role == EXTRA and single and leaf.dtype.kind == "f"):
             null = column.is_null().to_numpy()[rows]
             if leaf.role in END_FLAGS:
                 self.tally.assume("null-as-false", int(null.sum()))

@@ -220,10 +220,16 @@ class TableSource(FileSource):
             temp_dir=self.options.temp_dir,
         )
         if facts and all(column.is_empty for column in facts.values()):
+            self._refuse_damaged()
             raise NoData("the table has no rows", where=self.location, fix="check that whoever wrote it wrote anything")
         known = self.observation_space, self.action_space
         untyped = [table.url for table in self._tables if table.is_text]
         return lay_out(self._matched, self._types, facts, known, untyped=untyped)
+
+    def _refuse_damaged(self) -> None:
+        """Raise BadData where a file breaks off before its first row."""
+        for table in self._tables:
+            next(table.chunks(None, self.mapping.csv, chunk_bytes=self._chunk_bytes, temp_dir=self.options.temp_dir), None)
 
 
 def _categories(mapping: TableMapping, role: str) -> Space | None:
