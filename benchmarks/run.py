@@ -19,6 +19,7 @@ QUESTIONS = (
     "update_bc",
     "cold_start",
     "record",
+    "train_from_s3",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from offline_cli.spaces import Space
 from offline_cli.storage import episode_tables, step_tables
 from offline_cli.storage.arrow_trees import is_numeric
 from offline_cli.storage.locations import Location
-from offline_cli.storage.shards import opened, read_row_groups
+from offline_cli.storage.shards import OpenShard, opened, read_row_groups
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["ShardReader"]
@@ -37,13 +38,20 @@ class ShardReader:
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
 
-    def read(self, location: Location, *, size: int | None = None, rows: int | None = None) -> Iterator[EpisodeBatch]:
+    def read(
+        self,
+        location: Location,
+        *,
+        size: int | None = None,
+        rows: int | None = None,
+        opening: AbstractContextManager[OpenShard] | None = None,
+    ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
-        `size`, `rows`: what its manifest says of it. Raises BadData, naming the shard, where it is missing, has another size,
-        is cut, or holds other columns than its spaces ask for.
+        `size`, `rows`: what its manifest says of it. `opening`: the shard, if it has been opened. Raises BadData, naming the
+        shard, where it is missing, has another size, is cut, or holds other columns than its spaces ask for.
         """
-        with opened(location, size=size) as file:
+        with opening or opened(location, size=size) as file:
             if rows is not None and file.metadata.num_rows != rows:
                 what = f"the shard has {file.metadata.num_rows} rows, its manifest says {rows}"
                 raise BadData(what, where=location.url, fix=FIX)
@@ -53,7 +61,7 @@ class ShardReader:
             else:
                 yield from self._episodes(file, location)
 
-    def check_columns(self, file: Any, location: Location) -> None:
+    def check_columns(self, file: OpenShard, location: Location) -> None:
         """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
         if self.format != "columns":
             _check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
@@ -63,9 +71,8 @@ class ShardReader:
         _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
         _check_further_columns(file.schema_arrow, location)
 
-    def _steps(self, file: Any, location: Location) -> Iterator[EpisodeBatch]:
-        wanted = [name for name in file.schema_arrow.names if self._is_wanted(name)]
-        tables = read_row_groups(file, location, columns=wanted)
+    def _steps(self, file: OpenShard, location: Location) -> Iterator[EpisodeBatch]:
+        tables = read_row_groups(file, location, columns=self.columns_of(file))
         for table in _whole_episodes(tables, self.target_steps):
             yield step_tables.from_table(
                 table,
@@ -75,14 +82,20 @@ class ShardReader:
                 keep=self.keep,
             )
 
+    def columns_of(self, file: OpenShard) -> list[str]:
+        """The columns of an opened shard that are read."""
+        if self.format != "columns":
+            return [Columns.ITEM]
+        return [name for name in file.schema_arrow.names if self._is_wanted(name)]
+
     def _is_wanted(self, name: str) -> bool:
         if self.keep is None or name in STEP_COLUMNS:
             return True
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
 
-    def _episodes(self, file: Any, location: Location) -> Iterator[EpisodeBatch]:
+    def _episodes(self, file: OpenShard, location: Location) -> Iterator[EpisodeBatch]:
         row = 0
-        for table in read_row_groups(file, location, columns=[Columns.ITEM]):
+        for table in read_row_groups(file, location, columns=self.columns_of(file)):
             for batch in episode_tables.from_table(
                 table,
                 first_row=row,

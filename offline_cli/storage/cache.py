@@ -1,0 +1,239 @@
+"""A folder of this machine that keeps what was fetched of remote files; refuses to give bytes of any other version of them.
+
+Files are kept in blocks of 1 MiB, so that reading some columns of a large file keeps these. A block belongs to one version of
+a file: its address, its size and the ETag that the store gives; a file that has changed is another one. Its bytes are kept with
+a checksum, and one that does not fit is fetched again. What has been fetched is kept only once the store, asked again, still
+has that version: a file that changes while it is read leaves nothing here.
+
+Any number of processes may use one folder. Blocks appear under their names when they are complete, and one that is removed
+while it is read stays readable. Blocks that have not been used for longest go first when there are more bytes than there
+may be; one process at a time looks after that. A folder that cannot be written to, or a full disk, ends the keeping with a
+warning, never the work. Names in the folder are hashes: no address is in it, nor any credential.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache as once
+from pathlib import Path
+from typing import Any, Final
+
+from offline_cli.errors import StorageError
+from offline_cli.storage.cache_room import Room
+
+__all__ = ["BLOCK", "SIZE", "CachedFile", "RemoteCache", "cache_at"]
+
+BLOCK: Final = 1 << 20
+SIZE: Final = 10 << 30  # bytes that a cache may take, unless told otherwise
+KEEP_EVERY: Final = 64 << 20  # bytes fetched of a file, after which the store is asked whether it has changed
+USED_AGAIN: Final = 60.0  # seconds within which a second use is not noted
+TRAILER: Final = struct.Struct("<4sI")  # after the bytes of a block: what this is, their CRC-32
+MAGIC: Final = b"ocb1"
+
+_log = logging.getLogger(__name__)
+
+Get = Callable[[int, int], bytes]
+
+
+@once
+def cache_at(folder: str, size: int = SIZE) -> RemoteCache:
+    """The cache in a folder, one per process. `size`: bytes that it may take. Raises StorageError where no folder can be."""
+    return RemoteCache(Path(folder), size)
+
+
+class RemoteCache:
+    """Blocks of remote files, by version."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+        self._blocks, self._unfinished = folder / "blocks", folder / "unfinished"
+        self._room = Room(folder, self._blocks, self._unfinished, size)
+        self._keeps = True  # False once that has failed
+        self._lock = threading.Lock()
+        self._count = 0
+        try:
+            self._blocks.mkdir(parents=True, exist_ok=True)
+            self._unfinished.mkdir(exist_ok=True)
+        except OSError as err:
+            if not self._blocks.is_dir():
+                fix = "name a folder that can be made, or leave out --cache"
+                raise StorageError(f"no cache can be here: {err.strerror or err}", where=str(folder), fix=fix) from err
+            self._give_up(err)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cache_at, (str(self.folder), self.size)
+
+    def file(self, address: Iterable[str], version: str, size: int, get: Get, still: Callable[[], bool]) -> CachedFile:
+        """One version of a remote file of `size` bytes, whose ranges `get` fetches.
+
+        `address`: what tells it from any other file. `still`: whether the store has that version now.
+        """
+        name = hashlib.sha256(json.dumps([*address, version, size]).encode()).hexdigest()
+        return CachedFile(self, self._blocks / name[:2] / name[2:], size, get, still)
+
+    def read(self, block: Path, into: memoryview) -> bool:
+        """Fill `into` with the bytes of a block; False where it is not here, or not as it was written."""
+        try:
+            with block.open("rb", buffering=0) as file:
+                count, trailer = _filled(file, into), file.read(TRAILER.size + 1)
+                if count != len(into) or trailer != TRAILER.pack(MAGIC, zlib.crc32(into)):
+                    raise ValueError
+                used = os.fstat(file.fileno()).st_mtime
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError):  # damaged, or a disk that fails: fetched again
+            with suppress(OSError):
+                block.unlink()
+            return False
+        if abs(time.time() - used) > USED_AGAIN:
+            with suppress(OSError):
+                os.utime(block)
+        return True
+
+    def write(self, data: memoryview) -> Path | None:
+        """`data` in a file of its own that nobody reads yet; None where that is not possible."""
+        if not self._keeps:
+            return None
+        with self._lock:
+            self._count += 1
+            name = f"{os.getpid()}-{threading.get_ident()}-{self._count}-{time.time_ns()}"
+        place = self._unfinished / name
+        try:
+            with place.open("xb", buffering=0) as file:
+                for piece in (data, TRAILER.pack(MAGIC, zlib.crc32(data))):
+                    _write_all(file, memoryview(piece))
+        except OSError as err:
+            remove([place])
+            self._give_up(err)
+            return None
+        return place
+
+    def keep(self, written: Iterable[tuple[Path, Path]]) -> None:
+        """Give blocks that were written, and checked, their names: (as written, name). Makes room for them."""
+        pairs = list(written)
+        self._room.make_for(len(pairs) * (BLOCK + TRAILER.size))
+        for place, block in pairs:
+            try:
+                block.parent.mkdir(parents=True, exist_ok=True)
+                place.replace(block)
+            except FileNotFoundError:  # the folder was empty for a moment, and is gone again
+                remove([place])
+            except OSError as err:
+                remove([place])
+                self._give_up(err)
+
+    def _give_up(self, err: OSError) -> None:
+        if self._keeps:
+            self._keeps = False
+            text = "warning: nothing more is kept in the cache %s: %s; the work goes on without it"
+            _log.warning(text, self.folder, err.strerror or err)
+
+
+class CachedFile:
+    """One version of a remote file while it is read: by any number of threads, until `close`."""
+
+    def __init__(self, cache: RemoteCache, folder: Path, size: int, get: Get, still: Callable[[], bool]) -> None:
+        self._cache, self._folder, self._size = cache, folder, size
+        self._get, self._still = get, still
+        self._lock = threading.Lock()
+        self._written: dict[int, Path] = {}  # blocks that were fetched, and are not kept yet
+        self._closed = self._changed = False
+
+    def get(self, start: int, end: int) -> bytes:
+        """The bytes from `start` to before `end`, fetched as far as they are not here. Raises what fetching raises."""
+        first, last = start // BLOCK, -(-end // BLOCK)
+        low, high = first * BLOCK, min(last * BLOCK, self._size)
+        data = bytearray(high - low)
+        view = memoryview(data)
+        missing = [i for i in range(first, last) if not self._read(i, view[i * BLOCK - low :][:BLOCK])]
+        for begin, stop in _runs(missing):
+            fetched = memoryview(self._get(begin * BLOCK, min(stop * BLOCK, self._size)))
+            view[begin * BLOCK - low :][: len(fetched)] = fetched
+            for i in range(begin, stop):
+                self._write(i, fetched[(i - begin) * BLOCK :][:BLOCK])
+        if len(self._written) * BLOCK >= KEEP_EVERY:
+            self._keep(self._still)
+        return data if (low, high) == (start, end) else data[start - low : end - low]  # type: ignore[return-value]
+
+    def close(self, still: Callable[[], bool]) -> bool:
+        """Keep what was fetched, if `still` says that the store has this version; False where it has another one.
+
+        Raises what `still` raises.
+        """
+        with self._lock:
+            self._closed = True
+        self._keep(still)
+        return not self._changed
+
+    def discard(self) -> None:
+        """Keep nothing more."""
+        with self._lock:
+            self._closed = True
+            written, self._written = self._written, {}
+        remove(written.values())
+
+    def _read(self, index: int, into: memoryview) -> bool:
+        with self._lock:
+            written = self._written.get(index)
+        return (written is not None and self._cache.read(written, into)) or self._cache.read(self._folder / str(index), into)
+
+    def _write(self, index: int, data: memoryview) -> None:
+        place = self._cache.write(data)
+        if place is None:
+            return
+        with self._lock:
+            if self._closed or index in self._written:
+                remove([place])
+            else:
+                self._written[index] = place
+
+    def _keep(self, still: Callable[[], bool]) -> None:
+        with self._lock:
+            written, self._written = self._written, {}
+        if not written:
+            return
+        same = False
+        try:
+            same = still()
+        finally:
+            if not same:
+                remove(written.values())
+        if same:
+            self._cache.keep((place, self._folder / str(index)) for index, place in written.items())
+        else:
+            self._changed = True
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """Runs of consecutive numbers, from the first to before the one after the last."""
+    starts = [i for i in numbers if i - 1 not in numbers]
+    ends = [i + 1 for i in numbers if i + 1 not in numbers]
+    return list(zip(starts, ends, strict=True))
+
+
+def _filled(file: Any, into: memoryview) -> int:
+    count = 0
+    while count < len(into) and (more := file.readinto(into[count:])):
+        count += more
+    return count
+
+
+def _write_all(file: Any, data: memoryview) -> None:
+    while len(data):
+        data = data[file.write(data) :]
+
+
+def remove(files: Iterable[Path]) -> None:
+    """Remove files that may be gone already."""
+    for file in files:
+        with suppress(OSError):
+            file.unlink()

@@ -1,0 +1,36 @@
+"""Where the columns of a Parquet file lie in it, by its footer; refuses to believe places that no file has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+__all__ = ["chunk_ranges", "file_ranges"]
+
+
+def chunk_ranges(metadata: Any, group: int, columns: Collection[str] | None = None) -> list[tuple[int, int]]:
+    """From which byte to before which each column chunk of a row group lies. `columns`: top-level names; None: all.
+
+    `metadata`: a footer, which may lie: chunks before the file or of no length are left out, ones beyond its end are not.
+    """
+    wanted = None if columns is None else tuple(f"{name}." for name in columns)  # a name may hold dots itself
+    found = metadata.row_group(group)
+    ranges = []
+    for number in range(found.num_columns):
+        chunk = found.column(number)
+        if wanted is not None and not f"{chunk.path_in_schema}.".startswith(wanted):
+            continue
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+            start = chunk.dictionary_page_offset
+        if start > 0 and chunk.total_compressed_size > 0:
+            ranges.append((start, start + chunk.total_compressed_size))
+    return ranges
+
+
+def file_ranges(
+    metadata: Any, columns: Collection[str] | None = None, *, groups: Iterable[int] | None = None
+) -> list[tuple[int, int]]:
+    """As `chunk_ranges`, of several row groups; None: of all."""
+    chosen = range(metadata.num_row_groups) if groups is None else groups
+    return [part for group in chosen for part in chunk_ranges(metadata, group, columns)]

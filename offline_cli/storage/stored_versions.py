@@ -1,0 +1,95 @@
+"""One version of a file in a bucket, opened for reading, through a cache or not; refuses to give less than was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from offline_cli.errors import StorageError
+from offline_cli.storage.ahead import Ahead
+from offline_cli.storage.cache import BLOCK, CachedFile
+from offline_cli.storage.remote_files import buffered_reader
+
+if TYPE_CHECKING:
+    from offline_cli.storage.location import Location
+
+__all__ = ["StoredVersion"]
+
+TAGS: Final = ("ETag", "etag", "generation", "md5Hash")  # what clients call what tells the versions of a file apart
+ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A file as it is in its store at one moment."""
+
+    place: Location
+    size: int
+    tag: str  # empty: the store does not say, and nothing of it is kept
+
+    @classmethod
+    def of(cls, place: Location) -> StoredVersion:
+        """What is at `place` now. Raises StorageNotFound, StorageError."""
+        found = place.stored()
+        return cls(place, int(found["size"] or 0), _tag(found))
+
+    def open(self, ahead: Ahead) -> BinaryIO:
+        """Its bytes, seekable."""
+        place, get, cached = self.place, self._get, self._cached()
+        if cached is not None:
+            get = cached.get
+
+        def closed(failed: bool) -> None:
+            if cached is not None:
+                self._end(cached, failed)
+
+        return buffered_reader(
+            lambda start, end: place.ask("reading it", lambda: get(start, end)),
+            self.size,
+            begin=lambda start, end: place.begin("reading it", lambda: get(start, end)),
+            ahead=ahead,
+            align=1 if cached is None else BLOCK,
+            on_close=closed,
+        )
+
+    def _get(self, start: int, end: int) -> bytes:
+        data = bytes(self.place.fs.cat_file(self.place.path, start=start, end=end))
+        if len(data) != end - start:
+            raise self._changed(f"{len(data)} bytes came where {end - start} were asked for")
+        return data
+
+    def _changed(self, what: str) -> StorageError:
+        fix = "run the command again once nobody writes there"
+        return StorageError(f"{what}: the file changed while it was read", where=self.place.url, fix=fix)
+
+    def _cached(self) -> CachedFile | None:
+        cache = self.place.cache
+        if cache is None or not self.tag:
+            return None
+        return cache.file(_address(self.place), self.tag, self.size, self._get, self._is_there)
+
+    def _is_there(self) -> bool:
+        """Whether the store still has this version; to be asked within a request."""
+        self.place.fs.invalidate_cache()
+        found = self.place.fs.info(self.place.path)
+        return (int(found["size"] or 0), _tag(found)) == (self.size, self.tag)
+
+    def _end(self, cached: CachedFile, failed: bool) -> None:
+        if failed:
+            cached.discard()
+        elif not cached.close(lambda: self.place.ask("asking whether it changed", self._is_there)):
+            raise self._changed("another version is there")
+
+
+def _tag(found: Mapping[str, Any]) -> str:
+    return str(next((found[name] for name in TAGS if found.get(name)), ""))
+
+
+def _address(place: Location) -> list[str]:
+    """What tells a file from those of the same name elsewhere; no credentials."""
+    fs = place.fs
+    endpoints = [os.environ.get(name, "") for name in ENDPOINTS]
+    said = [getattr(fs, "endpoint_url", None), getattr(fs, "account_name", None)]
+    return [*sorted(place.protocols), *endpoints, *(str(name or "") for name in said), place.path]
