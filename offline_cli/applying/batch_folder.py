@@ -3,11 +3,12 @@
     D/batches.json                 the commit, written last (schemas/batches.v1.json)
     D/data/batch-000000.parquet    or .safetensors; complete files only
     D/connectors.msgpack           what the pieces learned, if any did
-    D/_writing.json                a writer is, or was, at work
+    D/_writing.json                a writer is, or was, at work; it is the lock that keeps a second one out
 
 An error, or a Ctrl-C, takes back all that was written: with a state that grows from batch to batch nobody could go on in the
-middle. What a killed process leaves has no `batches.json`; `--overwrite` begins again. Over older batches the new ones stand
-beside them, with `-1` in their names, until the new `batches.json` stands.
+middle. What a killed process leaves has no new `batches.json`; `--overwrite` begins again. Over older batches the new ones
+stand beside them, with `-1` in their names, until the new `batches.json` stands. Whatever gets a name, or loses it, does so
+while the lock is held: a writer that another one has taken over from touches nothing more, not even what it wrote itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -23,6 +25,7 @@ from typing import Any, Self
 from offline_cli.applying.batch_formats import BatchFormat
 from offline_cli.applying.train_columns import TrainColumns
 from offline_cli.errors import StorageError
+from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.schemas import mistakes
@@ -33,6 +36,7 @@ __all__ = ["BatchFile", "BatchFolder"]
 
 SCHEMA = "batches.v1.json"
 FORMAT, VERSION = "train-batches", 1
+STATE = re.compile(r"connectors.*\.msgpack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +52,50 @@ class BatchFile:
 
 
 class BatchFolder:
-    """One writing, within a `with`: the note comes first; without `commit` everything is taken back at the end."""
+    """One writing, within a `with`: the note comes first; without `commit` everything is taken back at the end.
 
-    def __init__(self, location: Location, format: BatchFormat, *, options: Mapping[str, Any], overwrite: bool) -> None:
-        """`options`: plain JSON values for the note, for people."""
+    Raises StorageError throughout, and TakenOver where another writer has taken over.
+    """
+
+    def __init__(
+        self, location: Location, format: BatchFormat, *, options: Mapping[str, Any], overwrite: bool, command: str = ""
+    ) -> None:
+        """`options`, `command`: for the note; plain JSON values, and what writes, without secrets."""
         self._location, self._format = location, format
         self._options, self._overwrite = options, overwrite
-        self._target = TargetFolder(location, TRAIN_BATCHES)
+        self._target = TargetFolder(location, command or this_command(), TRAIN_BATCHES)
         self._files: list[BatchFile] = []
         self._state: Location | None = None
         self._begun = self.committed = False
         self._commit = b""  # batches.json, from when on it may stand
 
     def __enter__(self) -> Self:
-        """Write the note. Raises OutputExists, StorageError."""
+        """Write the note. Raises OutputExists, Locked where another writer is at work."""
         self._target.begin(self._options, overwrite=self._overwrite, resume=False)
         self._begun = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.committed or not self._begun:
+        if not self._begun:
             return
         try:
-            if self._stands():  # a signal right after
-                self._finish()
-            else:
-                self._take_back()
+            self._end()
         except StorageError as failed:
             if error is None:
                 raise
             error.add_note(f"cleaning up failed too: {failed}")
+
+    def _end(self) -> None:
+        """Of a writing that broke off: whatever becomes of it, nobody need wait for its beats afterwards."""
+        try:
+            if not self._target.is_held or self.committed:
+                return
+            if self._stands():  # a signal right after
+                self._finish()
+            else:
+                self._take_back()
+        finally:
+            self._target.leave()
 
     @property
     def url(self) -> str:
@@ -90,9 +108,11 @@ class BatchFolder:
         return tuple(self._files)
 
     def write(self, prepared: Any, batch: TrainColumns, *, episodes: int, steps: int) -> None:
-        """Add one batch; `prepared` is what the format made of it. Raises StorageError."""
+        """Add one batch; `prepared` is what the format made of it."""
+        self._target.check()
         path = batch_name(self._target.generation, len(self._files), self._format.suffix)
-        size, digest = self._format.store(prepared, self._location.join(path), folder=self._location)
+        place = self._location.join(path)
+        size, digest = self._format.store(prepared, place, folder=self._location, guard=self._target.guard)
         self._files.append(BatchFile(path, batch.rows, episodes, steps, size, digest))
 
     def commit(self, document: Mapping[str, Any], *, state: bytes) -> str | None:
@@ -101,15 +121,17 @@ class BatchFolder:
         `document`: all of `batches.json` but format, version, batches and state. Gives the path of the state.
         """
         path = connector_state_name(self._target.generation) if state else None
-        kept: dict[str, Any] | None = None
+        kept = path and {"path": path, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
+        whole = {"format": FORMAT, "version": VERSION, **document, "batches": list(map(asdict, self._files)), "state": kept}
+        told = _bytes(whole)
         if path is not None:
             self._state = self._location.join(path)
-            write_whole(self._state, state, folder=self._location)
-            kept = {"path": path, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
-        whole = {"format": FORMAT, "version": VERSION, **document, "batches": list(map(asdict, self._files)), "state": kept}
-        self._commit = _bytes(whole)
-        write_whole(self._location.join(BATCHES), self._commit, folder=self._location)
-        self._finish()
+            with self._target.guard():
+                write_whole(self._state, state, folder=self._location)
+        with self._target.guard():
+            self._commit = told
+            write_whole(self._location.join(BATCHES), told, folder=self._location)
+            self._finish()
         return path
 
     def _stands(self) -> bool:
@@ -120,17 +142,19 @@ class BatchFolder:
         """Remove what the new batches have replaced, and then the note."""
         self.committed = True
         own = None if self._state is None else self._state.name
-        for child in self._location.children():
-            if child.name != own and child.name.startswith("connectors") and child.name.endswith(".msgpack"):
-                child.remove()
-        self._target.finish()
+        states = [child for child in self._location.children() if STATE.fullmatch(child.name) and child.name != own]
+        with self._target.guard():  # asks after the listing: none of these is another writer's
+            for state in states:
+                state.remove()
+            self._target.finish()
 
     def _take_back(self) -> None:
-        for file in self._target.own_shards():
-            file.remove()
-        if self._state is not None:
-            self._state.remove()
-        self._target.leave_no_trace()
+        """Remove what this writing has written, and then the note."""
+        mine = [*self._target.own_files(), *([] if self._state is None else [self._state])]
+        with self._target.guard():  # asks after the listing too
+            for file in mine:
+                file.remove()
+            self._target.leave_no_trace()
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,8 @@ same batch gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -26,11 +27,12 @@ from offline_cli.storage.shards import ShardWriter, rows_per_group
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import flatten, map_leaves
 
-__all__ = ["COLUMNS", "FORMATS", "SAFETENSORS", "BatchFormat", "batch_format"]
+__all__ = ["COLUMNS", "FORMATS", "SAFETENSORS", "BatchFormat", "Guard", "batch_format"]
 
 COLUMNS: Final = "columns"
 SAFETENSORS: Final = "safetensors"
 FORMATS: Final = (COLUMNS, SAFETENSORS)
+Guard = Callable[[], AbstractContextManager[None]]
 
 
 class BatchFormat(Protocol):
@@ -43,8 +45,11 @@ class BatchFormat(Protocol):
     def prepared(self, batch: TrainColumns, *, where: str) -> Any:
         """What `store` takes. Raises BadConfig, naming column and remedy, for what this format cannot hold."""
 
-    def store(self, prepared: Any, target: Location, *, folder: Location) -> tuple[int, str]:
-        """Write one file, which stands under its name only when whole; its bytes and sha256. Raises StorageError."""
+    def store(self, prepared: Any, target: Location, *, folder: Location, guard: Guard) -> tuple[int, str]:
+        """Write one file, which stands under its name only when whole; its bytes and sha256.
+
+        `guard`: around the moment in which it gets its name; may refuse. Raises StorageError, and what `guard` raises.
+        """
 
 
 def batch_format(name: str, spaces: Mapping[str, Space | None]) -> BatchFormat:
@@ -78,12 +83,13 @@ class Tables:
             arrays.append(to_arrow(tree, fields[-1].type))
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
-    def store(self, prepared: Any, target: Location, *, folder: Location) -> tuple[int, str]:
+    def store(self, prepared: Any, target: Location, *, folder: Location, guard: Guard) -> tuple[int, str]:
         """Row groups small enough to stream."""
         writer = ShardWriter(target, prepared.schema, folder=folder, compression="zstd")
         try:
             writer.write(prepared, rows_per_group=rows_per_group(prepared))
-            return writer.commit()
+            with guard():
+                return writer.commit()
         except BaseException:
             writer.discard()
             raise
@@ -110,12 +116,13 @@ class Tensors:
             taken.add(memory)
         return tensors
 
-    def store(self, prepared: Any, target: Location, *, folder: Location) -> tuple[int, str]:
+    def store(self, prepared: Any, target: Location, *, folder: Location, guard: Guard) -> tuple[int, str]:
         """One file, written at once."""
         file = StagedFile(target, folder=folder)
         try:
             file.write(save(prepared))
-            file.commit()
+            with guard():
+                file.commit()
         except BaseException:
             file.discard()
             raise

@@ -65,7 +65,8 @@ def write_batches(
     overwrite: bool,
 ) -> Written:
     """Write all: those of `every`, which draws from `batches`. Raises Interrupted: nothing was kept then."""
-    started, folder = now(), BatchFolder(target, stored_as, options=asked.options(), overwrite=overwrite)
+    command, started = shlex.join(asked.command), now()
+    folder = BatchFolder(target, stored_as, options=asked.options(), overwrite=overwrite, command=command)
     try:
         with folder:
             for made in every:

@@ -72,7 +72,7 @@ class ConvertResult:
 
 def convert(
     sources: Sources,
-    out: str,
+    out: str | os.PathLike[str] | Location,
     *,
     to: str = "episodes",
     from_: str = "auto",

@@ -43,7 +43,8 @@ class Extremes:
         """Observation and action space that all batches fit: integers become Discrete, vectors of them only in actions."""
         obs = map_leaves(lambda *parts: np.concatenate(parts), *self._obs)
         actions = map_leaves(lambda *parts: np.concatenate(parts), *self._actions)
-        return _infer_observations(obs), infer_space(actions, discrete=True)
+        # integer vectors of observations stay Box: pixels and counters are no categories
+        return infer_space(obs, discrete=True, vectors=False), infer_space(actions, discrete=True)
 
 
 def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
@@ -62,15 +63,6 @@ def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
     if leaf.dtype.kind not in "iu":
         return leaf[:1].copy()  # a view would hold the whole leaf
     return np.stack([leaf.min(axis=0), leaf.max(axis=0)])
-
-
-def _infer_observations(tree: Tree) -> Space:
-    """Integer vectors of observations stay Box: pixels and counters are no categories."""
-    if isinstance(tree, dict):
-        return spaces.Dict([(key, _infer_observations(part)) for key, part in tree.items()])
-    if isinstance(tree, tuple):
-        return spaces.Tuple([_infer_observations(part) for part in tree])
-    return infer_space(tree, discrete=tree.ndim == 1)
 
 
 def only_discrete(space: Space) -> bool:

@@ -23,10 +23,12 @@ from offline_cli.recording.options import checked_plan, resolved_plan
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.player import Player
 from offline_cli.recording.playing import open_planned, policy_of
+from offline_cli.recording.policies import PYTHON, RANDOM, SB3
 from offline_cli.recording.provenance import finished_manifest, provenance
 from offline_cli.recording.results import RecordResult, filled, nothing_recorded
 from offline_cli.storage import manifest as manifests
-from offline_cli.storage.locations import open_location
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.options import options_for
 from offline_cli.storage.target_folder import check_target
 from offline_cli.storage.writer import MAX_SHARD_BYTES, DatasetWriter
 from offline_cli.training.given_pipelines import Given
@@ -37,7 +39,7 @@ __all__ = ["record"]
 
 def record(
     env: str,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | Location,
     *,
     policy: str,
     episodes: int | None = None,
@@ -95,21 +97,23 @@ def record(
         env_kwargs=env_kwargs,
         wrappers=wrappers,
         device=device,
-        storage_options=storage_options,
+        storage_options=_of_policy(policy, out, storage_options),
         env_to_module=env_to_module,
         module_to_env=module_to_env,
         lookback=lookback,
     )
-    target = open_location(os.fspath(out), storage_options)
+    target = open_location(out, storage_options, beside=_places_of(policy))
+    if not resume:
+        check_target(target, overwrite=overwrite)  # before anything that takes long
     with open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
         result = nothing_recorded(plan, opened, out=target.url, format=format)
         fill = partial(filled, result, started=started)
         try:
-            note = check_target(target, overwrite=overwrite, resume=resume)
+            note = check_target(target, overwrite=overwrite, resume=True) if resume else None
         except OutputExists:
-            finished = finished_manifest(target, plan, opened.fingerprint, format) if resume else None
+            finished = finished_manifest(target, plan, opened.fingerprint, format)
             if finished is None:
                 raise
             return result if dry_run else fill(finished, new_steps=0)
@@ -134,6 +138,24 @@ def record(
         with StopSignals() as stop:
             player = Player(environment, opened, in_processes=num_env_runners > 0, stopped=lambda: stop.requested is not None)
             return _recorded(writer, target.url, plan, player, stop, fill, on_progress)
+
+
+def _of_policy(
+    policy: str, out: str | os.PathLike[str] | Location, options: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Those of the storage options that are not for `out` alone. Raises UsageError for one that neither place takes."""
+    if not options:
+        return options
+    target = out.url if isinstance(out, Location) else os.fspath(out)
+    places = _places_of(policy)
+    of_out = options_for(target, options, beside=places)
+    of_policy = options_for(policy, options, beside=[target]) if places else {}
+    return {name: value for name, value in options.items() if name in of_policy or name not in of_out}
+
+
+def _places_of(policy: str) -> list[str]:
+    """The run folder that a policy comes from; none for the other kinds."""
+    return [] if policy == RANDOM or policy.startswith((SB3, PYTHON)) else [policy]
 
 
 def _recorded(

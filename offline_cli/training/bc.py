@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.storage.locations import Sources
+from offline_cli.storage.blanking import this_command
+from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training.config import BCConfig, differences, resolve_config
 from offline_cli.training.data import load_data
 from offline_cli.training.devices import choose_device, choose_threads, use_threads
@@ -52,14 +54,13 @@ def fit(session: Session, stop: StopSignals) -> None:
         if stop.requested is not None:
             session.save()
             raise _interrupted(session, stop.requested)
-        if state.update % session.config.checkpoint_every == 0:
-            session.save()
+        session.save_if_due()
         session.advance()
 
 
 def train_bc(
     sources: Sources,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | Location,
     *,
     env: str | None = None,
     config: str | os.PathLike[str] | None = None,
@@ -85,8 +86,9 @@ def train_bc(
     action_scale: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
 ) -> TrainResult:
-    """Fit a policy to the actions in `sources` by maximum likelihood and keep it in the run folder `out`.
+    """Fit a policy to the actions in `sources` by maximum likelihood and keep it in the run folder `out`, a path or a URL.
 
     An option that is None takes its value from the TOML file `config`, else from schemas/config.v1.json; so does the network.
     `pipeline`: what the policy learns through: a pipeline file of kind learner, pieces, or what builds them, `lambda obs_space,
@@ -97,13 +99,14 @@ def train_bc(
     `resume` goes on with the run in `out`, whose configuration then stands for options that are None; where there is no
     checkpoint yet, it starts one. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had
     it from the start. A finished run within its bound stays as it is. `dry_run` checks everything, data included, and writes
-    nothing.
+    nothing. `command`: for the note that tells others who trains here.
 
-    Raises OutputExists, UsageError; BadConfig (every mistake at once; Box actions of unknown scale; resuming with other
-    settings, data or pipelines), and before any data is read for pipelines that are wrong or do not fit; SpaceMismatch;
-    UnknownEnvironment; MissingPackage; MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises
-    on the data; BadData where the environment raises, or a piece beside it; Diverged; Interrupted, with all saved; TargetNotMet
-    where `until_return` was not confirmed within the bound (the best policy is kept all the same).
+    Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box actions
+    of unknown scale; resuming with other settings, data or pipelines), and before any data is read for pipelines that are wrong
+    or do not fit; SpaceMismatch; UnknownEnvironment; MissingPackage; MissingDevice; what `read_episodes` raises for the data;
+    BadPiece where a piece raises on the data; BadData where the environment raises, or a piece beside it; Diverged;
+    Interrupted, with all saved; StorageError, which says from where `resume` goes on; TargetNotMet where `until_return` was not
+    confirmed within the bound (the best policy is kept all the same).
     """
     options = {
         "env": env,
@@ -122,13 +125,14 @@ def train_bc(
         "seed": seed,
         "action_scale": action_scale,
     }
-    folder = RunFolder(out)
+    asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+    folder = RunFolder(open_location(out, storage_options, beside=asked))
     folder.claim(resume=resume, overwrite=overwrite)
     resolved = _resolve(options, config, folder, resume=resume)
     target = choose_device(resolved.device)
     with _environment(resolved.env) as environment:
         data = load_data(
-            sources,
+            expand(asked, storage_options, beside=out),
             resolved,
             environment=environment,
             pipeline=pipeline,
@@ -142,17 +146,17 @@ def train_bc(
         state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
         tensors = None
         checkpoint = folder.load_checkpoint() if resume else None
-        _warn(resolved, target.type, new=resume and checkpoint is None, where=str(folder.path))
+        _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
         described = describe_policy(data, resolved)
         if checkpoint is not None:
-            check_same_run(checkpoint[0], state, where=str(folder.path))
-            check_same_learned(folder.learned(), data.trained, where=str(folder.path))
+            check_same_run(checkpoint[0], state, where=folder.url)
+            check_same_learned(folder.learned(), data.trained, where=folder.url)
             state, tensors = checkpoint
         with use_threads(state.threads), StopSignals() as stop:
             session = Session(module, data, resolved, state, folder, environment=environment, on_progress=on_progress)
             if dry_run:
                 return replace(_result(session, state.update), stopped_by="dry-run")
-            result = _train(session, stop, tensors, described)
+            result = _train(session, stop, tensors, described, shlex.join(command) or this_command())
     return _unless_missed(result, resolved)
 
 
@@ -165,27 +169,29 @@ def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
 
 
 def _train(
-    session: Session, stop: StopSignals, tensors: Mapping[str, Tensor] | None, described: Mapping[str, Any]
+    session: Session, stop: StopSignals, tensors: Mapping[str, Tensor] | None, described: Mapping[str, Any], command: str
 ) -> TrainResult:
     """Begin with the policy as `described`, or go on from a checkpoint's `tensors`, to the end; the result of a run that is
-    finished already.
+    finished already, without a word to anybody.
     """
     state, folder, bound = session.state, session.folder, session.checks.bound
     if state.update > bound:
         fix = f"a bound of at least {state.update} updates, or train anew with --overwrite"
-        raise BadConfig(f"{state.update} updates are made, and {bound} asked for", where=str(folder.path), fix=fix)
-    if tensors is None:
-        folder.begin(session.config, described, learned_bytes(session.data))
-    else:
-        known = folder.result()
-        if known is not None and (state.stopped_by is not None or state.update == bound):
-            return TrainResult(**known)
-        session.restore(tensors)
-        folder.go_on(session.config, state.metrics_bytes)
-    session.prepare()
-    if state.stopped_by is None:
-        fit(session, stop)
-    return _finish(session)
+        raise BadConfig(f"{state.update} updates are made, and {bound} asked for", where=folder.url, fix=fix)
+    known = None if tensors is None else folder.result()
+    if known is not None and (state.stopped_by is not None or state.update == bound):
+        folder.remove_note(command)
+        return TrainResult(**known)
+    with folder.at_work(command):
+        if tensors is None:
+            folder.begin(session.config, described, learned_bytes(session.data))
+        else:
+            session.restore(tensors)
+            folder.go_on(session.config, state.metrics_bytes)
+        session.prepare()
+        if state.stopped_by is None:
+            fit(session, stop)
+        return _finish(session)
 
 
 @contextlib.contextmanager
@@ -206,7 +212,7 @@ def _resolve(options: Mapping[str, Any], file: str | os.PathLike[str] | None, fo
     changed = differences(folder.resolved_config(), wanted)
     if changed:
         fix = "leave these options out to resume, or train anew with --overwrite"
-        raise BadConfig.of(changed, where=str(folder.path), fix=fix)
+        raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
 
 
@@ -224,7 +230,7 @@ def _result(session: Session, kept: int) -> TrainResult:
     played = "confirm" if "confirm_return_mean" in figures else "eval"
     counts = {"confirm": config.confirm_episodes, "eval": config.eval_episodes}
     return TrainResult(
-        run=str(session.folder.path),
+        run=session.folder.url,
         updates=state.update,
         epochs=round(session.epochs, 6),
         seconds=round(state.seconds, 3),
@@ -261,7 +267,7 @@ def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
 def _interrupted(session: Session, number: int) -> Interrupted:
     return Interrupted(
         f"stopped by {signal.Signals(number).name} after {session.state.update} updates; all of them are saved",
-        where=str(session.folder.path),
+        where=session.folder.url,
         fix="the same command with --resume goes on from there",
-        details={"exit_code": 128 + number, "updates": session.state.update, "run": str(session.folder.path)},
+        details={"exit_code": 128 + number, "updates": session.state.update, "run": session.folder.url},
     )

@@ -111,5 +111,5 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise StorageNotFound("no such config file", where=str(path), fix="check the path") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+    except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
         raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err

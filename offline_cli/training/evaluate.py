@@ -12,6 +12,7 @@ from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.storage.locations import Location
 from offline_cli.training.devices import choose_device, choose_threads, use_threads
 from offline_cli.training.given_pipelines import Given, read_given
 from offline_cli.training.play_pieces import PlayPieces
@@ -24,7 +25,7 @@ __all__ = ["evaluate"]
 
 
 def evaluate(
-    run: str | os.PathLike[str],
+    run: str | os.PathLike[str] | Location,
     *,
     env: str | None = None,
     episodes: int = 100,
@@ -57,25 +58,25 @@ def evaluate(
         raise BadConfig("nothing to play: episodes must be at least 1", where=f"--episodes {episodes}", fix="--episodes 100")
     if lookback is not None and lookback < 1:
         raise BadConfig(f"a lookback of {lookback} steps", where=f"--lookback {lookback}", fix="at least 1, or none")
-    target = choose_device(device)
+    target, name = choose_device(device), run.url if isinstance(run, Location) else os.fspath(run)
     given = PlayPieces(
         read_given(env_to_module, "env_to_module", "learner"), read_given(module_to_env, "module_to_env"), lookback=lookback
     )
-    loaded = load_policy(os.fspath(run), storage_options)
+    loaded = load_policy(run, storage_options)
     module = loaded.module
 
     def report(done: int) -> None:
         on_progress(Progress("evaluating", done, episodes, "episodes"))
 
     with (
-        open_environment(_named(env, loaded.description["environment"], os.fspath(run))) as environment,
+        open_environment(_named(env, loaded.description["environment"], name)) as environment,
         use_threads(choose_threads(module, MAX_VECTOR_SLOTS)),
     ):
         pieces = _pieces(loaded, given)
         if pieces is None:
-            _check_fits(module, environment, os.fspath(run))
+            _check_fits(module, environment, name)
         else:
-            pieces.check(environment, module.observation_space, module.action_space, where=os.fspath(run))
+            pieces.check(environment, module.observation_space, module.action_space, where=name)
         played = play(
             module.to(target),
             environment,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,18 +20,20 @@ from safetensors.torch import load as load_tensors
 
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
-from offline_cli.errors import BadConfig, BadData, NoData, Uncommitted
-from offline_cli.modules.policy import build_module
+from offline_cli.errors import BadConfig, BadData, NoData, Uncommitted, UnsupportedSpace
+from offline_cli.json_text import from_json
+from offline_cli.modules.policy import build_module, fewest_numbers
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import space_from_json, space_to_json
-from offline_cli.storage.locations import open_location
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.config import BCConfig
 from offline_cli.training.data import TrainingData
 from offline_cli.training.run_folder import CONFIG, LEARNED, POLICY, WEIGHTS
 
-__all__ = ["LoadedPolicy", "describe_policy", "learned_bytes", "load_policy", "new_policy"]
+__all__ = ["LoadedPolicy", "describe_policy", "learned_bytes", "load_policy", "new_policy", "policy_of"]
 
 FORMAT = "offline-cli-policy"
+SMALLEST = 2  # bytes of a weight
 ALONE, WITH_PIECES = 1, 2  # versions
 
 
@@ -95,7 +98,7 @@ def _packed(trained: TrainedPipeline) -> bytes:
     return state_to_bytes(trained.state, where=trained.where)
 
 
-def load_policy(run: str, storage_options: Mapping[str, Any] | None = None) -> LoadedPolicy:
+def load_policy(run: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> LoadedPolicy:
     """The policy of a finished run, local or remote.
 
     Raises StorageNotFound, NoData for a folder that is no run, Uncommitted for an unfinished one, BadData for broken files.
@@ -108,13 +111,31 @@ def load_policy(run: str, storage_options: Mapping[str, Any] | None = None) -> L
         raise Uncommitted("the run is not finished and holds no policy yet", where=str(folder), fix=fix)
     text, weights = folder.join(POLICY).read_bytes(), folder.join(WEIGHTS).read_bytes()
     learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
+    return policy_of(text, weights, learned, where=str(folder))
+
+
+def policy_of(text: bytes, weights: bytes, learned: bytes | None, *, where: str) -> LoadedPolicy:
+    """The policy that these files' bytes are; `learned`: None where there is no such file. Raises BadData for broken ones."""
     try:
-        description: dict[str, Any] = json.loads(text)
-        module = _built(description, str(folder))
-        module.load_state_dict(load_tensors(weights))
-        trained = _trained(description, learned, str(folder))
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as err:
-        raise BadData(f"the policy cannot be read: {err}", where=str(folder), fix="train again") from err
+        description: dict[str, Any] = from_json(text)
+        if not isinstance(description, dict):
+            raise ValueError("no JSON object")
+        tensors = load_tensors(weights)
+        module = _built(description, len(weights), where)
+        module.load_state_dict(tensors)
+        trained = _trained(description, learned, where)
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+        BadConfig,
+        UnsupportedSpace,
+        SafetensorError,
+    ) as err:
+        raise BadData(f"the policy cannot be read: {err}", where=where, fix="train again") from err
     return LoadedPolicy(module, description, trained)
 
 
@@ -134,13 +155,19 @@ def _trained(description: Mapping[str, Any], learned: bytes | None, where: str) 
     return TrainedPipeline(document, state, f"{where}/{POLICY}", tuple(map(str, pieces)))
 
 
-def _built(description: Mapping[str, Any], where: str) -> RLModule:
+def _built(description: Mapping[str, Any], size: int, where: str) -> RLModule:
+    """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
     if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES):
         raise ValueError(f"format {description['format']} version {description['version']}")
+    observation_space = space_from_json(description["observation_space"], where=where)
+    action_space = space_from_json(description["action_space"], where=where)
+    hidden = [int(width) for width in description["hidden"]]
+    if min(hidden, default=1) < 1 or fewest_numbers(observation_space, action_space, hidden) * SMALLEST > size:
+        raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
     return build_module(
-        space_from_json(description["observation_space"], where=where),
-        space_from_json(description["action_space"], where=where),
-        hidden=description["hidden"],
+        observation_space,
+        action_space,
+        hidden=hidden,
         activation=description["activation"],
         action_scale=description["action_scale"],
     )

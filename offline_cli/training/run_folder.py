@@ -1,4 +1,4 @@
-"""A run folder on disk: config, policy, checkpoints, metrics; refuses to touch a folder that is not one.
+"""A run folder, wherever it is: config, policy, checkpoints, metrics; refuses to touch a folder that is not one.
 
     RUN/config.toml            resolved configuration
     RUN/policy.json            spaces, network and action scale: what it takes to build the policy again
@@ -7,11 +7,22 @@
     RUN/checkpoints/000000500/ weights, optimizer and generators (tensors.safetensors), counters (state.json)
     RUN/metrics.jsonl          one row per `log_every` updates
     RUN/curve.png, RUN/result.json
+    RUN/_training.json         a trainer is, or was, at work
 
-Every file but metrics.jsonl is written under another name and renamed; a checkpoint is a folder that is renamed when it is
-whole, and the one before it goes only then. config.toml comes first and marks the folder as a run. So a kill at any moment
-leaves a run that `resume` takes, with its newest whole checkpoint. Rows of metrics.jsonl that are newer are cut off then.
-No pickle.
+Every file but metrics.jsonl on a local disk is put under its name whole: renamed there, one upload to an object store. What
+counts is written in this order, which needs no rename of folders:
+
+1. _training.json, the lock that datasets have too (`storage/writing_lock.py`). Its name is another one, because `_writing.json`
+   marks a folder as an unfinished dataset, which other commands would take for theirs.
+2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints go,
+   then its result, weights and metrics.
+3. Each checkpoint: rows of metrics.jsonl, tensors.safetensors, state.json. That one commits it; then the one before it goes.
+4. At the end: rows, curve.png, policy.safetensors, and result.json, which marks the run as finished. Then the note goes.
+
+So a kill at any moment leaves a run that `resume` takes, with its newest whole checkpoint. Rows of metrics.jsonl that are newer
+are cut off then. Where the folder is not on a local disk, the checkpoints that are due by `checkpoint_every` are made at most
+every `EVERY` seconds, and so seldom that training waits for them for a twentieth of the time at most; rows go there with them
+(`metrics_file.py`). What is learned does not depend on it. No pickle.
 """
 
 from __future__ import annotations
@@ -19,21 +30,30 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import tomllib
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 import tomli_w
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from offline_cli.connectors.state_bytes import state_from_bytes
-from offline_cli.errors import BadData, OutputExists, UsageError
+from offline_cli.errors import BadData, OutputExists, StorageNotFound, UsageError
+from offline_cli.json_text import from_json
 from offline_cli.report.curves import draw_curve
+from offline_cli.storage.create_only import whole_file
+from offline_cli.storage.layout import PART_PREFIX
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import write_whole
+from offline_cli.training.checkpoints import STATE, TENSORS, Checkpoints, remove_folder
 from offline_cli.training.config import BCConfig, resolve_config
+from offline_cli.training.metrics_file import MetricsFile
+from offline_cli.training.pace import Pace
+from offline_cli.training.run_lock import TRAINING, RunLock
 from offline_cli.training.state import TrainState
 
 __all__ = ["RunFolder"]
@@ -47,52 +67,70 @@ CONFIG, POLICY, LEARNED, WEIGHTS, METRICS, RESULT, CURVE = (
     "result.json",
     "curve.png",
 )
-CHECKPOINTS: Final = "checkpoints"
-TENSORS, STATE = "tensors.safetensors", "state.json"
-UNFINISHED: Final = "_part-"
+EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
 
 
 class RunFolder:
-    """The files of one run at `path`, which need not exist yet."""
+    """The files of one run at `out`, which need not exist yet. Every method raises StorageError."""
 
-    def __init__(self, out: str | os.PathLike[str]) -> None:
-        name = os.fspath(out)
-        if "://" in name and not name.startswith("file://"):
-            fix = "train into a local folder, then copy it"
-            raise UsageError("a run folder is written on this machine's disk", where=name, fix=fix)
-        self.path = Path(name.removeprefix("file://"))
+    def __init__(self, out: str | os.PathLike[str] | Location) -> None:
+        self._place = replace(open_location(out), cache=None)  # what is written anew all the time is not worth keeping
+        self._checkpoints = Checkpoints(self._place)
+        self._metrics = MetricsFile(self._place.join(METRICS))
+        self._pace = Pace(EVERY)
+        self._seen: tuple[bytes | None, str | None] | None = None  # by `claim`
+        self._lock: RunLock | None = None  # while this process is `at_work`
+        self._saved: int | None = None  # the update of the newest checkpoint, as far as this process knows
+
+    @property
+    def url(self) -> str:
+        """The folder, as people read it."""
+        return self._place.url
 
     # ---- what is there ----
 
     @property
     def is_run(self) -> bool:
         """Whether a run was started here."""
-        return (self.path / CONFIG).is_file()
+        return self._place.join(CONFIG).is_file()
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is here, or no more than what a kill left of the first file."""
-        if not self.path.is_dir():
-            return not self.path.exists()
-        return all(path.name == f"{UNFINISHED}{CONFIG}" for path in self.path.iterdir())
+        """Whether nothing is here, or no more than what a kill left of the first files."""
+        if self._place.is_file():
+            return False
+        return all(child.name == TRAINING or child.name.startswith(PART_PREFIX) for child in self._place.children())
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
-        """Raise OutputExists unless this call may write here, UsageError for both at once; touches nothing."""
+        """Raise OutputExists unless this call may write here, Locked where a trainer is at work, UsageError for both at once.
+
+        Touches nothing.
+        """
         if resume and overwrite:
             fix = "--resume to go on with the run, or --overwrite to begin again"
-            raise UsageError("a run cannot be both gone on with and replaced", where=str(self.path), fix=fix)
-        if self.is_free or (self.is_run and (resume or overwrite)):
+            raise UsageError("a run cannot be both gone on with and replaced", where=self.url, fix=fix)
+        if self._place.is_file():
+            raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
+        RunLock.refuse_second(self._place)
+        self._seen = self._state()
+        is_run = self._seen[0] is not None
+        if (is_run and (resume or overwrite)) or self.is_free:
             return
-        if self.is_run:
+        if is_run:
             fix = "--resume to go on with that run, --overwrite to replace it, or another --out"
-            raise OutputExists("a run is there already", where=str(self.path), fix=fix)
-        raise OutputExists("something else is there already", where=str(self.path), fix="choose another --out")
+            raise OutputExists("a run is there already", where=self.url, fix=fix)
+        raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
+
+    def _state(self) -> tuple[bytes | None, str | None]:
+        """What tells whether somebody else has begun a run, or gone on with one."""
+        newest = self._checkpoints.newest()
+        return whole_file(self._place.join(CONFIG)), None if newest is None else newest.name
 
     def config(self) -> dict[str, Any]:
         """The stored configuration. Raises BadData where it cannot be read."""
         try:
-            return tomllib.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as err:
+            return tomllib.loads(self._place.join(CONFIG).read_bytes().decode())
+        except (StorageNotFound, ValueError, RecursionError) as err:
             raise self._broken(CONFIG, err) from err
 
     def resolved_config(self) -> BCConfig:
@@ -101,23 +139,51 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run; None: it is not finished."""
-        path = self.path / RESULT
-        return self._json(path) if path.is_file() else None
+        content = whole_file(self._place.join(RESULT))
+        return None if content is None else self._json(RESULT, content)
 
     def learned(self) -> dict[str, Any] | None:
         """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
-        path = self.path / LEARNED
-        if not path.is_file():
+        place = self._place.join(LEARNED)
+        content = whole_file(place)
+        if content is None:
             return None
         try:
-            return state_from_bytes(path.read_bytes(), where=str(path))
-        except (OSError, BadData) as err:
+            return state_from_bytes(content, where=place.url)
+        except BadData as err:
             raise self._broken(LEARNED, err) from err
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows of metrics.jsonl."""
-        path = self.path / METRICS
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        """All rows of metrics.jsonl. Raises BadData."""
+        return self._metrics.rows()
+
+    # ---- who writes ----
+
+    @contextmanager
+    def at_work(self, command: str) -> Iterator[None]:
+        """Within it, this process alone may write here; `command` says who it is, without secrets.
+
+        Raises Locked where another trainer is at work, or was since `claim`. A StorageError that comes out of it says how to go
+        on; what was written stays.
+        """
+        lock = RunLock(self._place, command)
+        with lock.held(saved=lambda: self._saved):
+            if self._seen is not None and self._state() != self._seen:
+                raise lock.somebody_was_here()
+            self._lock = lock
+            try:
+                yield
+            finally:
+                self._lock = None
+
+    def remove_note(self, command: str) -> None:
+        """Remove the note of a trainer that was killed after its result. Raises Locked where one is alive."""
+        if self._place.join(TRAINING).exists():
+            with self.at_work(command):
+                pass
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._lock is None else self._lock.guard()
 
     # ---- writing ----
 
@@ -126,87 +192,103 @@ class RunFolder:
 
         `learned`: the state of connector pieces; None: the policy plays without any.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        gone = self.path / f"{UNFINISHED}{CHECKPOINTS}"
-        shutil.rmtree(gone, ignore_errors=True)
-        if (self.path / CHECKPOINTS).is_dir():
-            os.replace(self.path / CHECKPOINTS, gone)  # all of them at once
-            shutil.rmtree(gone)
-        for name in (RESULT, WEIGHTS, LEARNED, METRICS, CURVE):
-            (self.path / name).unlink(missing_ok=True)
-        self._write_config(config)
-        _write(self.path / POLICY, _json_bytes(policy))
-        if learned is not None:
-            _write(self.path / LEARNED, learned)
-        (self.path / CHECKPOINTS).mkdir()
+        self._place.make_folder()
+        with self._guard():
+            self._remove_parts()
+            self._checkpoints.remove_all()
+            there = {child.name for child in self._place.children()}
+            for name in (RESULT, WEIGHTS, LEARNED, METRICS, CURVE):
+                if name in there:
+                    self._place.join(name).remove()
+            self._metrics.begin()
+            self._write_config(config)
+            self._write(POLICY, _json_bytes(policy))
+            if learned is not None:
+                self._write(LEARNED, learned)
 
     def go_on(self, config: BCConfig, metrics_bytes: int) -> None:
         """Make ready for the updates after a checkpoint; `config` may have another bound. A policy stays until its successor.
 
         Rows after the checkpoint, which had `metrics_bytes` of them, are cut off: they will be written again.
         """
-        (self.path / RESULT).unlink(missing_ok=True)
-        path = self.path / METRICS
-        if path.is_file() and path.stat().st_size > metrics_bytes:
-            os.truncate(path, metrics_bytes)
-        if config.as_dict() != self.config():
-            self._write_config(config)
+        with self._guard():
+            self._remove_parts()
+            self._place.join(RESULT).remove()
+            self._metrics.cut(metrics_bytes)
+            if config.as_dict() != self.config():
+                self._write_config(config)
+
+    def _remove_parts(self) -> None:
+        """Remove what a killed trainer left half written."""
+        for child in self._place.children():
+            if child.name.startswith(PART_PREFIX):
+                remove_folder(child)
 
     def _write_config(self, config: BCConfig) -> None:
-        _write(self.path / CONFIG, tomli_w.dumps(config.as_dict()).encode())
+        self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
+
+    @property
+    def checkpoint_is_due(self) -> bool:
+        """Whether storage is quick enough for another one now; a local disk always is."""
+        return self._place.is_local or self._pace.is_due
 
     def save_checkpoint(self, state: TrainState, tensors: Mapping[str, Tensor]) -> None:
         """Write a checkpoint at `state.update`, then remove older ones."""
-        checkpoints = self.path / CHECKPOINTS
-        older = list(checkpoints.iterdir())
-        name = f"{state.update:09d}"
-        while checkpoints / name in older:  # saved before, at the same update: names must keep growing
-            name += "a"
-        part = checkpoints / f"{UNFINISHED}{name}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        _write(part / TENSORS, _tensor_bytes(tensors))
-        _write(part / STATE, _json_bytes(state.as_dict()))
-        os.replace(part, checkpoints / name)
-        for path in older:
-            shutil.rmtree(path, ignore_errors=path == part)
+        with self._pace.timed():
+            with self._guard():
+                self._metrics.flush()
+                begun = self._checkpoints.begin(state.update, _tensor_bytes(tensors))
+            with self._guard():
+                self._checkpoints.commit(begun, _json_bytes(state.as_dict()))
+        self._saved = state.update
 
     def load_checkpoint(self) -> tuple[TrainState, dict[str, Tensor]] | None:
         """The newest whole checkpoint; None: there is none. Raises BadData where it cannot be read."""
-        checkpoints = self.path / CHECKPOINTS
-        names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
-        whole = sorted(name for name in names if not name.startswith(UNFINISHED))
-        if not whole:
+        folder = self._checkpoints.newest()
+        if folder is None:
             return None
-        folder = checkpoints / whole[-1]
         try:
-            return TrainState.from_dict(self._json(folder / STATE)), load_file(folder / TENSORS)
-        except (OSError, ValueError, TypeError, SafetensorError) as err:
-            raise self._broken(f"{CHECKPOINTS}/{folder.name}", err) from err
+            state = TrainState.from_dict(self._json(STATE, folder.join(STATE).read_bytes()))
+            tensors = load(folder.join(TENSORS).read_bytes())
+        except (StorageNotFound, ValueError, TypeError, SafetensorError) as err:
+            raise self._broken(f"checkpoints/{folder.name}", err) from err
+        self._saved = state.update
+        return state, tensors
 
     def append_metrics(self, row: Mapping[str, Any]) -> int:
-        """Append one row; gives the file's length in bytes."""
-        with (self.path / METRICS).open("ab") as file:
-            file.write(_json_bytes(row))
-            return file.tell()
+        """Append one row; gives the length of all rows in bytes. Raises TakenOver where another trainer is known to be here."""
+        if self._lock is not None:
+            self._lock.check()
+        length = self._metrics.append(row)
+        if self._metrics.flush_is_due:
+            with self._guard():
+                self._metrics.flush()
+        return length
 
     def finish(self, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> None:
         """Draw the curve and write the policy, then the result that marks the run as finished."""
         curve = io.BytesIO()
         draw_curve(self.metrics(), curve, until_return=self.config().get("until_return"))
-        _write(self.path / CURVE, curve.getvalue())
-        _write(self.path / WEIGHTS, _tensor_bytes(weights))
-        _write(self.path / RESULT, _json_bytes(result))
+        with self._guard():
+            self._metrics.flush()
+            self._write(CURVE, curve.getvalue())
+            self._write(WEIGHTS, _tensor_bytes(weights))
+            self._write(RESULT, _json_bytes(result))
 
-    def _json(self, path: Path) -> dict[str, Any]:
+    def _write(self, name: str, content: bytes) -> None:
+        write_whole(self._place.join(name), content, folder=self._place)
+
+    def _json(self, name: str, content: bytes) -> dict[str, Any]:
         try:
-            loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as err:
-            raise self._broken(path.name, err) from err
+            loaded = from_json(content)
+            if not isinstance(loaded, dict):
+                raise ValueError("no JSON object")
+        except ValueError as err:
+            raise self._broken(name, err) from err
         return loaded
 
     def _broken(self, name: str, err: Exception) -> BadData:
-        return BadData(f"{name} cannot be read: {err}", where=str(self.path), fix="train again with --overwrite")
+        return BadData(f"{name} cannot be read: {err}", where=self.url, fix="train again with --overwrite")
 
 
 def _json_bytes(value: Mapping[str, Any]) -> bytes:
@@ -216,13 +298,3 @@ def _json_bytes(value: Mapping[str, Any]) -> bytes:
 def _tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """safetensors by way of memory: its own writer reports a full disk as an error of the format."""
     return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write under another name, wait until the bytes are on the disk, rename: no name ever stands for half a file."""
-    part = path.with_name(f"{UNFINISHED}{path.name}")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

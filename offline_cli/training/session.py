@@ -70,7 +70,7 @@ class Session:
         if wrong:
             what = f"the checkpoint does not fit the run's configuration: {', '.join(wrong)}"
             fix = "put config.toml back as it was, or train anew with --overwrite"
-            raise BadData(what, where=str(self.folder.path), fix=fix)
+            raise BadData(what, where=self.folder.url, fix=fix)
         for name, tensor in own.items():
             if name == "generator":
                 torch.set_rng_state(tensors[name])
@@ -133,7 +133,7 @@ class Session:
             return
         raise Diverged(
             f"training diverged: the loss is {loss} after {self.state.update} updates",
-            where=str(self.folder.path),
+            where=self.folder.url,
             fix=f"train anew with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data",
             details={"update": self.state.update},
         )
@@ -174,6 +174,11 @@ class Session:
     def samples_per_second(self) -> float:
         """Steps per second spent in updates."""
         return self.state.samples / max(self.state.train_seconds, 1e-9)
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint where one is asked for at this number of updates, and the storage is quick enough for it."""
+        if self.state.update % self.config.checkpoint_every == 0 and self.folder.checkpoint_is_due:
+            self.save()
 
     def save(self) -> None:
         """Write a checkpoint of this moment."""

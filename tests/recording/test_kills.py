@@ -1,4 +1,4 @@
-"""Signals and kills at random moments: what is whole stays, and `--resume` goes on to the same content."""
+"""Signals, and kills where it matters how episodes are played (others: tests/storage/test_kills.py): what is whole stays."""
 
 from __future__ import annotations
 
@@ -67,21 +67,6 @@ def test_a_signal_commits_what_is_whole_and_resume_goes_on(
     assert done.returncode == 0, done.stderr
     assert open_dataset(str(out)).manifest.complete
     same(read(out), read(recorded("recording_envs:Slow-v0", policy="random", episodes=120)))
-
-
-def test_killed_at_20_random_moments_a_recording_is_gone_on_with_to_the_same_content(
-    tmp_path: Path, child_env: dict[str, str], read: Read, recorded: Record, same: Same
-) -> None:
-    out, episodes = tmp_path / "D", 400
-    words = command(out, "--resume", episodes=episodes)
-    assert _killed(words, out, child_env, times=20) == 20
-    done = subprocess.run(words, env=child_env, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    batch = read(out)
-    assert batch.infos is not None
-    seeds = {batch.infos[start]["seed"] for start in batch.obs_starts[:-1].tolist()}
-    assert len(batch) == len(set(batch.ids)) == len(seeds) == episodes
-    same(batch, read(recorded("recording_envs:Slow-v0", policy="random", episodes=episodes)))
 
 
 def test_killed_with_an_own_vector_class_no_episode_is_there_twice(

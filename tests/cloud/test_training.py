@@ -1,0 +1,229 @@
+"""train-bc with its run folder on S3, Google Cloud Storage and Azure: what a local one holds, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud_servers import SERVERS, Cloud, found_by_environment
+from fault_proxy import Fault, FaultProxy
+
+from offline_cli import record
+from offline_cli.errors import Interrupted, Locked
+from offline_cli.progress import Progress
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.training import pace, run_folder
+from offline_cli.training.bc import train_bc
+from offline_cli.training.config import BCConfig
+from offline_cli.training.run_folder import RunFolder
+
+pytestmark = pytest.mark.cloud
+
+Call = Callable[..., tuple[int, dict[str, Any]]]
+Told = Callable[..., dict[str, Any]]
+LIMIT = 3.0
+CONFIG = "hidden = [16]\nlog_every = 7\ncheckpoint_every = 10\nconfirm_episodes = 2\n"
+PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
+UPDATES = 60
+TRAIN = ("--updates", str(UPDATES), "--batch-size", "64", "--val-fraction", "0.25", "--eval-every", "20", "--device", "cpu")
+OPTIONS: dict[str, Any] = {"updates": UPDATES, "batch_size": 64, "val_fraction": 0.25, "eval_every": 20, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A local dataset of 20 episodes."""
+    out = tmp_path_factory.mktemp("data") / "D"
+    record("CartPole-v1", out, policy="random", episodes=20, num_env_runners=0)
+    return out
+
+
+@pytest.fixture(scope="module")
+def config(data: Path) -> Path:
+    """A small network, and many checkpoints."""
+    path = data.parent / "config.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, config: Path, told: Told) -> Path:
+    """The run that nothing disturbs, on a local disk."""
+    out = data.parent / "whole"
+    told("train-bc", data, "--out", out, "--config", config, *TRAIN)
+    return out
+
+
+def content(run: Location) -> dict[str, Any]:
+    """Every file by its path, but for what the clock says.
+
+    Tensors without their state count for nothing: a request that was given up may land late in a process that lives on.
+    """
+    names = [file.path.removeprefix(run.path).strip("/") for file in run.files()]
+    half = [name for name in names if name.endswith("/tensors.safetensors") and f"{name[:-19]}state.json" not in names]
+    found: dict[str, Any] = {name: run.join(name).read_bytes() for name in names if name not in half}
+    rows = [json.loads(line) for line in found["metrics.jsonl"].splitlines()]
+    found["metrics.jsonl"] = [untimed(row) for row in rows]
+    state = f"checkpoints/0000000{UPDATES}/state.json"
+    found[state] = untimed(json.loads(found[state]))
+    del found["result.json"]
+    return found
+
+
+def untimed(told: dict[str, Any]) -> dict[str, Any]:
+    clock = ("seconds", "samples_per_second", "train_seconds", "metrics_bytes")  # the last: times have more or fewer digits
+    return {name: value for name, value in told.items() if name not in clock}
+
+
+def assert_same_run(url: str, cloud: Cloud, whole: Path) -> None:
+    assert content(open_location(url, cloud.options)) == content(open_location(whole))
+
+
+def test_a_run_folder_in_a_bucket_holds_what_a_local_one_holds(
+    cloud: Cloud, data: Path, config: Path, whole: Path, told: Told
+) -> None:
+    out = f"{cloud.bucket()}/runs/one"
+    found = told("train-bc", data, "--out", out, "--config", config, *TRAIN)
+    assert found["run"] == out
+    assert_same_run(out, cloud, whole)
+
+
+def test_a_policy_with_pieces_is_trained_played_and_recorded_from_a_bucket(
+    cloud: Cloud, data: Path, config: Path, told: Told, tmp_path: Path
+) -> None:
+    (tmp_path / "pipeline.toml").write_text(PIPELINE)
+    played: list[dict[str, Any]] = []
+    for out in (str(tmp_path), cloud.bucket()):
+        told("train-bc", data, "--out", f"{out}/run", "--config", config, *TRAIN, "--pipeline", tmp_path / "pipeline.toml")
+        figures = told("evaluate", f"{out}/run", "--env", "CartPole-v1", "--episodes", "3")
+        recording = told("record", "CartPole-v1", "--policy", f"{out}/run", "--episodes", "3", "--out", f"{out}/D")
+        played.append({**figures, "episodes": recording["episodes"], "steps": recording["steps"]})
+        assert open_location(f"{out}/run/connectors.msgpack").exists()
+    assert played[0] == played[1]
+
+
+def signal_at(update: int) -> Callable[[Progress], None]:
+    """A progress listener that interrupts this process once `update` updates are made."""
+    sent: list[int] = []
+
+    def listen(progress: Progress) -> None:
+        if progress.stage == "training" and progress.done >= update and not sent:
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return listen
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(
+    cloud: Cloud, data: Path, config: Path, whole: Path, told: Told
+) -> None:
+    out = f"{cloud.bucket()}/run"
+    for update in (7, 35):
+        with pytest.raises(Interrupted):
+            train_bc(data, out, config=config, resume=True, on_progress=signal_at(update), **OPTIONS)
+        assert not open_location(out, cloud.options).join("_training.json").exists()
+    told("train-bc", data, "--out", out, "--resume")
+    assert_same_run(out, cloud, whole)
+
+
+def test_a_finished_run_is_answered_with_its_result_and_replaced_only_by_overwrite(
+    cloud: Cloud, data: Path, config: Path, whole: Path, told: Told, call: Call
+) -> None:
+    out = f"{cloud.bucket()}/run"
+    first = told("train-bc", data, "--out", out, "--config", config, *TRAIN, "--seed", "3")
+    assert told("train-bc", data, "--out", out, "--resume") == first
+    code, found = call("train-bc", data, "--out", out, "--config", config, *TRAIN)
+    assert (code, found["error"]["code"]) == (2, "output-exists")
+    told("train-bc", data, "--out", out, "--config", config, *TRAIN, "--overwrite")
+    assert_same_run(out, cloud, whole)
+
+
+@pytest.mark.parametrize("how", [(), ("--resume",), ("--overwrite",)])
+def test_a_second_trainer_is_told_of_the_first(cloud: Cloud, data: Path, call: Call, how: tuple[str, ...]) -> None:
+    out = f"{cloud.bucket()}/run"
+    first = RunFolder(open_location(out))
+    with first.at_work("the first trainer"):
+        first.begin(BCConfig(), {})
+        code, found = call("train-bc", data, "--out", out, *TRAIN, *how)
+    assert (code, found["error"]["code"]) == (5, "locked"), found
+    assert (found["error"]["holder"]["pid"], found["error"]["holder"]["command"]) == (os.getpid(), "the first trainer")
+
+
+# ---- faults ----
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Cloud:
+    """The server of the provider that a test is for, reached directly."""
+    found: Cloud = request.getfixturevalue(SERVERS[request.param])
+    return found
+
+
+@pytest.fixture
+def proxy(server: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A relay to that server, which clients in this process find by the environment."""
+    with FaultProxy(server.port) as relay, found_by_environment(server.at(relay.port), monkeypatch):
+        yield relay
+
+
+@pytest.mark.parametrize("server", ["s3", "az"], indirect=True)  # GCS's emulator takes the condition of a creation, unheeded
+def test_of_two_that_begin_at_once_one_trains(server: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    with found_by_environment(server, monkeypatch):
+        place = open_location(f"{server.bucket()}/run")
+        one, two = RunFolder(place), RunFolder(place)
+        for run in (one, two):
+            run.claim(resume=False, overwrite=False)
+        with one.at_work("one"), pytest.raises(Locked), two.at_work("two"):
+            pytest.fail("both train")
+
+
+FAULTS = {
+    "reset": Fault("reset", since=b"000000040"),
+    "503": Fault("answer", since=b"000000040"),
+    "stops reading": Fault("stall", since=b"000000040"),
+}
+
+
+@pytest.mark.parametrize("server", ["s3", "gs", "az"], indirect=True)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_lasts_ends_training_in_time_and_resume_finishes_it(
+    server: Cloud,
+    fault: str,
+    proxy: FaultProxy,
+    data: Path,
+    config: Path,
+    whole: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_folder, "EVERY", 0.0)
+    monkeypatch.setattr(pace, "SHARE", 1e9)
+    out = f"{server.bucket()}/run"
+    command = ("train-bc", data, "--out", out, "--config", config, *TRAIN, "--storage-option", f"time_limit={LIMIT}")
+    proxy.fault = FAULTS[fault]
+    began = time.monotonic()
+    code, found = call(*command)
+    assert (code, found["error"]["code"]) == (5, "storage-error"), found
+    assert found["error"]["where"].startswith(out)
+    assert "--resume goes on: from its checkpoint at update 30" in found["error"]["fix"]
+    assert time.monotonic() - began < 4 * LIMIT + 20
+    proxy.fault = None
+    code, found = call(*command, "--resume")
+    assert code == 0, found
+    assert_same_run(out, server, whole)
+
+
+@pytest.mark.parametrize("server", ["s3", "gs"], indirect=True)
+def test_a_fault_that_passes_is_survived(
+    server: Cloud, proxy: FaultProxy, data: Path, config: Path, whole: Path, told: Told
+) -> None:
+    out = f"{server.bucket()}/run"
+    proxy.fault = Fault("answer", since=b"tensors.safetensors", times=1)
+    told("train-bc", data, "--out", out, "--config", config, *TRAIN)
+    assert proxy.fired
+    assert_same_run(out, server, whole)
