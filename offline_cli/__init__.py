@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.converting.convert import convert as convert
     from offline_cli.datasets.inspect import inspect as inspect
     from offline_cli.datasets.opening import open_dataset as open_dataset
+    from offline_cli.datasets.repair import repair as repair
     from offline_cli.datasets.validate import validate as validate
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
     from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.errors import OfflineCliError as OfflineCliError
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.recording.record import record as record
+    from offline_cli.storage.locations import open_location as open_location
     from offline_cli.training.bc import train_bc as train_bc
     from offline_cli.training.evaluate import evaluate as evaluate
 
@@ -42,7 +44,9 @@ _HOMES = {
     "evaluate": "offline_cli.training.evaluate",
     "inspect": "offline_cli.datasets.inspect",
     "open_dataset": "offline_cli.datasets.opening",
+    "open_location": "offline_cli.storage.locations",
     "record": "offline_cli.recording.record",
+    "repair": "offline_cli.datasets.repair",
     "train_bc": "offline_cli.training.bc",
     "validate": "offline_cli.datasets.validate",
 }
@@ -62,7 +66,9 @@ __all__ = [
     "evaluate",
     "inspect",
     "open_dataset",
+    "open_location",
     "record",
+    "repair",
     "train_bc",
     "validate",
 ]

@@ -6,6 +6,7 @@ kebab case, the `code` that programs read under `--json`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -22,6 +23,7 @@ __all__ = [
     "EpisodeKeyError",
     "Interrupted",
     "InvalidData",
+    "Locked",
     "MissingDevice",
     "MissingPackage",
     "NoData",
@@ -30,6 +32,7 @@ __all__ = [
     "SpaceMismatch",
     "StorageError",
     "StorageNotFound",
+    "TakenOver",
     "TargetNotMet",
     "Uncommitted",
     "UnknownEnvironment",
@@ -41,6 +44,10 @@ __all__ = [
 
 PROBLEM: Final = "problem"
 """Among the details of an error: the code by which `validate` reports it (docs/validate.md)."""
+
+
+MAX_PLACE: Final = 2000  # letters of a place
+MAX_PROBLEMS: Final = 8000  # letters of the mistakes that one error lists
 
 
 class OfflineCliError(Exception):
@@ -65,7 +72,7 @@ class OfflineCliError(Exception):
         """`details`: more about the error, by name. `result`: what a command found all the same; `--json` tells it too."""
         super().__init__(what)
         self.what = what
-        self.where = where
+        self.where = where if len(where) <= MAX_PLACE else f"{where[:MAX_PLACE]}..."  # ids are as long as somebody made them
         self.fix = fix
         self.details = dict(details or {})
         self.result = dict(result or {})
@@ -139,8 +146,14 @@ class BadConfig(OfflineCliError):
     @classmethod
     def of(cls, problems: Sequence[str], *, where: str, fix: str) -> BadConfig:
         """One error for all `problems`, so that one run shows every mistake."""
-        what = problems[0] if len(problems) == 1 else f"{len(problems)} mistakes:\n  - " + "\n  - ".join(problems)
-        return cls(what, where=where, fix=fix, details={"problems": list(problems)})
+        ends = list(itertools.accumulate(map(len, problems)))
+        listed = [
+            problem[:MAX_PROBLEMS] for problem, end in zip(problems, ends, strict=True) if end <= max(ends[0], MAX_PROBLEMS)
+        ]
+        if len(listed) < len(problems):
+            listed.append(f"... and {len(problems) - len(listed)} more")
+        what = listed[0] if len(listed) == 1 else f"{len(problems)} mistakes:\n  - " + "\n  - ".join(listed)
+        return cls(what, where=where, fix=fix, details={"problems": listed})
 
 
 class BadMapping(BadConfig):
@@ -179,6 +192,14 @@ class StorageError(OfflineCliError):
 
 class StorageNotFound(StorageError):
     """A path or bucket that does not exist."""
+
+
+class Locked(StorageError):
+    """A dataset that somebody else is writing."""
+
+
+class TakenOver(StorageError):
+    """A dataset whose writing somebody else has taken over, because this writer was not heard from for too long."""
 
 
 class MissingPackage(OfflineCliError):

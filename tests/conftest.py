@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from offline_cli.spaces import Space
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "tests" / "support"))  # modules that tests of several packages share
+pytest_plugins = ["cloud_servers"]
 # A child counts the memory of the process that started it as its own, until it runs its program: so a small one starts it.
 LAUNCHER = """
 import os, subprocess, sys

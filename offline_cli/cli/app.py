@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from offline_cli import __version__
-from offline_cli.cli import apply, convert, evaluate, inspect, record, train_bc, validate
+from offline_cli.cli import apply, convert, evaluate, inspect, record, repair, train_bc, validate
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.signals import sigterm_raises
@@ -29,7 +29,7 @@ Exit codes:
     2  wrong usage, or --out exists
     3  data that cannot be read, that is invalid, or none
     4  config, environment or spaces that do not fit
-    5  storage: missing, denied, unreachable, full
+    5  storage: missing, denied, unreachable, full, or written by somebody else
     6  this machine lacks a package, a device or memory
     7  a target or gate was not met
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM)"""
@@ -75,6 +75,7 @@ class ErrorBoundary(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit with its exit code where it failed."""
         try:
+            ctx.obj.refuse_memory()
             return _with_quiet_pipe(lambda: super(ErrorBoundary, self).invoke(ctx))
         except (typer.Exit, UsageProblem):
             raise
@@ -131,6 +132,7 @@ app.command("train-bc", epilog=train_bc.EXAMPLES)(train_bc.train_bc)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
+app.command("repair", epilog=repair.EXAMPLES)(repair.repair)
 
 
 def main() -> None:

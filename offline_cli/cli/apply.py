@@ -78,6 +78,8 @@ def apply(
     memory_limit: options.MemoryLimit = "1GiB",
     overwrite: options.Overwrite = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and make every batch, and write none.")] = False,
+    cache: options.CacheFolder = None,
+    cache_size: options.CacheSize = None,
     storage_option: options.StorageOptions = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -111,7 +113,7 @@ def apply(
                 memory_limit=byte_size(memory_limit, option="--memory-limit"),
                 overwrite=overwrite,
                 dry_run=dry_run,
-                storage_options=options.storage_options(storage_option),
+                storage_options=options.storage_options(storage_option, cache=cache, cache_size=cache_size),
                 on_progress=on_progress,
                 command=ctx.obj.recorded(),
             )

@@ -80,6 +80,10 @@ class Bars:
             self._draw()
             self._next_draw = now + BAR_SECONDS
 
+    def tell(self, line: str) -> None:
+        """Show a line above the bars."""
+        self._bars.console.print(printable(line), markup=False, highlight=False)
+
     def _stage(self, report: Progress, now: float) -> tuple[TaskID, Pace]:
         if report.stage not in self._stages:
             label = printable(report.stage)

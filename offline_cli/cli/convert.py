@@ -75,6 +75,8 @@ def convert(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read and count everything, show what would be written, write nothing.")
     ] = False,
+    cache: options.CacheFolder = None,
+    cache_size: options.CacheSize = None,
     storage_option: options.StorageOptions = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -108,7 +110,7 @@ def convert(
             resume=resume,
             overwrite=overwrite,
             dry_run=dry_run,
-            storage_options=options.storage_options(storage_option),
+            storage_options=options.storage_options(storage_option, cache=cache, cache_size=cache_size),
             on_progress=on_progress,
             command=ctx.obj.recorded(),
         )

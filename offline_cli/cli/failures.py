@@ -6,11 +6,12 @@ import errno
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.render import to_json
+from offline_cli.cli.render import plain, to_json
 from offline_cli.cli.signals import signal_exit_code
 from offline_cli.cli.streams import colour_wanted, printable, write
 from offline_cli.errors import Interrupted, MissingPackage, OfflineCliError, StorageError, StorageNotFound, UsageError
@@ -52,12 +53,23 @@ def report(error: BaseException, invocation: Invocation) -> int:
     told = explain(error, invocation)
     exit_code = _exit_code(error, told)
     if invocation.debug:
-        write(sys.stderr, "".join(traceback.format_exception(error)))
+        write(sys.stderr, invocation.without_secrets("".join(traceback.format_exception(error))))
+    told.what, told.where, told.fix = (invocation.without_secrets(text) for text in (told.what, told.where, told.fix))
     write(sys.stderr, _message(told))
     if invocation.as_json:
         fields = {key: value for key, value in told.as_dict().items() if key != "exit_code"}
-        write(sys.stdout, to_json({**told.result, "error": fields, "exit_code": exit_code}))
+        write(sys.stdout, to_json({**_blanked({**told.result, "error": fields}, invocation), "exit_code": exit_code}))
     return exit_code
+
+
+def _blanked(value: Any, invocation: Invocation) -> Any:
+    """`value` in JSON's own types, without secrets in any of its texts."""
+    value = plain(value)
+    if isinstance(value, str):
+        return invocation.without_secrets(value)
+    if isinstance(value, dict):
+        return {name: _blanked(item, invocation) for name, item in value.items()}
+    return [_blanked(item, invocation) for item in value] if isinstance(value, list) else value
 
 
 def _exit_code(error: BaseException, told: OfflineCliError) -> int:

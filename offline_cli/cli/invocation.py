@@ -6,15 +6,16 @@ they could be parsed.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from offline_cli.errors import UsageError
+from offline_cli.storage.blanking import BLANK, blanked, blanked_args, secrets_among
 
 __all__ = ["Invocation"]
 
 _PROGRAM = "offline-cli"
-_SECRET_OPTION = "--storage-option"  # noqa: S105  the option's name, no secret
-_URL_PASSWORD = re.compile(r"://[^/@:\s]*:[^/@\s]*@")
+_MEMORY = "memory://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +41,23 @@ class Invocation:
         return f"{_PROGRAM} {first}".rstrip()
 
     def recorded(self) -> tuple[str, ...]:
-        """The whole command line for a dataset's provenance, with storage options and passwords in URLs blanked out."""
-        return (_PROGRAM, *(_URL_PASSWORD.sub("://***@", arg) for arg in _without_secrets(self.args)))
+        """The whole command line for a dataset's provenance, with storage options and passwords blanked out."""
+        return (_PROGRAM, *blanked_args(self.args))
+
+    def without_secrets(self, text: str) -> str:
+        """`text`, such as that of an error, without the secrets among the arguments, or in URLs."""
+        for secret in secrets_among(self.args):
+            text = text.replace(secret, BLANK)
+        return blanked(text)
+
+    def refuse_memory(self) -> None:
+        """Raise UsageError where an argument names a place in the memory of a process: of this one, which is about to end."""
+        for arg in self.args:
+            if arg.startswith(_MEMORY) or f"={_MEMORY}" in arg or f"::{_MEMORY}" in arg:
+                what = "memory:// is forgotten when the command ends: nobody could have written there, or read from there"
+                raise UsageError(
+                    what, where=arg, fix="a local folder or a bucket; memory:// is for programs that import offline_cli"
+                )
 
     def _options(self) -> Sequence[str]:
         return self.args[: self.args.index("--")] if "--" in self.args else self.args
-
-
-def _without_secrets(args: Sequence[str]) -> Iterator[str]:
-    secret_follows = False
-    for arg in args:
-        if secret_follows:
-            yield _blanked(arg)
-        elif arg.startswith(_SECRET_OPTION + "="):
-            yield f"{_SECRET_OPTION}={_blanked(arg[len(_SECRET_OPTION) + 1 :])}"
-        else:
-            yield arg
-        secret_follows = arg == _SECRET_OPTION
-
-
-def _blanked(pair: str) -> str:
-    return pair.partition("=")[0] + "=***"

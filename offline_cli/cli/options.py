@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from offline_cli.cli.sizes import byte_size
 from offline_cli.errors import UsageError
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "SEED",
     "ActionScale",
     "AsJson",
+    "CacheFolder",
+    "CacheSize",
     "Debug",
     "DeviceName",
     "EnvToModule",
@@ -38,6 +41,7 @@ __all__ = [
     "storage_options",
 ]
 
+_STORAGE_OPTION = "--storage-option"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
@@ -46,15 +50,30 @@ StorageOptions = Annotated[
     typer.Option(
         "--storage-option",
         metavar="KEY=VALUE",
-        help="Setting for the storage behind URLs, such as anon=true; may be repeated. Values that are JSON are read as such.",
+        help="Setting for the storage behind URLs, such as anon=true; may be repeated. Values that are JSON are read as such. "
+        "time_limit=SECONDS ends a request that gets no answer (default: 60; docs/storage.md).",
         show_default=False,
     ),
+]
+CacheFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        help="Local folder that keeps what is read of s3://, gs:// and az://, for the next run; any number of processes may "
+        "share it.",
+        show_default=False,
+    ),
+]
+CacheSize = Annotated[
+    str | None,
+    typer.Option("--cache-size", metavar="SIZE", help="Bytes that --cache may take: 500MB, 50GiB. Default: 10GiB."),
 ]
 Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="SRC",
-        help="Recordings: folders, files or globs, as paths or URLs (s3://, gs://); - for what is piped in.",
+        help="Recordings: folders, files or globs, as paths or URLs (s3://, gs://, az://); - for what is piped in.",
         show_default=False,
     ),
 ]
@@ -149,16 +168,33 @@ def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
     for pair in given or ():
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"{pair!r} is not KEY=VALUE", where=option, fix=f"for example {option} key=value")
+            raise UsageError(f"{_shown(pair, option)} is not KEY=VALUE", where=option, fix=f"for example {option} key=value")
         if key.strip() in found:
             raise UsageError(f"{key.strip()} is given twice", where=option, fix="one value for each key")
         found[key.strip()] = value
     return found
 
 
-def storage_options(given: Sequence[str] | None) -> Mapping[str, Any] | None:
-    """Storage options by name, None without any; `anon=true` is a bool, `key='"007"'` a string."""
-    return {key: _value(text) for key, text in pairs(given, option="--storage-option").items()} or None
+def _shown(pair: str, option: str) -> str:
+    """What was given; of a storage option, which may be a secret, the first letters."""
+    return repr(pair) if option != _STORAGE_OPTION or len(pair) < 4 else repr(f"{pair[:3]}...")
+
+
+def storage_options(
+    given: Sequence[str] | None, *, cache: str | None = None, cache_size: str | None = None
+) -> Mapping[str, Any] | None:
+    """Storage options by name, None without any; `anon=true` is a bool, `key='"007"'` a string.
+
+    `cache`, `cache_size`: as --cache and --cache-size give them, which win. Raises UsageError.
+    """
+    found = {key: _value(text) for key, text in pairs(given, option=_STORAGE_OPTION).items()}
+    if cache is not None:
+        found["cache"] = cache
+    if cache_size is not None:
+        found["cache_size"] = byte_size(cache_size, option="--cache-size")
+        if "cache" not in found:
+            raise UsageError("--cache-size without --cache", where="--cache-size", fix="name the folder with --cache DIR")
+    return found or None
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from offline_cli.cli.pace import Pace
 from offline_cli.cli.streams import is_terminal, printable, write
@@ -25,8 +25,20 @@ END_SECONDS = 1.0  # between two lines that tell the end of a stage: evaluations
 @contextmanager
 def working(*, quiet: bool) -> Iterator[OnProgress]:
     """A listener for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone."""
-    with redirect_stdout(sys.stderr), _display(quiet=quiet) as listener:
+    with redirect_stdout(sys.stderr), _display(quiet=quiet) as listener, _waits_shown_by(listener):
         yield listener
+
+
+def _waits_shown_by(listener: Any) -> AbstractContextManager[None]:
+    """Within it, requests to a storage that are not answered are told of, unless all is to be quiet."""
+    if listener is no_progress:
+        return nullcontext()
+    from offline_cli.storage.patience import waits_told_to
+
+    def tell(url: str, waited: float, limit: float) -> None:
+        listener.tell(f"{url}: no answer for {waited:.0f} s; the storage's client tries again, for {limit:.0f} s in all")
+
+    return waits_told_to(tell)
 
 
 def _display(*, quiet: bool) -> AbstractContextManager[OnProgress]:
@@ -60,6 +72,10 @@ class Lines:
         if now >= self._next_line:
             self._print(self._current)
             self._next_line = now + LINE_SECONDS
+
+    def tell(self, line: str) -> None:
+        """Show a line that is no progress."""
+        write(self._stream, printable(line) + "\n")
 
     def _end_stage(self, now: float) -> None:
         if self._current is not None and now >= self._next_end:

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer.main
 
-from offline_cli.cli import apply, convert, evaluate, record, train_bc, validate
+from offline_cli.cli import apply, convert, evaluate, record, repair, train_bc, validate
 from offline_cli.cli import inspect as inspect_command
 from offline_cli.cli.app import app
 from offline_cli.cli.streams import write
@@ -69,6 +69,7 @@ _KEYS = {
     "evaluate": evaluate.KEYS,
     "inspect": inspect_command.KEYS,
     "validate": validate.KEYS,
+    "repair": repair.KEYS,
 }
 
 

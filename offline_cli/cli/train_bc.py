@@ -23,12 +23,16 @@ EXAMPLES = options.examples(
     "offline-cli train-bc dataset --out run --env CartPole-v1 --pipeline pipeline.toml",
     "offline-cli train-bc dataset --out run --resume",
     "offline-cli train-bc dataset --out run --resume --epochs 400",
+    "offline-cli train-bc s3://bucket/dataset --out s3://bucket/run",
 )
 
 
 def train_bc(
+    ctx: typer.Context,
     sources: options.Sources,
-    out: Annotated[str, typer.Option("--out", "-o", metavar="RUN", help="Run folder to make.", show_default=False)],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="RUN", help="Run folder to make: a path or a URL.", show_default=False)
+    ],
     env: options.Environment = None,
     config: Annotated[
         str | None,
@@ -98,6 +102,8 @@ def train_bc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check options, environment and all data, write nothing.")] = False,
     from_: options.FromFormat = "auto",
     action_scale: options.ActionScale = None,
+    cache: options.CacheFolder = None,
+    cache_size: options.CacheSize = None,
     storage_option: options.StorageOptions = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -137,8 +143,9 @@ def train_bc(
             dry_run=dry_run,
             from_=from_,
             action_scale=action_scale,
-            storage_options=options.storage_options(storage_option),
+            storage_options=options.storage_options(storage_option, cache=cache, cache_size=cache_size),
             on_progress=on_progress,
+            command=ctx.obj.recorded(),
         )
     render.show(result, as_json=as_json, summary=_measured)
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, NoData, StorageNotFound, Uncommitted
-from offline_cli.storage.layout import MANIFEST, WRITING
+from offline_cli.errors import BadData, NoData, Uncommitted
+from offline_cli.storage.layout import DATASET, MANIFEST, WRITING
+from offline_cli.storage.liveness import holder_at_work
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.manifest import Manifest, Shard
 from offline_cli.storage.reading import ShardReader
+from offline_cli.storage.shards_ahead import ShardsAhead
 from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["TARGET_STEPS", "Dataset"]
+__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset"]
 
+NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS = 1 << 16
 
 
@@ -40,13 +43,13 @@ class Dataset:
             raise _uncommitted(folder, has_manifest=place.exists())
         if not place.exists():
             if not folder.exists():
-                raise StorageNotFound(f"{folder.url} does not exist", where=folder.url, fix="check the path")
+                raise folder.missing()
             fix = "name the folder of a dataset, the one with manifest.json in it"
             raise NoData("no dataset is here: there is no manifest.json", where=folder.url, fix=fix)
         return Dataset(folder, Manifest.from_bytes(place.read_bytes(), where=place.url))
 
     def batches(self, columns: Sequence[str] | None = None, target_steps: int = TARGET_STEPS) -> Iterator[EpisodeBatch]:
-        """All episodes in the manifest's order, streamed: one shard is open at a time, one row group or so in memory.
+        """All episodes in the manifest's order, streamed: one row group or so is in memory; of remote shards, a few parts more.
 
         `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
         and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
@@ -54,14 +57,20 @@ class Dataset:
         """
         found = self.manifest
         reader = ShardReader(found.format, found.observation_space, found.action_space, columns, target_steps)
-        for shard in found.shards:
-            place, episodes = self.location.join(shard.path), 0
-            for batch in reader.read(place, size=shard.bytes, rows=shard.rows):
-                episodes += len(batch)
-                yield batch
-            if episodes != shard.episodes:
-                what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
-                raise BadData(what, where=place.url, fix="write the dataset again from its source")
+        places = [(self.location.join(shard.path), shard.bytes) for shard in found.shards]
+        with ShardsAhead(places, reader.columns_of) as coming:
+            for shard in found.shards:
+                yield from self._episodes(shard, reader, coming)
+
+    def _episodes(self, shard: Shard, reader: ShardReader, coming: ShardsAhead) -> Iterator[EpisodeBatch]:
+        place, episodes = self.location.join(shard.path), 0
+        for batch in reader.read(place, rows=shard.rows, opening=coming.turn()):
+            episodes += len(batch)
+            yield batch
+            coming.advance()  # not before: who looks at the first episodes alone needs no other shard
+        if episodes != shard.episodes:
+            what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
+            raise BadData(what, where=place.url, fix="write the dataset again from its source")
 
 
 def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
@@ -70,7 +79,15 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
     except BadData:  # a broken note says no less that nobody has finished
         note = None
     began = f": {note.command}, since {note.started}, process {note.pid} on {note.host}" if note else ""
-    fix = "run the same command again with --resume"
+    holder = holder_at_work(note, folder.join(WRITING)) if note else None
+    if note is not None and holder is not None:
+        heard = "" if holder["age"] is None else f", last heard from {max(0.0, holder['age']):.0f} s ago"
+        what = f"a writer has not finished this {note.writes}, and is at work on it{began}{heard}"
+        return Uncommitted(what, where=folder.url, fix="wait until it ends, then run this again", details={"holder": holder})
+    if note is not None and note.writes != DATASET.noun:
+        fix = "run the same command again with --overwrite, and read the recordings that it reads"
+        return Uncommitted(f"a writer has not finished this {note.writes}{began}", where=folder.url, fix=fix)
+    fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
     if has_manifest:
         fix += f"; or remove {WRITING} to go back to the dataset that was being overwritten"
-    return Uncommitted(f"a writer has not finished this dataset{began}", where=folder.url, fix=fix)
+    return Uncommitted(f"{NOT_FINISHED}{began}", where=folder.url, fix=fix)

@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from offline_cli.errors import OfflineCliError, StorageError, StorageNotFound, UsageError
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.patience import NoAnswer
+from offline_cli.storage.provider_errors import explained, set_up
 
 __all__ = ["storage_failures"]
 
 CLIENTS = frozenset(
     {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs", "urllib3"}
 )
+COMMON = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -30,16 +34,28 @@ def storage_failures(url: str, doing: str) -> Iterator[None]:
         yield
     except OfflineCliError:
         raise
+    except NoAnswer as err:
+        raise _of_no_answer(err, url, doing) from err
     except OSError as err:
-        raise _of_os_error(err, url, doing) from err
+        raise explained(err, url, doing) or _of_os_error(err, url, doing) from err
     except Exception as err:
         if not _from_a_client(err):
             raise
         if isinstance(err, TypeError):
             fix = "leave the option out, or look up its name in the client's documentation"
             raise UsageError(f"the storage does not take an option: {err}", where=url, fix=fix) from err
-        fix = "check the network, the endpoint and the credentials, then run the command again"
-        raise StorageError(f"{doing} failed: {_text(err)}", where=url, fix=fix) from err
+        raise explained(err, url, doing) or _of_a_client(err, url, doing) from err
+
+
+def _of_no_answer(err: NoAnswer, url: str, doing: str) -> StorageError:
+    fix = f"check network and endpoint, or set {set_up(url)}; --storage-option time_limit=SECONDS waits longer"
+    what = f"{doing} failed: the storage gave no good answer within {err.seconds:g} s"
+    return StorageError(what, where=url, fix=fix)
+
+
+def _of_a_client(err: Exception, url: str, doing: str) -> StorageError:
+    fix = "check the network, the endpoint and the credentials, then run the command again"
+    return StorageError(f"{doing} failed: {_text(err)}", where=url, fix=fix)
 
 
 def _of_os_error(err: OSError, url: str, doing: str) -> StorageError:
@@ -67,17 +83,24 @@ def _place(err: OSError, url: str) -> str:
 
 
 def _text(err: Exception) -> str:
-    return f"{type(err).__name__}: {err}" if str(err) else type(err).__name__
+    return f"{type(err).__name__}: {blanked(str(err))}" if str(err) else type(err).__name__
 
 
 def _from_a_client(err: Exception) -> bool:
-    """Whether a cloud client made `err`: by its class, or, of a RuntimeError or a refused option, by the code that did."""
-    if any(kind.__module__.partition(".")[0] in CLIENTS for kind in type(err).__mro__):
+    """Whether a cloud client made `err`: by its class, or, of a common one or a refused option, by the code it came through."""
+    if any(_is_client(kind.__module__) for kind in type(err).__mro__):
         return True
     refused_option = isinstance(err, TypeError) and "__init__() got an unexpected keyword" in str(err)
-    if not isinstance(err, RuntimeError) and not refused_option:
-        return False
+    return (isinstance(err, COMMON) or refused_option) and any(_is_client(name) for name in _modules_of(err))
+
+
+def _is_client(module: str) -> bool:
+    return module.partition(".")[0] in CLIENTS
+
+
+def _modules_of(err: Exception) -> Iterator[str]:
+    """The module of each frame that `err` came through."""
     frame = err.__traceback__
-    while frame is not None and frame.tb_next is not None:
+    while frame is not None:
+        yield str(frame.tb_frame.f_globals.get("__name__", ""))
         frame = frame.tb_next
-    return frame is not None and str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in CLIENTS

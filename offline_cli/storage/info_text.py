@@ -14,6 +14,7 @@ import numpy as np
 
 from offline_cli.episodes.codec.plain_values import plain_mapping
 from offline_cli.errors import BadData
+from offline_cli.json_text import from_json
 from offline_cli.tally import Tally
 
 __all__ = ["info_from_text", "info_to_text"]
@@ -44,8 +45,8 @@ def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | 
 def info_from_text(text: str, *, where: str) -> dict[str, Any]:
     """The info that `text` stands for. Raises BadData where it is no JSON object."""
     try:
-        info = json.loads(text)
-    except (ValueError, RecursionError) as err:
+        info = from_json(text)
+    except ValueError as err:
         raise BadData(f"infos that are no JSON: {err}", where=where, fix="write the dataset again from its source") from err
     if not isinstance(info, dict):
         raise BadData("infos that are no JSON object", where=where, fix="write the dataset again from its source")

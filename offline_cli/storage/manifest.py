@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from offline_cli.errors import BadData, UnsupportedSpace
+from offline_cli.json_text import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.layout import SHARD_PATH
 from offline_cli.storage.schemas import mistakes
@@ -22,7 +23,7 @@ SCHEMA = "manifest.v1.json"
 VERSION = 1
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
-FIX = "write the dataset again from its source"
+FIX = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def _parsed(data: bytes, where: str) -> dict[str, Any]:
         raise _bad([f"no JSON: {err}"], where) from err
     if not isinstance(document, dict):
         raise _bad(["no JSON object"], where)
-    if _deeper_than(document, MAX_DEPTH):
+    if deeper_than(document, MAX_DEPTH):
         raise _bad([f"nested deeper than {MAX_DEPTH}"], where)
     return document
 
@@ -153,13 +154,6 @@ def _mistakes(document: dict[str, Any]) -> list[str]:
         doubtful = {path: column for path, column in columns.items() if not is_column(column)}
         document = {**document, "statistics": {**statistics, "columns": doubtful}}
     return mistakes(document, SCHEMA)
-
-
-def _deeper_than(value: Any, depth: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    parts = value.values() if isinstance(value, dict) else value
-    return not depth or any(_deeper_than(part, depth - 1) for part in parts)
 
 
 def _contradictions(document: dict[str, Any]) -> list[str]:

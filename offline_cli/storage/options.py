@@ -2,7 +2,8 @@
 
 Clients pass on what they do not know, to fail at their first request or never; so options are checked by name beforehand,
 for the clients whose options are known. One set of options serves all places of a command: `anon` for an s3:// source does
-no harm to a local output.
+no harm to a local output. Three options are ours, and every place takes them: `time_limit`, the seconds that a request may
+take; `cache`, a folder of this machine that keeps what is read of remote files; and `cache_size`, the bytes that it may take.
 """
 
 from __future__ import annotations
@@ -10,20 +11,33 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import math
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import fsspec
 
 from offline_cli.errors import UsageError
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.cache import SIZE, RemoteCache, cache_at
+from offline_cli.storage.patience import Patience
 
-__all__ = ["options_for", "quiet_clients"]
+__all__ = ["HERE", "cache_of", "options_for", "patience_of", "quiet_clients", "without_probes"]
+
+TIME_LIMIT: Final = "time_limit"
+CACHE: Final = "cache"
+CACHE_SIZE: Final = "cache_size"
+OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
 
 CHECKED: Final = frozenset({"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-HERE: Final = frozenset({"file", "local", "memory"})
+HERE: Final = frozenset({"file", "local", "memory"})  # what needs no client
 OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
 OF_SESSIONS: Final = {"s3": frozenset({"profile"}), "s3a": frozenset({"profile"})}  # passed on to the client's session
+NAMES_OF_REGION: Final = frozenset({"region", "region_name", "aws_region", "default_region"})
+REGION_OPTION: Final = """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
 CLIENT_LOGS: Final = ("adlfs", "aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs")
 
 
@@ -32,7 +46,7 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
 
     `beside`: the other places that `options` are for. Raises UsageError for one that no client of them takes.
     """
-    given = dict(options or {})
+    given = {name: value for name, value in (options or {}).items() if name not in OURS}
     if not given:
         return given
     places = list(dict.fromkeys([url, *beside]))
@@ -72,12 +86,52 @@ def _of_client(scheme: str) -> frozenset[str] | None:
 
 
 def _unknown(name: str, places: list[str], known: frozenset[str]) -> UsageError:
-    near = difflib.get_close_matches(name, known, n=1)
-    listed = ", ".join(sorted(known - OF_ALL)) or "none"
-    fix = f"did you mean {near[0]}? The storage takes {listed}" if near else f"the storage takes {listed}"
-    return UsageError(
-        f"the storage takes no option {name!r}", where=f"--storage-option {name} for {', '.join(places)}", fix=fix
-    )
+    near = difflib.get_close_matches(name, known | OURS, n=1)
+    listed = f"the storage takes {', '.join(sorted((known | OURS) - OF_ALL))}"
+    if name in NAMES_OF_REGION and "client_kwargs" in known:
+        fix = f"AWS_DEFAULT_REGION in the environment, or {REGION_OPTION}; {listed}"
+    else:
+        fix = f"did you mean {near[0]}? {listed[0].upper()}{listed[1:]}" if near else listed
+    if all(fsspec.utils.get_protocol(place) in HERE for place in places):
+        fix = f"leave it out: it is for places such as s3://, gs:// and az://; {listed}"
+    where = f"--storage-option {name} for {', '.join(map(blanked, places))}"
+    return UsageError(f"the storage takes no option {name!r}", where=where, fix=fix)
+
+
+def patience_of(options: Mapping[str, Any] | None) -> Patience:
+    """How long requests may take, by `options`. Raises UsageError for what is no number of seconds."""
+    seconds = (options or {}).get(TIME_LIMIT)
+    if seconds is None:
+        return Patience()
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        fix = f"a number of seconds, such as {TIME_LIMIT}=300"
+        raise UsageError(f"{seconds!r} is no time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
+    return Patience(float(seconds))
+
+
+def cache_of(options: Mapping[str, Any] | None) -> RemoteCache | None:
+    """Where files read from remote places are kept, by `options`; None: nowhere.
+
+    Raises UsageError for what is no local folder or no number of bytes, StorageError where the folder cannot be made.
+    """
+    folder, size = (options or {}).get(CACHE), (options or {}).get(CACHE_SIZE, SIZE)
+    if folder is None:
+        return None
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "://" in str(folder):
+        fix = "a folder of this machine, such as ~/.cache/offline-cli"
+        raise UsageError(f"{folder!r} is no local folder", where="--cache", fix=fix)
+    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+        raise UsageError(f"{size!r} is no number of bytes", where="--cache-size", fix="for example --cache-size 50GiB")
+    return cache_at(str(Path(folder).expanduser().absolute()), size)
+
+
+def without_probes(scheme: str, options: Mapping[str, Any] | None) -> None:
+    """Keep gcsfs from asking what kind of bucket this is where the endpoint is not Google's, which takes it a minute.
+
+    It asks over gRPC, which other servers do not answer. To be called before gcsfs is imported; what the user has set stays.
+    """
+    if scheme in ("gs", "gcs") and ((options or {}).get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 @cache

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import platform
-import shlex
 import socket
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from offline_cli import __version__
+from offline_cli.storage.blanking import this_command
 
 __all__ = ["now", "with_defaults"]
 
@@ -26,7 +25,7 @@ def now() -> str:
 def with_defaults(given: Mapping[str, Any], *, started: str) -> dict[str, Any]:
     """`given` with commands, times, host and versions filled in where it does not say them."""
     return {
-        "commands": [shlex.join(sys.argv)],
+        "commands": [this_command()],
         "started": started,
         "finished": now(),
         "host": socket.gethostname(),

@@ -21,7 +21,7 @@ from offline_cli.storage import episode_tables, step_tables
 from offline_cli.storage.conforming import check_shapes, conform
 from offline_cli.tally import Tally
 
-__all__ = ["EpisodeRows", "RowFormat", "StepRows"]
+__all__ = ["EpisodeRows", "RowFormat", "StepRows", "row_format"]
 
 
 class RowFormat(Protocol):
@@ -170,3 +170,13 @@ class StepRows:
         if wrong:
             fix = "convert the two kinds of episodes into two datasets, or use the episodes format"
             raise BadEpisode("; ".join(wrong), where=where, fix=fix)
+
+
+def row_format(name: str, observation_space: Space | None, action_space: Space | None, tally: Tally) -> RowFormat:
+    """The format of that name: `episodes`, or `columns`, which needs both spaces."""
+    if name == "episodes":
+        return EpisodeRows(observation_space, action_space, tally)
+    assert name == "columns", f"no format {name!r}"
+    assert observation_space is not None, "columns need an observation space"
+    assert action_space is not None, "columns need an action space"
+    return StepRows(observation_space, action_space, tally)

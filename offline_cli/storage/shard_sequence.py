@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
@@ -16,11 +18,19 @@ __all__ = ["ShardSequence"]
 class ShardSequence:
     """Shards of one generation in order of their numbers; at most one is open. Raises StorageError."""
 
-    def __init__(self, folder: Location, generation: str, *, compression: str) -> None:
-        """`folder`: the dataset's."""
+    def __init__(
+        self,
+        folder: Location,
+        generation: str,
+        *,
+        compression: str,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`folder`: the dataset's. `guard`: around each moment in which a shard gets its name; may refuse."""
         self._folder = folder
         self._generation = generation
         self._compression = compression
+        self._guard = guard
         self._open: ShardWriter | None = None
         self._episodes = self._steps = 0  # in the open shard
         self.finished: list[Shard] = []
@@ -50,7 +60,8 @@ class ShardSequence:
         """Finish the open shard, if one is."""
         if self._open is None:
             return
-        size, digest = self._open.commit()
+        with self._guard():
+            size, digest = self._open.commit()
         shard = Shard(self.next_path, self._episodes, self._open.rows, self._steps, size, digest)
         self.adopt(shard, self._schema)
         self._open = None
@@ -74,7 +85,8 @@ class ShardSequence:
                     writer.write(table, rows_per_group=table.num_rows)
                     self.schemas[number] = table.schema
             assert writer is not None, "a finished shard has rows"
-            size, digest = writer.commit()
+            with self._guard():
+                size, digest = writer.commit()
         except BaseException:
             if writer is not None:
                 writer.discard()

@@ -8,21 +8,41 @@ hostile file makes the Parquet reader raise becomes BadData that names the shard
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, StorageNotFound, UsageError
+from offline_cli.storage.ahead import Ahead
+from offline_cli.storage.arrow_extensions import extension_failures
 from offline_cli.storage.blocks import BLOCK_BYTES
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
+from offline_cli.storage.parquet_bombs import refuse_bomb
+from offline_cli.storage.parquet_footers import check_footer
+from offline_cli.storage.parquet_ranges import chunk_ranges, file_ranges
+from offline_cli.storage.remote_files import expect, ready
 from offline_cli.storage.staging import StagedFile
 
-__all__ = ["COMPRESSIONS", "ShardWriter", "check_compression", "fingerprint", "opened", "read_row_groups", "rows_per_group"]
+__all__ = [
+    "COMPRESSIONS",
+    "OpenShard",
+    "ShardWriter",
+    "check_compression",
+    "expect_row_groups",
+    "fingerprint",
+    "opened",
+    "opened_stream",
+    "parsed",
+    "read_row_groups",
+    "rows_per_group",
+]
 
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
@@ -106,28 +126,58 @@ def _paths(kind: Any, path: str) -> Iterator[str]:
 # ---- reading ----
 
 
+class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
+    """A Parquet file, and the stream that it is read from. Raises what Arrow raises."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(stream, page_checksum_verification=True)
+        self.stream = stream
+
+
 @contextmanager
-def opened(location: Location, *, size: int | None = None) -> Iterator[Any]:
-    """The pq.ParquetFile at `location`, closed at the end. `size`: the bytes it must have; None: any.
+def opened(location: Location, *, size: int | None = None) -> Iterator[OpenShard]:
+    """The Parquet file at `location`, closed at the end. `size`: the bytes it must have; None: any.
 
     Raises BadData where the shard is missing, has another size, or is no Parquet.
     """
+    with opened_stream(location, size=size) as stream:
+        yield parsed(stream, location)
+
+
+def opened_stream(location: Location, *, size: int | None = None, ahead: Ahead | None = None) -> BinaryIO:
+    """The bytes of the shard at `location`. Raises BadData where it is missing, or has another size than it must have."""
     try:
-        have = location.size()
+        stream = location.open(ahead)
     except StorageNotFound as err:
         raise _bad("the shard is missing", location) from err
+    have = stream.seek(0, io.SEEK_END)
     if size is not None and have != size:
+        stream.close()
         raise _bad(f"the shard has {have} bytes, its manifest says {size}", location)
-    with location.open() as file:
-        with _parquet_failures(location):
-            parquet = pq.ParquetFile(file, page_checksum_verification=True)
-        yield parquet
+    return stream
 
 
-def read_row_groups(file: Any, location: Location, *, columns: Sequence[str] | None = None) -> Iterator[Any]:
+def parsed(stream: BinaryIO, location: Location) -> OpenShard:
+    """The footer of a shard's bytes. Raises BadData where they are no Parquet."""
+    with _parquet_failures(location):
+        shard = OpenShard(stream)
+        check_footer(shard.metadata)
+        return shard
+
+
+def expect_row_groups(file: OpenShard, location: Location, columns: Sequence[str] | None = None) -> None:
+    """Have the row groups of a remote shard come beforehand. Raises BadData where the footer is broken."""
+    with _parquet_failures(location):
+        expect(file.stream, lambda: file_ranges(file.metadata, columns))
+
+
+def read_row_groups(file: OpenShard, location: Location, *, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """The pa.Table of each row group of an opened shard, in order. Raises BadData, StorageError."""
+    expect_row_groups(file, location, columns)
     for group in range(file.num_row_groups):
         with _parquet_failures(location):
+            refuse_bomb(location.open, file.metadata, location.size, where=location.url, columns=columns, group=group)
+            ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
             table = file.read_row_group(group, columns=columns, use_threads=True)
         yield table
 
@@ -138,7 +188,8 @@ def _parquet_failures(location: Location) -> Iterator[None]:
     try:
         with storage_failures(location.url, "reading it"):
             try:
-                yield
+                with extension_failures():
+                    yield
             except OSError as err:
                 if err.errno is not None:  # Arrow's own complaints about bytes are OSErrors without a number
                     raise
@@ -148,9 +199,9 @@ def _parquet_failures(location: Location) -> Iterator[None]:
 
 
 def fingerprint(location: Location) -> tuple[int, str]:
-    """Bytes and sha256 (hex) of a file. Raises StorageNotFound, StorageError."""
+    """Bytes and sha256 (hex) of a file, as its storage has them, past any cache. Raises StorageNotFound, StorageError."""
     digest, size = hashlib.sha256(), 0
-    with location.open() as file, storage_failures(location.url, "reading it"):
+    with location.without_cache.open() as file, storage_failures(location.url, "reading it"):
         while chunk := file.read(HASH_CHUNK):
             digest.update(chunk)
             size += len(chunk)

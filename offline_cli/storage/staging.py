@@ -2,7 +2,7 @@
 
 How, by kind of storage:
 
-* Object stores and other remote filesystems: fsspec's `autocommit=False`; the upload is completed by `commit`.
+* Object stores and other remote filesystems: an upload that `commit` completes and `discard` aborts (remote_stages.py).
 * Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
   machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
 * memory://: bytes kept aside. (fsspec publishes a memory file when it is opened, `autocommit` or not.)
@@ -16,13 +16,17 @@ import contextlib
 import hashlib
 import io
 import os
+import secrets
+from collections.abc import Iterator
 from typing import Any, Protocol
 
+from offline_cli.errors import StorageNotFound
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.layout import PART_PREFIX
 from offline_cli.storage.locations import Location
+from offline_cli.storage.remote_stages import BLOCK, ArrowStage, UploadStage, is_arrow, takes_whole
 
-__all__ = ["StagedFile", "write_whole"]
+__all__ = ["StagedFile", "write_whole", "writing_failures"]
 
 
 class _Stage(Protocol):
@@ -40,7 +44,7 @@ class StagedFile:
         self.bytes = 0
         self._sha256 = hashlib.sha256()
         self._discarded = False
-        with storage_failures(target.url, "opening it for writing"):
+        with writing_failures(target, "opening it for writing"):
             self._stage: _Stage | None = _stage(target, folder)
 
     @property
@@ -59,7 +63,7 @@ class StagedFile:
             return len(data)
         assert self._stage is not None, "the file was committed or discarded"
         view = memoryview(data).cast("B")
-        with storage_failures(self.target.url, "writing"):
+        with writing_failures(self.target):
             self._stage.write(view)
         self._sha256.update(view)
         self.bytes += len(view)
@@ -90,7 +94,7 @@ class StagedFile:
     def commit(self) -> None:
         """Put the file under its name, whole."""
         assert self._stage is not None, "the file was committed or discarded"
-        with storage_failures(self.target.url, "writing"):
+        with writing_failures(self.target):
             self._stage.commit()
         self._stage = None
 
@@ -103,8 +107,22 @@ class StagedFile:
                 stage.discard()
 
 
+@contextlib.contextmanager
+def writing_failures(target: Location, doing: str = "writing") -> Iterator[None]:
+    """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client says of the file."""
+    try:
+        with storage_failures(target.url, doing):
+            yield
+    except StorageNotFound as err:
+        raise target.missing() from err
+
+
 def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
     """Write `data` to `target`, replacing what is there in one step. Raises StorageError."""
+    if takes_whole(target) and len(data) <= BLOCK:  # one request instead of the three of an upload in parts
+        with writing_failures(target):
+            target.ask("writing", lambda: target.fs.pipe_file(target.path, data))
+        return
     file = StagedFile(target, folder=folder)
     try:
         file.write(data)
@@ -117,13 +135,20 @@ def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
 def _stage(target: Location, folder: Location) -> _Stage:
     if target.is_local:
         return _LocalStage(target, folder)
-    return _MemoryStage(target) if target.is_memory else _RemoteStage(target)
+    if target.is_memory:
+        return _MemoryStage(target)
+    return ArrowStage(target) if is_arrow(target) else UploadStage(target)
+
+
+def part_name(name: str) -> str:
+    """A name for a file that is to be called `name`: another one for each writer, as one may write while another wakes up."""
+    return f"{PART_PREFIX}{secrets.token_hex(4)}-{name}"
 
 
 class _LocalStage:
     def __init__(self, target: Location, folder: Location) -> None:
         self._final = target.path
-        self._part = folder.join(PART_PREFIX + target.name).path
+        self._part = folder.join(part_name(target.name)).path
         self._file = open(self._part, "wb")  # noqa: SIM115  # closed by commit or discard
 
     def write(self, data: Any) -> object:
@@ -168,20 +193,3 @@ class _MemoryStage:
 
     def discard(self) -> None:
         self._buffer.close()
-
-
-class _RemoteStage:
-    def __init__(self, target: Location) -> None:
-        self._file = target.fs.open(target.path, "wb", autocommit=False)
-
-    def write(self, data: Any) -> object:
-        return self._file.write(data)
-
-    def commit(self) -> None:
-        self._file.close()
-        self._file.commit()
-
-    def discard(self) -> None:
-        self._file.discard()
-        with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need no such help
-            self._file.closed = True  # else the garbage collector would close it, and closing uploads what is left

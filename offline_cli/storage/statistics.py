@@ -11,7 +11,7 @@ Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -159,6 +159,10 @@ class StatisticsBuilder:
     terminated: int = 0
     truncated: int = 0
     unfinished: int = 0  # neither flag
+
+    def copy(self) -> StatisticsBuilder:
+        """The same figures so far, to be added to by itself."""
+        return replace(self, columns=dict(self.columns), _returns=list(self._returns), _lengths=list(self._lengths))
 
     def add(self, batch: EpisodeBatch) -> None:
         """Count `batch`: observations acted on, actions, rewards, extra model outputs. Raises BadEpisode on a new shape."""

@@ -3,7 +3,8 @@
 What is said here of datasets holds for train batches too: `FolderKind` (layout.py) has the names that differ.
 
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
-shards stay until the new manifest is written, and removing the note brings it back.
+shards stay until the new manifest is written, and removing the note brings it back. The note is the lock that keeps a second
+writer out (`writing_lock.py`); what was found before it was held is looked at again once it is.
 
 The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
 one command name their shards alike. Where `data/` holds shards of that name already (--overwrite with the same options), the
@@ -13,18 +14,25 @@ hash is salted with 1, 2, ... until it is new: old and new shards stand side by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
-from offline_cli.errors import BadData, OutputExists, UsageError
+from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
+from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import DATA, DATASET, MANIFEST, PART_PREFIX, QUARANTINE, WRITING, FolderKind
+from offline_cli.storage.liveness import refuse_if_at_work
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.quarantine import next_number, quarantine_files
-from offline_cli.storage.staging import write_whole
+from offline_cli.storage.uploads import open_uploads
+from offline_cli.storage.writing_lock import Changed, WritingLock
 from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["UNFINISHED_WRITING", "TargetFolder", "check_apart", "check_target"]
+__all__ = ["REPAIRED_FIX", "UNFINISHED_WRITING", "TargetFolder", "check_apart", "check_target"]
 
+TRIES = 10  # at beginning in a folder where others begin and end meanwhile
+
+REPAIRED_FIX: Final = "write what is missing to another --out, or everything again with --overwrite"
 UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to go on from
 
 
@@ -38,25 +46,43 @@ def check_apart(places: Sequence[Location], target: Location) -> None:
 def check_target(
     folder: Location, *, overwrite: bool = False, resume: bool = False, kind: FolderKind = DATASET
 ) -> WritingNote | None:
-    """The note to go on from, with `resume`; None where writing begins anew. Raises OutputExists where it may not.
+    """The note to go on from, with `resume`; None where writing begins anew.
 
-    Nothing is changed. `resume` where nothing was begun begins; `overwrite` replaces a dataset, never foreign files.
+    Nothing is changed. `resume` where nothing was begun begins; `overwrite` replaces a dataset, never foreign files. Raises
+    OutputExists where what is there may not be touched, Locked where another writer is at work.
     """
     if folder.is_file():
         raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
     if not folder.exists():
         return None
-    note = _note(folder, needed=resume) or (_unfinished(folder) if resume else None)
-    if note is not None and (resume or overwrite):
-        note.refuse_if_alive(folder)
+    note = _note(folder, needed=resume)
+    if note is not None:
+        refuse_if_at_work(note, folder.join(WRITING))
+        _refuse_other_kind(note, folder, kind)
+    elif resume:
+        note = _unfinished(folder)
     if resume and note is not None:
         return note
     if overwrite:
         _refuse_foreign_folder(folder, kind)
         _refuse_foreign_data(folder, kind)
-    elif folder.children():
+    elif _all_but_parts(folder):
+        late = _note(folder, needed=False)
+        if late is not None:  # since the look above
+            refuse_if_at_work(late, folder.join(WRITING))
         raise _exists(folder, kind, resume=resume)
     return None
+
+
+def _refuse_other_kind(note: WritingNote, folder: Location, kind: FolderKind) -> None:
+    if note.writes != kind.noun:
+        what = f"an unfinished {note.writes} is here, not a {kind.noun}"
+        raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
+
+
+def _all_but_parts(folder: Location) -> list[Location]:
+    """What is in the folder, but for half-written files of ours, which are nothing yet, or nothing any more."""
+    return [child for child in folder.children() if not child.name.startswith(PART_PREFIX)]
 
 
 def _note(folder: Location, *, needed: bool) -> WritingNote | None:
@@ -78,6 +104,11 @@ def _unfinished(folder: Location) -> WritingNote | None:
     return None if found.complete or kept is None else WritingNote.of_document(kept, where=f"{place.url}, {UNFINISHED_WRITING}")
 
 
+def _is_complete(folder: Location) -> bool:
+    place = folder.join(MANIFEST)
+    return Manifest.from_bytes(place.read_bytes(), where=place.url).complete
+
+
 def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
     where, go_on = folder.url, "--resume to go on with it, " if kind.resumable else ""
     if folder.join(WRITING).exists():
@@ -88,6 +119,9 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
     if kind.resumable and not resume and _unfinished(folder) is not None:
         fix = f"{go_on}--overwrite to replace it, or another --out"
         return OutputExists(f"a {kind.noun} is here that was committed before it was complete", where=where, fix=fix)
+    if resume and kind.resumable and not _is_complete(folder):
+        what = f"the {kind.noun} here is not complete, and nothing in it says how to go on: it was repaired"
+        return OutputExists(what, where=where, fix=REPAIRED_FIX)
     if resume:
         fix = "nothing is left to do; --overwrite writes it again"
         return OutputExists(f"the {kind.noun} here is complete", where=where, fix=fix)
@@ -99,7 +133,7 @@ def _refuse_foreign_folder(folder: Location, kind: FolderKind) -> None:
     if folder.join(kind.commit).exists() or folder.join(WRITING).exists():
         return
     ours = (DATA, QUARANTINE)
-    foreign = [child for child in folder.children() if child.name not in ours and not child.name.startswith(PART_PREFIX)]
+    foreign = [child for child in _all_but_parts(folder) if child.name not in ours]
     if foreign:
         what = f"the folder holds no {kind.noun}, and --overwrite replaces nothing else; {foreign[0].name} is in it"
         raise OutputExists(what, where=folder.url, fix="give another --out")
@@ -128,96 +162,165 @@ def _shards(folder: Location, kind: FolderKind) -> dict[str, dict[int, Location]
 
 
 class TargetFolder:
-    """One writing; `begin`, then either `finish` (after the manifest) or `leave_no_trace`, or neither (the note stays)."""
+    """One writing; `begin`, then either `finish` (after the manifest), `leave` or `leave_no_trace`."""
 
-    def __init__(self, folder: Location, kind: FolderKind = DATASET) -> None:
+    def __init__(self, folder: Location, command: str, kind: FolderKind = DATASET) -> None:
+        """`command`: what writes, without secrets."""
         self.folder = folder
         self.kind = kind
+        self._command = command
         self.generation = ""
         self.resumed = False
+        self._lock = WritingLock(folder)
         self._first_quarantine = 0
         self._made: list[Location] = []  # folders that were not there before, outermost first
         self._note_before: bytes | None = None  # of a crashed writing that this one overwrites
 
-    def begin(self, options: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
-        """Write the note, or take up the one that is there. Raises OutputExists, BadConfig for other options, StorageError."""
-        note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
-        if note is not None:
-            note.refuse_other_options(options, self.folder)
-        _remove_parts(self.folder)
-        if note is None:
-            self._begin_anew(options)
-        else:
-            self._take_up(note, options)
+    # ---- beginning ----
 
-    def _begin_anew(self, options: Mapping[str, Any]) -> None:
-        place = self.folder.join(WRITING)
-        self._note_before = place.read_bytes() if place.exists() else None
-        taken = _shards(self.folder, self.kind)
-        self.generation = next(name for name in self.kind.generations(options) if name not in taken)
-        self._first_quarantine = next_number(self.folder)
-        self._made = self.folder.make_folder()
+    def begin(self, options: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
+        """Write the note, or take up the one that is there.
+
+        Raises OutputExists, Locked where another writer is at work, BadConfig for other options, StorageError.
+        """
+        for _ in range(TRIES):
+            note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
+            if note is not None:
+                note.refuse_other_options(options, self.folder)
+            try:
+                if note is None:
+                    self._begin_anew(options, overwrite=overwrite)
+                else:
+                    self._take_up(note, options)
+            except Changed:
+                continue
+            return
+        what = "other writers began and ended here, again and again"
+        raise Locked(what, where=self.folder.url, fix="the same command again, when they are done")
+
+    def _begin_anew(self, options: Mapping[str, Any], *, overwrite: bool) -> None:
+        self._note_before = whole_file(self.folder.join(WRITING)) if overwrite else None
+        self._made += self.folder.make_folder()
         try:
-            self._write_note(options)
+            self._choose_names(options)
+            self._lock.acquire(self.note(options), instead_of=self._note_before)
+            if not overwrite and (self.folder.join(self.kind.commit).exists() or _shards(self.folder, self.kind)):
+                self._lock.release()
+                raise Changed  # a whole writing has taken place since `check_target`
+            if self._choose_names(options):
+                self._lock.rewrite(generation=self.generation, first_quarantine=self._first_quarantine)
+            self._remove_parts()
             self._made += self.folder.join(DATA).make_folder()
+        except (Changed, Locked):  # what is there is another writer's
+            raise
         except BaseException:
             self.leave_no_trace()
             raise
 
+    def _choose_names(self, options: Mapping[str, Any]) -> bool:
+        """Choose names that no file of the folder has; whether they are others than before."""
+        before = self.generation, self._first_quarantine
+        taken = _shards(self.folder, self.kind)
+        self.generation = next(name for name in self.kind.generations(options) if name not in taken)
+        self._first_quarantine = next_number(self.folder)
+        return (self.generation, self._first_quarantine) != before
+
     def _take_up(self, note: WritingNote, options: Mapping[str, Any]) -> None:
-        self.resumed = True
+        before = whole_file(self.folder.join(WRITING))
+        if before is not None and WritingNote.of_bytes(before, where=self.folder.url) != note:
+            raise Changed
         self.generation, self._first_quarantine = note.generation, note.first_quarantine
-        self._write_note(options)
+        self._lock.acquire(self.note(options), instead_of=before)
+        self.resumed = True
+        self._remove_parts()
         self.folder.join(DATA).make_folder()
         for number, file in quarantine_files(self.folder).items():  # its rows will be met, and set aside, again
             if number >= self._first_quarantine:
                 file.remove()
 
-    def _write_note(self, options: Mapping[str, Any]) -> None:
-        self.note(options).write(self.folder)
+    def _remove_parts(self) -> None:
+        """Remove files that a killed writer left half written, and on S3 abort its uploads."""
+        with self._lock.guard():  # so that none is that of a writer that is trying to begin
+            for child in self.folder.children():
+                if child.name.startswith(PART_PREFIX):
+                    child.remove()
+            if self.resumed or self._note_before is not None:
+                with suppress(StorageError):  # nothing depends on it, and not everybody who may write may list uploads
+                    for upload in open_uploads(self.folder):
+                        upload.abort()
 
     def note(self, options: Mapping[str, Any]) -> WritingNote:
         """The note of this writing: also what a manifest keeps of one that is committed before it is complete."""
-        return WritingNote.of_this_process(self.generation, options, self._first_quarantine)
+        return WritingNote.of_this_process(self.generation, options, self._first_quarantine, self._command, self.kind)
 
     def own_shards(self) -> list[Location]:
         """The complete shards of this writing, in order. Raises BadData where one is missing between others."""
-        found = _shards(self.folder, self.kind).get(self.generation, {})
-        for number in range(len(found)):
-            if number not in found:
+        found = self.own_files()
+        for number, file in enumerate(found):
+            match = _numbered(file, self.kind)
+            if int(match["number"]) != number:
                 what = f"shard {number} is missing, later ones are there"
                 raise BadData(what, where=self.folder.url, fix="write the dataset again, with --overwrite")
-        return [found[number] for number in sorted(found)]
+        return found
+
+    def own_files(self) -> list[Location]:
+        """The complete files of this writing, by number, whichever are there."""
+        return [file for _, file in sorted(_shards(self.folder, self.kind).get(self.generation, {}).items())]
+
+    # ---- meanwhile ----
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder is this writer's, as far as is known."""
+        return self._lock.held
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Around whatever makes something count. Raises TakenOver where another writer has taken over."""
+        return self._lock.guard()
+
+    def check(self) -> None:
+        """Raise TakenOver where it is known by now that another writer has taken over."""
+        self._lock.check()
+
+    # ---- ends ----
 
     def finish(self) -> None:
         """Remove what the new manifest has replaced, and then the note: the dataset is committed."""
-        for generation, shards in _shards(self.folder, self.kind).items():
-            if generation != self.generation:
-                for file in shards.values():
-                    file.remove()
-        for number, file in quarantine_files(self.folder).items():
-            if number < self._first_quarantine:
+        replaced = [
+            file
+            for generation, shards in _shards(self.folder, self.kind).items()
+            if generation != self.generation
+            for file in shards.values()
+        ]
+        replaced += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
+        with self._lock.guard():  # asks after the listing: none of these is another writer's
+            for file in replaced:
                 file.remove()
-        for name in (DATA, QUARANTINE):
-            self.folder.join(name).remove_empty_folder()
-        self.folder.join(WRITING).remove()
+            for name in (DATA, QUARANTINE):
+                self.folder.join(name).remove_empty_folder()
+            self._lock.release()
+
+    def leave(self) -> None:
+        """End the writing, so that it can be gone on with at once; nothing where another writer has taken over."""
+        if self._lock.held:
+            self._lock.leave()
 
     def leave_no_trace(self) -> None:
-        """Put everything back as it was before `begin`; for a writing that has no complete shard."""
-        for number, file in quarantine_files(self.folder).items():
-            if number >= self._first_quarantine:
-                file.remove()
-        self.folder.join(QUARANTINE).remove_empty_folder()
-        if self._note_before is None:
-            self.folder.join(WRITING).remove()
-        else:
-            write_whole(self.folder.join(WRITING), self._note_before, folder=self.folder)
+        """Put everything back as it was before `begin`; for a writing that has no complete shard.
+
+        Nothing where another writer has taken over: it may be about to write into a folder that is empty now.
+        """
+        if self._lock.is_lost:
+            return
+        if self._lock.held:
+            mine = [file for number, file in quarantine_files(self.folder).items() if number >= self._first_quarantine]
+            with self._lock.guard():  # asks after the listing
+                for file in mine:
+                    file.remove()
+                self.folder.join(QUARANTINE).remove_empty_folder()
+                if self._note_before is None:
+                    self._lock.release()
+                else:
+                    self._lock.restore(self._note_before)
         for folder in reversed(self._made):
             folder.remove_empty_folder()
-
-
-def _remove_parts(folder: Location) -> None:
-    """Remove local files that a killed writer left half written."""
-    for child in folder.children():
-        if child.name.startswith(PART_PREFIX):
-            child.remove()

@@ -9,7 +9,7 @@ Order of events: `_writing.json`, shards one by one, `manifest.json`, removal of
 removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the
 new one (plus the note), or complete shards that `resume` goes on from. Leaving the block by an exception, or without
 `commit`, keeps the note and the complete shards; where no shard was complete yet it leaves no trace. Refuses an existing
-target without `overwrite` or `resume`.
+target without `overwrite` or `resume`, and one that another writer is at work on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from offline_cli.key_index import KnownIds
 from offline_cli.spaces import Space, space_to_json
 from offline_cli.storage.adopting import adopt
 from offline_cli.storage.arrow_trees import arrow_type
+from offline_cli.storage.blanking import this_command
 from offline_cli.storage.blocks import Block, BlockCutter
 from offline_cli.storage.layout import MANIFEST
 from offline_cli.storage.locations import Location
@@ -32,7 +33,7 @@ from offline_cli.storage.manifest import Counts, Environment, Manifest
 from offline_cli.storage.provenance import now, with_defaults
 from offline_cli.storage.quarantine import next_number, write_rejects
 from offline_cli.storage.reading import ShardReader
-from offline_cli.storage.row_formats import EpisodeRows, RowFormat, StepRows
+from offline_cli.storage.row_formats import row_format
 from offline_cli.storage.shard_sequence import ShardSequence
 from offline_cli.storage.shards import check_compression
 from offline_cli.storage.staging import write_whole
@@ -87,12 +88,12 @@ class DatasetWriter:
         self._compression = check_compression(compression)
         self._overwrite = overwrite
         self._resume = resume
-        self._rows = _row_format(format, observation_space, action_space, self._tally)
+        self._rows = row_format(format, observation_space, action_space, self._tally)
         self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
         self._identity = identity
         self._cutter = BlockCutter(self._rows.rows_of, max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
         self._statistics = StatisticsBuilder()
-        self._target = TargetFolder(location)
+        self._target = TargetFolder(location, (self._given_provenance.get("commands") or [this_command()])[-1])
         self._shards: ShardSequence | None = None
         self._started = ""
         self._committed = False
@@ -101,12 +102,21 @@ class DatasetWriter:
         self._episodes = 0  # taken, adopted ones included
 
     def __enter__(self) -> Self:
-        """Write the note. Raises OutputExists; with `resume` also BadConfig (other options) and BadData (broken shards)."""
+        """Write the note.
+
+        Raises OutputExists, Locked where another writer is at work; with `resume` also BadConfig (other options) and BadData
+        (broken shards).
+        """
         self._started = now()
         self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume)
-        self._shards = ShardSequence(self._location, self._target.generation, compression=self._compression)
+        generation, guard = self._target.generation, self._target.guard
+        self._shards = ShardSequence(self._location, generation, compression=self._compression, guard=guard)
         if self._target.resumed:
-            self._adopt_shards(self._shards)
+            try:
+                self._adopt_shards(self._shards)
+            except BaseException:
+                self._target.leave()
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -156,8 +166,10 @@ class DatasetWriter:
     def write(self, batch: EpisodeBatch) -> None:
         """Append whole episodes, with new ids; their arrays may wait here, so they are not to be changed afterwards.
 
-        Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already.
+        Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
+        where another writer has taken over.
         """
+        self._target.check()
         batch = self._rows.prepare(batch)
         if not len(batch):
             return
@@ -198,7 +210,8 @@ class DatasetWriter:
     def quarantine(self, rejects: list[Reject]) -> None:
         """Write rows that were set aside to `quarantine/`, and empty the list."""
         if rejects:
-            write_rejects(self._location, rejects, next_number(self._location))
+            with self._target.guard():
+                write_rejects(self._location, rejects, next_number(self._location))
             rejects.clear()
 
     # ---- ends ----
@@ -227,8 +240,9 @@ class DatasetWriter:
                 shards.rewrite(number, with_empty_infos)
         spaces = self._final_spaces(observation_space, action_space)
         manifest = self._manifest(shards, spaces, complete, self._tally.assumptions if assumptions is None else assumptions)
-        write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
-        self._target.finish()
+        with self._target.guard():
+            write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
+            self._target.finish()
         self._committed = True
         return manifest
 
@@ -279,17 +293,10 @@ class DatasetWriter:
         self._shards.discard()
         if not self._shards.finished and not self._target.resumed:
             self._target.leave_no_trace()
+        else:
+            self._target.leave()
 
     def _open_shards(self) -> ShardSequence:
         assert self._shards is not None, "used outside its `with`"
         assert not self._committed, "used after `commit`"
         return self._shards
-
-
-def _row_format(name: str, observation_space: Space | None, action_space: Space | None, tally: Tally) -> RowFormat:
-    if name == "episodes":
-        return EpisodeRows(observation_space, action_space, tally)
-    assert name == "columns", f"no format {name!r}"
-    assert observation_space is not None, "columns need an observation space"
-    assert action_space is not None, "columns need an action space"
-    return StepRows(observation_space, action_space, tally)

@@ -24,7 +24,7 @@ from offline_cli.training.config import resolve_config
 REPOSITORY = Path(__file__).resolve().parents[2]
 Shell = Callable[..., Any]
 
-COMMANDS = ("record", "convert", "apply", "train-bc", "evaluate", "inspect", "validate")
+COMMANDS = ("record", "convert", "apply", "train-bc", "evaluate", "inspect", "validate", "repair")
 HEAVY = ("numpy", "gymnasium", "torch", "polars", "pyarrow", "ray", "rich", "fsspec", "matplotlib", "pydantic")
 PAGES = ([], *([name] for name in COMMANDS))
 SECONDS = 0.25  # what help may take, process start included
@@ -67,8 +67,8 @@ def test_the_examples_of_the_help_parse(name: str) -> None:
 
 def test_defaults_that_the_help_of_train_bc_tells_are_those_that_hold() -> None:
     told = {param.name: re.search(r"Default: (?:an? )?([\w.]*\w)", param.help) for param in command_named("train-bc").params}
-    numbers = {name: found[1] for name, found in told.items() if found and found[1][0].isdigit()}
     schema = json.loads((REPOSITORY / "schemas" / "config.v1.json").read_text(encoding="utf-8"))["properties"]
+    numbers = {name: found[1] for name, found in told.items() if name in schema and found and found[1][0].isdigit()}
     held = {name: str(schema[name].get("default", 20 if name == "epochs" else None)) for name in numbers}
     assert numbers == held
     assert numbers.keys() >= {"lr", "batch_size", "eval_episodes", "checkpoint_every", "epochs"}

@@ -71,7 +71,10 @@ class TestOrder:
                 Dataset.open(place)
             writer.commit()
         assert caught.value.exit_code == 3
-        assert "--resume" in caught.value.fix
+        assert "is at work on it" in caught.value.what
+        assert caught.value.details["holder"]["host"] == socket.gethostname()
+        assert "wait" in caught.value.fix
+        assert "--resume" not in caught.value.fix
 
     def test_the_manifest_comes_after_the_last_shard_and_before_the_notes_end(
         self, place: Location, make_batch: Make, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch, paths_of: Paths

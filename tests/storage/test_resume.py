@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import subprocess
 import sys
 import time
@@ -221,42 +218,6 @@ def test_a_writer_killed_again_and_again_ends_like_an_undisturbed_one(format_: s
         assert start("broken", "resume").wait(120) == 0
     assert content(open_location(target)) == content(open_location(tmp_path / "whole"))
     assert sorted(path.name for path in target.iterdir()) == ["data", "manifest.json"]
-
-
-class TestLiveWriters:
-    """Two writers at once would destroy each other's work."""
-
-    @pytest.fixture
-    def unfinished(self, place: Location, make_batch: Make, writer_for: WriterFor) -> Location:
-        crashed(writer_for(place, max_rows_per_file=1), make_batch((1, 1)))
-        return place
-
-    def set_note(self, place: Location, **changes: Any) -> None:
-        note = json.loads(place.join("_writing.json").read_bytes())
-        place.fs.pipe_file(place.join("_writing.json").path, json.dumps({**note, **changes}).encode())
-
-    @pytest.mark.parametrize("how", ["resume", "overwrite"])
-    def test_a_writer_that_still_runs_is_not_disturbed(self, unfinished: Location, how: str, writer_for: WriterFor) -> None:
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-            stat = Path(f"/proc/{other.pid}/stat")
-            started = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
-            self.set_note(unfinished, pid=other.pid, process_started=started)
-            with pytest.raises(OutputExists, match=str(other.pid)), writer_for(unfinished, max_rows_per_file=1, **{how: True}):
-                pass
-            other.communicate(b"\n")
-
-    def test_a_process_that_only_has_the_same_number_does_not_count(self, unfinished: Location, writer_for: WriterFor) -> None:
-        if not Path("/proc/self/stat").exists():
-            pytest.skip("this system does not say when a process began")
-        self.set_note(unfinished, pid=os.getppid(), process_started="1")
-        with writer_for(unfinished, max_rows_per_file=1, resume=True) as writer:
-            writer.commit()
-
-    def test_a_dead_writer_or_one_elsewhere_does_not_count(self, unfinished: Location, writer_for: WriterFor) -> None:
-        self.set_note(unfinished, pid=2**22 + 1)
-        self.set_note(unfinished, host=f"not-{socket.gethostname()}")
-        with writer_for(unfinished, max_rows_per_file=1, resume=True) as writer:
-            writer.commit()
 
 
 class TestOfADatasetThatWasCommittedBeforeItWasComplete:

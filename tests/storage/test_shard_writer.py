@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from offline_cli.errors import StorageError
+from offline_cli.storage import staging
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.shards import ShardWriter
 
@@ -50,11 +51,14 @@ def test_a_shard_that_was_committed_says_nothing_when_it_is_discarded(place: Loc
     assert place.join("data/a.parquet").exists()
 
 
-def test_a_shard_on_a_full_disk_is_one_error_and_says_no_more(tmp_path: Path, unraisable: list[Any]) -> None:
+def test_a_shard_on_a_full_disk_is_one_error_and_says_no_more(
+    tmp_path: Path, unraisable: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     folder = open_location(tmp_path)
     folder.join("data").make_folder()
+    monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
     (tmp_path / "_part-a.parquet").symlink_to("/dev/full")
     writer = ShardWriter(folder.join("data/a.parquet"), TABLE.schema, folder=folder, compression="none")
     with pytest.raises(StorageError, match="no space left"):

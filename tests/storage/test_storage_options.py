@@ -26,6 +26,26 @@ def test_local_paths_take_no_option_of_a_cloud(tmp_path: Path) -> None:
         open_location(tmp_path, {"anon": True})
 
 
+def test_a_region_as_an_option_is_told_how_regions_are_given() -> None:
+    pytest.importorskip("s3fs")
+    with pytest.raises(UsageError, match="region_name") as caught:
+        open_location("s3://bucket/x", {"region_name": "eu-west-1"})
+    assert caught.value.fix.startswith("AWS_DEFAULT_REGION in the environment, or --storage-option 'client_kwargs=")
+
+
+def test_the_options_that_are_ours_are_named_with_those_of_the_storage() -> None:
+    pytest.importorskip("s3fs")
+    with pytest.raises(UsageError) as caught:
+        open_location("s3://bucket/x", {"speed": 1})
+    assert {"time_limit", "cache", "cache_size", "anon"} <= set(caught.value.fix.replace(",", "").split())
+
+
+def test_an_error_about_an_option_repeats_no_password_of_a_place() -> None:
+    with pytest.raises(UsageError) as caught:
+        options_for("local", {"anon": True}, beside=["memory://me:hunter2@b"])
+    assert "hunter2" not in str(caught.value)
+
+
 def test_an_option_goes_only_to_the_places_that_take_it() -> None:
     pytest.importorskip("s3fs")
     assert options_for("local", {"anon": True}, beside=["s3://bucket/x"]) == {}

@@ -1,0 +1,32 @@
+"""Setting a file of a dataset aside, into its `quarantine/`; refuses to lose it: what cannot be moved stays where it was."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+from offline_cli.storage.layout import QUARANTINE
+from offline_cli.storage.locations import Location
+
+__all__ = ["free_place", "set_aside"]
+
+
+def free_place(folder: Location, name: str) -> Location:
+    """A place in the quarantine of dataset `folder` for a file called `name`, or `name.1`, ...: the first that is free."""
+    names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
+    return next(place for name in names if not (place := folder.join(QUARANTINE, name)).exists())
+
+
+def set_aside(file: Location, folder: Location) -> Location:
+    """Move `file` of dataset `folder` into its quarantine; where it is now.
+
+    Object stores know no move: there it is copied, and then removed. Raises StorageError.
+    """
+    folder.join(QUARANTINE).make_folder()
+    target = free_place(folder, file.name)
+    if file.is_local:
+        file.ask("setting it aside", lambda: os.rename(file.path, target.path))
+    else:
+        file.ask("setting it aside", lambda: file.fs.cp_file(file.path, target.path))
+        file.remove()
+    return target

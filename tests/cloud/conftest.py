@@ -1,0 +1,76 @@
+"""What the tests against cloud storage share: commands run in this process, and what they made, wherever it lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud_servers import Cloud
+from typer.testing import CliRunner
+
+COMMITS = {"manifest.json", "batches.json"}
+
+
+@pytest.fixture(scope="session")
+def call() -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Runs `offline-cli ARGS... --json --quiet` in this process; the exit code and the one object on stdout."""
+    from offline_cli.cli.app import app
+
+    def run(*args: Any) -> tuple[int, dict[str, Any]]:
+        done = CliRunner().invoke(app, [*(str(arg) for arg in args), "--json", "--quiet"])
+        assert done.stdout.count("\n") == 1, done.output
+        return done.exit_code, json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def told(call: Callable[..., tuple[int, dict[str, Any]]]) -> Callable[..., dict[str, Any]]:
+    """As `call`, for commands that must succeed."""
+
+    def run(*args: Any) -> dict[str, Any]:
+        code, found = call(*args)
+        assert code == 0, found
+        return found
+
+    return run
+
+
+def stored(folder: Path | str, cloud: Cloud | None = None) -> dict[str, bytes]:
+    """Every file below a folder, local or in a bucket, by its path there."""
+    if cloud is None:
+        root = Path(folder)
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    client, root_path = cloud.client(skip_instance_cache=True), str(folder).partition("://")[2]
+    return {path.removeprefix(root_path + "/"): client.cat_file(path) for path in client.find(root_path)}
+
+
+@pytest.fixture(scope="session")
+def assert_same_folder() -> Callable[[Path, str, Cloud], None]:
+    """A function that compares a local folder with one in a bucket: the same files and bytes, but for provenance in COMMITS."""
+
+    def same(local: Path, url: str, cloud: Cloud) -> None:
+        here, there = stored(local), stored(url, cloud)
+        assert sorted(there) == sorted(here)
+        for commit in COMMITS & here.keys():
+            documents = [json.loads(files.pop(commit)) for files in (here, there)]
+            for document in documents:
+                del document["provenance"]
+            assert documents[0] == documents[1]
+        assert there == here
+
+    return same
+
+
+@pytest.fixture(scope="session")
+def assert_same_dataset(assert_same_folder: Callable[[Path, str, Cloud], None]) -> Callable[[Path, str, Cloud], None]:
+    """As `assert_same_folder`, of what must be a dataset."""
+
+    def same(local: Path, url: str, cloud: Cloud) -> None:
+        assert (local / "manifest.json").is_file()
+        assert_same_folder(local, url, cloud)
+
+    return same

@@ -1,0 +1,228 @@
+"""The writer's lock and repair on S3, Google Cloud Storage and Azure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from cloud_servers import Cloud
+from gymnasium import spaces
+
+from offline_cli.datasets.repair import repair
+from offline_cli.datasets.validate import validate
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import Locked, TakenOver
+from offline_cli.storage import exclusion, liveness
+from offline_cli.storage.create_only import create_only
+from offline_cli.storage.dataset import Dataset
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.uploads import open_uploads
+from offline_cli.storage.writer import DatasetWriter
+
+pytestmark = pytest.mark.cloud
+
+SPACE, ACTIONS = spaces.Box(-1, 1, (4,), np.float64), spaces.Discrete(2)
+
+
+class Crash(Exception):
+    """Stands for a kill."""
+
+
+def episode(number: int, steps: int = 3) -> EpisodeBatch:
+    rng = np.random.default_rng(number)
+    return EpisodeBatch(
+        ids=(f"e{number}",),
+        starts=np.array([0, steps]),
+        obs=rng.random((steps + 1, 4)),
+        actions=rng.integers(0, 2, steps),
+        rewards=rng.random(steps),
+        terminated=np.array([True]),
+        truncated=np.array([False]),
+        observation_space=SPACE,
+        action_space=ACTIONS,
+    )
+
+
+def writer(place: Location, **options: Any) -> DatasetWriter:
+    known: dict[str, Any] = {
+        "format": "columns",
+        "observation_space": SPACE,
+        "action_space": ACTIONS,
+        "action_scale": "env",
+        "max_rows_per_file": 1,
+        "compression": "none",
+    }
+    return DatasetWriter(place, **{**known, **options})
+
+
+def crashed(place: Location, episodes: int) -> None:
+    with contextlib.suppress(Crash), writer(place) as open_writer:
+        for number in range(episodes):
+            open_writer.write(episode(number))
+        raise Crash
+
+
+def set_note(place: Location, **changes: Any) -> None:
+    target = place.join("_writing.json")
+    note = json.loads(target.read_bytes())
+    target.fs.pipe_file(target.path, json.dumps({**note, "left": False, **changes}).encode())
+
+
+@pytest.fixture
+def place(cloud: Cloud) -> Location:
+    """A folder in a bucket that does not exist yet."""
+    return open_location(f"{cloud.bucket()}/D")
+
+
+def test_a_file_is_made_where_none_is_and_only_there(cloud: Cloud, place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    conditions: list[Any] = []
+    if cloud.scheme == "gs":  # the emulator takes the condition, and does not heed it
+        import gcsfs
+
+        real = gcsfs.GCSFileSystem._call
+
+        async def seen(self: Any, *args: Any, **options: Any) -> Any:
+            conditions.append(options.get("ifGenerationMatch"))
+            return await real(self, *args, **options)
+
+        monkeypatch.setattr(gcsfs.GCSFileSystem, "_call", seen)
+    assert create_only(place.join("a"), b"mine", folder=place)
+    if cloud.scheme == "gs":
+        assert conditions[0] == "0"
+        return
+    assert not create_only(place.join("a"), b"theirs", folder=place)
+    assert place.join("a").read_bytes() == b"mine"
+
+
+def test_a_second_writer_is_told_of_the_first(cloud: Cloud, place: Location) -> None:
+    with writer(place) as first:
+        for how in ({}, {"resume": True}, {"overwrite": True}):
+            with pytest.raises(Locked, match=socket.gethostname()), writer(place, **how):
+                pass
+        first.write(episode(0))
+        first.commit()
+    assert [file.name for file in place.children()] == ["data", "manifest.json"]
+
+
+def test_a_writer_elsewhere_is_taken_over_from_once_its_beat_is_old(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    crashed(place, 3)
+    set_note(place, host="elsewhere")
+    with pytest.raises(Locked, match="elsewhere"), writer(place, resume=True):
+        pass
+    monkeypatch.setattr(liveness, "STALE", 1.0)
+    monkeypatch.setattr(liveness, "WATCH", 1.5)
+    time.sleep(2.2)
+    with writer(place, resume=True) as resumed:
+        resumed.write(episode(3))
+        assert resumed.commit().counts.episodes == 3
+
+
+def test_a_takeover_that_broke_off_keeps_nobody_out_for_long(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    crashed(place, 3)
+    assert create_only(place.join(exclusion.NAME), b"a process that died", folder=place)
+    monkeypatch.setattr(exclusion, "LEFT_AFTER", 0.5)
+    with writer(place, resume=True) as resumed:
+        resumed.commit()
+    assert [file.name for file in place.children()] == ["data", "manifest.json"]
+
+
+def test_a_writer_that_was_replaced_commits_nothing(place: Location) -> None:
+    with pytest.raises(TakenOver), writer(place) as first:
+        first.write(episode(0))
+        set_note(place, token="another's")
+        first.write(episode(1))
+        first.commit()
+    assert not place.join("manifest.json").exists()
+    assert json.loads(place.join("_writing.json").read_bytes())["token"] == "another's"
+
+
+def test_the_note_is_beaten(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "BEAT", 0.2)
+    with writer(place) as first:
+        before = json.loads(place.join("_writing.json").read_bytes())
+        time.sleep(1.5)
+        after = json.loads(place.join("_writing.json").read_bytes())
+        first.write(episode(0))
+        first.commit()
+    assert (after["token"], after["beat"] > before["beat"]) == (before["token"], True)
+    time.sleep(0.5)
+    assert not place.join("_writing.json").exists()
+
+
+def test_repair_adopts_what_is_whole_and_sets_the_rest_aside(place: Location) -> None:
+    crashed(place, 4)
+    stray = place.join("data/copy.parquet")
+    stray.fs.pipe_file(stray.path, b"what somebody put here")
+    empty = place.join("data/shard-00000000-000000.parquet")
+    empty.fs.pipe_file(empty.path, b"")
+    found = repair(place)  # type: ignore[arg-type]
+    assert (found.episodes, found.adopted, found.dropped) == (3, 3, 2)
+    assert (found.removed, found.set_aside) == ((empty.url,), (stray.url,))
+    assert place.join("quarantine/copy.parquet").read_bytes() == b"what somebody put here"
+    assert {problem.code for problem in validate(place, deep=True).problems} == {"incomplete-dataset"}
+    with writer(place, resume=True) as resumed:
+        assert resumed.episodes_written == 3
+
+
+def test_repair_takes_shards_in_their_order_and_leaves_out_the_damaged_and_the_missing_one(place: Location) -> None:
+    crashed(place, 24)
+    shards = place.join("data").files()
+    shards[5].fs.pipe_file(shards[5].path, b"x" * shards[5].size())
+    shards[11].remove()
+    found = repair(place, drop_broken=True)  # type: ignore[arg-type]
+    assert (found.adopted, found.dropped, found.resumable) == (21, 2, False)
+    listed = [shard["path"] for shard in json.loads(place.join("manifest.json").read_bytes())["shards"]]
+    assert listed == [f"data/{shard.name}" for number, shard in enumerate(shards[:23]) if number not in (5, 11)]
+
+
+@pytest.fixture
+def with_upload(s3: Cloud) -> Location:
+    """A killed writer's folder on S3, with an upload that was begun."""
+    place = open_location(f"{s3.bucket()}/D")
+    crashed(place, 3)
+    bucket, key, _ = place.fs.split_path(place.join("data/shard-00000000-000000.parquet").path)
+    begun = place.fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+    place.fs.call_s3("upload_part", Bucket=bucket, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"x" * 100)
+    place.fs.call_s3("create_multipart_upload", Bucket=bucket, Key="another/data/file")
+    return place
+
+
+def uploads(place: Location) -> list[str]:
+    found = place.fs.call_s3("list_multipart_uploads", Bucket=place.fs.split_path(place.path)[0])
+    return [upload["Key"] for upload in found.get("Uploads", [])]
+
+
+def test_repair_aborts_the_uploads_of_the_dataset_and_no_others(with_upload: Location) -> None:
+    assert len(open_uploads(with_upload)) == 1
+    told = repair(with_upload, dry_run=True)  # type: ignore[arg-type]
+    assert (told.dropped, len(uploads(with_upload))) == (1, 2)
+    assert repair(with_upload).dropped == 1  # type: ignore[arg-type]
+    assert uploads(with_upload) == ["another/data/file"]
+
+
+def test_resuming_aborts_them_too_so_that_who_was_replaced_cannot_complete_them(with_upload: Location) -> None:
+    with writer(with_upload, resume=True) as resumed:
+        assert uploads(with_upload) == ["another/data/file"]
+        resumed.commit()
+
+
+def test_validate_deep_finds_uploads_that_were_never_completed(with_upload: Location) -> None:
+    with writer(with_upload, resume=True) as resumed:
+        resumed.commit()
+    bucket, key, _ = with_upload.fs.split_path(with_upload.join("data/shard-00000000-000000.parquet").path)
+    with_upload.fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+    assert validate(with_upload).problems == ()
+    (problem,) = validate(with_upload, deep=True).problems
+    assert (problem.code, problem.severity, "repair" in problem.fix) == ("leftover-file", "warning", True)
+    assert "shard-00000000-000000.parquet" in problem.where
+
+
+def test_a_repaired_dataset_is_read_like_any_other(place: Location) -> None:
+    crashed(place, 3)
+    repair(place)  # type: ignore[arg-type]
+    assert sum(batch.num_steps for batch in Dataset.open(place).batches()) == 6

@@ -1,0 +1,58 @@
+"""Keys that are wrong, on a real S3 server that checks them: Ceph's radosgw, which `make test-radosgw` starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cloud_servers import KEYS, Cloud
+
+pytestmark = [
+    pytest.mark.radosgw,
+    pytest.mark.skipif("OFFLINE_CLI_RADOSGW" not in os.environ, reason="no server that checks keys: make test-radosgw"),
+]
+
+Call = Callable[..., tuple[int, dict[str, Any]]]
+RIGHT = {"key": KEYS["AWS_ACCESS_KEY_ID"], "secret": KEYS["AWS_SECRET_ACCESS_KEY"]}
+WRONG = {
+    "no such key": ({**RIGHT, "key": "AKIDNOBODY"}, "does not know the access key"),
+    "wrong secret": ({**RIGHT, "secret": "WRONG"}, "refused the key"),
+    "no credentials": ({}, "no credentials were found"),
+    "anonymous": ({"anon": "true"}, "access was denied"),
+}
+
+
+def words(server: Cloud, options: dict[str, str]) -> list[str]:
+    """Storage options for the command line."""
+    given = {"endpoint_url": server.options["endpoint_url"], **options}
+    return [word for name, value in given.items() for word in ("--storage-option", f"{name}={value}")]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_reading_with_keys_that_are_wrong_says_what_is_wrong(case: str, s3_server: Cloud, call: Call) -> None:
+    options, what = WRONG[case]
+    url = f"{s3_server.bucket()}/D"
+    code, told = call("inspect", url, *words(s3_server, options))
+    assert (code, told["error"]["code"]) == (5, "storage-error"), told
+    assert what in told["error"]["what"]
+    assert told["error"]["where"] == url
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_writing_with_keys_that_are_wrong_leaves_nothing(case: str, s3_server: Cloud, call: Call) -> None:
+    options, what = WRONG[case]
+    bucket = s3_server.bucket()
+    command = ("record", "CartPole-v1", "--policy", "random", "--episodes", "2", "--num-env-runners", "0")
+    code, told = call(*command, "--out", f"{bucket}/D", *words(s3_server, options))
+    assert (code, told["error"]["code"]) == (5, "storage-error"), told
+    assert what in told["error"]["what"]
+    assert not s3_server.client(skip_instance_cache=True).find(bucket)
+
+
+def test_the_right_keys_are_taken(s3_server: Cloud, call: Call) -> None:
+    out = f"{s3_server.bucket()}/D"
+    command = ("record", "CartPole-v1", "--policy", "random", "--episodes", "2", "--num-env-runners", "0")
+    assert call(*command, "--out", out, *words(s3_server, RIGHT))[0] == 0
+    assert call("inspect", out, *words(s3_server, RIGHT), "--expect", "episodes=2")[0] == 0
