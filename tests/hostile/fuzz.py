@@ -15,6 +15,7 @@ import atexit
 import codecs
 import hashlib
 import json
+import math
 import os
 import random
 import resource
@@ -32,6 +33,7 @@ REPOSITORY = HERE.parents[1]
 MAX_INPUT = 1 << 15
 MAX_POOL = 2000
 REPORT_EVERY = 1000
+PER_PROCESS = 200_000  # inputs; compiled-in coverage keeps some bytes of each, which must not be counted as a reader's
 MAX_SAVED = 4096  # bytes of an input that is kept
 MAX_KEPT = 60  # answers of one target
 CODECS = ("ascii", "latin-1", "utf-8-sig", "utf-16", "raw-unicode-escape", "unicode-escape")  # which Python loads when asked
@@ -186,7 +188,7 @@ def _guided(arguments: argparse.Namespace, atheris: Any) -> None:
 
     options = {
         "atheris_runs": arguments.runs,
-        "max_total_time": int(arguments.seconds),
+        "max_total_time": math.ceil(arguments.seconds),
         "max_len": MAX_INPUT,
         "len_control": 0,
         "timeout": arguments.timeout,
@@ -224,15 +226,40 @@ def _work(arguments: argparse.Namespace) -> None:
 
 
 def _supervise(name: str, arguments: argparse.Namespace) -> bool:
-    """Fuzz one target in a process of its own, and say what came of it; whether it ended well."""
+    """Fuzz one target in processes of its own, and say what came of it; whether it ended well."""
     words = [name if word == arguments.target else word for word in sys.argv[1:]]
-    figures = arguments.out / f"{name}.json"
+    found: dict[str, Any] = {"target": name, "inputs": 0, "seconds": 0.0}
+    answers: Counter[str] = Counter()
+    slowest = peak = code = 0
+    ends = arguments.seconds or math.inf
+    while code == 0 and found["inputs"] < arguments.runs and found["seconds"] < ends:
+        share = [
+            "--runs",
+            str(min(PER_PROCESS, arguments.runs - found["inputs"])),
+            "--seed",
+            str(arguments.seed + found["inputs"]),
+        ]
+        if arguments.seconds:
+            share += ["--seconds", str(ends - found["seconds"])]
+        part, mib, code = _process([*words, *share], arguments.out / f"{name}.json")
+        found["inputs"] += part.get("inputs", 0)
+        found["seconds"] = round(found["seconds"] + part.get("seconds", 0.0), 1)
+        answers.update(part.get("answers", {}))
+        slowest, peak = max(slowest, part.get("slowest_ms", 0)), max(peak, mib)
+    found["inputs_per_second"] = round(found["inputs"] / max(found["seconds"], 1e-9))
+    found |= {"slowest_ms": slowest, "answers": dict(answers.most_common()), "peak_mib": peak, "exit": code}
+    print(json.dumps(found), flush=True)
+    return code == 0
+
+
+def _process(words: list[str], figures: Path) -> tuple[dict[str, Any], int, int]:
+    """(what a worker found, MiB that it took at most, its exit code)"""
     figures.unlink(missing_ok=True)
     worker = subprocess.Popen([sys.executable, __file__, *words, "--worker"])
     _, status, usage = os.wait4(worker.pid, 0)
-    found = json.loads(figures.read_text()) if figures.is_file() else {"target": name}
-    print(json.dumps({**found, "peak_mib": _peak_mib(usage), "exit": os.waitstatus_to_exitcode(status)}), flush=True)
-    return status == 0
+    code = os.waitstatus_to_exitcode(status)
+    found: dict[str, Any] = json.loads(figures.read_text()) if figures.is_file() else {}
+    return found, _peak_mib(usage), code or (0 if found.get("inputs") else 1)
 
 
 def _save(name: str, arguments: argparse.Namespace) -> None:
