@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cloud
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]
-LIMIT = 3.0
+LIMIT = 5.0
 CONFIG = "hidden = [16]\nlog_every = 7\ncheckpoint_every = 10\nconfirm_episodes = 2\n"
 PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
 UPDATES = 60
