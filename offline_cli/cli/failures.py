@@ -12,7 +12,7 @@ import typer
 
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
-from offline_cli.cli.signals import signal_exit_code
+from offline_cli.cli.signals import interrupt_behind, signal_exit_code
 from offline_cli.cli.streams import colour_wanted, printable, write
 from offline_cli.errors import Interrupted, MissingPackage, OfflineCliError, StorageError, StorageNotFound, UsageError
 
@@ -85,7 +85,7 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
         return error
     if isinstance(error, UsageProblem):
         return _usage(error, invocation)
-    if isinstance(error, KeyboardInterrupt):
+    if interrupt_behind(error) is not None:
         return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, known without loading torch
         return OutOfMemory(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-__all__ = ["Terminated", "signal_exit_code", "sigterm_raises"]
+__all__ = ["Terminated", "interrupt_behind", "signal_exit_code", "sigterm_raises"]
 
 
 class Terminated(KeyboardInterrupt):
@@ -21,12 +21,17 @@ class Terminated(KeyboardInterrupt):
 
 def signal_exit_code(error: BaseException) -> int:
     """143 where `error` is, or came from, a SIGTERM; else 0: no signal known."""
+    return Terminated.exit_code if isinstance(interrupt_behind(error), Terminated) else 0
+
+
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The interrupt that `error` is, or came from: a C module that is interrupted while it loads says ImportError."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, Terminated):
-            return Terminated.exit_code
+        if isinstance(seen, KeyboardInterrupt):
+            return seen
         seen = seen.__cause__ or seen.__context__
-    return 0
+    return None
 
 
 @contextmanager

@@ -29,6 +29,8 @@ RAISED: dict[str, BaseException] = {
     "path": FileNotFoundError(errno.ENOENT, "No such file or directory", "/nowhere"),
     "escape": BadData("episode \x1b[2J is cut", where="a.parquet", fix="copy it again"),
 }
+RAISED["ctrl-c while a module in C loads"] = ImportError("KeyboardInterrupt: ", name="torch")
+RAISED["ctrl-c while a module in C loads"].__cause__ = KeyboardInterrupt()
 
 
 def boundary_around(error: BaseException) -> typer.Typer:
@@ -59,6 +61,7 @@ def run(name: str, *args: str) -> Any:
         ("config", 4),
         ("gate", 7),
         ("ctrl-c", 130),
+        ("ctrl-c while a module in C loads", 130),
         ("sigterm", 143),
         ("bug", 1),
         ("memory", 6),
