@@ -48,11 +48,7 @@ class OpenEpisode:
         """Take `piece`, whose first timestep is `start`; False where it contradicts a step that is already here."""
         if start > self.length:
             return self._wait(piece, start)
-        if start < self.length or self.is_done:
-            return self._refill(piece, start)
-        self.pieces.append(piece)
-        self.length += piece.num_steps
-        return self._take_waiting()
+        return self._put(piece, start) and self._take_waiting()
 
     def _wait(self, piece: EpisodeBatch, start: int) -> bool:
         other = self.waiting.get(start)
@@ -64,8 +60,20 @@ class OpenEpisode:
         return False
 
     def _take_waiting(self) -> bool:
-        ready = sorted(start for start in self.waiting if start <= self.length)
-        return all(self.add(self.waiting.pop(start), start) for start in ready)
+        for start in sorted(self.waiting):
+            if start > self.length:
+                break
+            if not self._put(self.waiting.pop(start), start):
+                return False
+        return True
+
+    def _put(self, piece: EpisodeBatch, start: int) -> bool:
+        """Take a piece that leaves no gap; False where it contradicts a step that is already here."""
+        if start < self.length or self.is_done:
+            return self._refill(piece, start)
+        self.pieces.append(piece)
+        self.length += piece.num_steps
+        return True
 
     def _refill(self, piece: EpisodeBatch, start: int) -> bool:
         """A piece whose first steps are here already: they must be equal, and only the rest is taken."""
@@ -77,7 +85,7 @@ class OpenEpisode:
         self.refilled += min(known.num_steps, piece.num_steps)
         if piece.num_steps <= known.num_steps:
             return True
-        return self.add(tail(piece, known.num_steps), self.length)
+        return self._put(tail(piece, known.num_steps), self.length)
 
     def joined(self) -> EpisodeBatch:
         """The steps in order so far as one episode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -63,6 +64,20 @@ def test_fragments_with_timesteps_are_joined_in_their_order_whatever_order_they_
     assert_whole(found["a"], 6)
     assert found["a"].terminated[0]
     assert stitcher.tally.fragments_stitched == 2
+
+
+def test_fragments_that_overlap_and_wait_for_the_first_one_in_any_order_are_joined() -> None:
+    waiting = [fragment("a", 2, 3), fragment("a", 3, 1), fragment("a", 4, 2), fragment("a", 5, 3, end="terminated")]
+    for order in itertools.permutations(waiting):
+        whole, stitcher = stitch(*order, fragment("a", 0, 4))
+        assert_whole(episodes(whole)["a"], 8)
+        assert stitcher.tally.assumptions["repeated-steps"] == 5
+
+
+def test_thousands_of_fragments_in_reverse_are_joined() -> None:
+    last = fragment("a", 2999, 1, end="truncated")
+    whole, _ = stitch(last, *(fragment("a", start, 1) for start in range(2998, -1, -1)))
+    assert_whole(episodes(whole)["a"], 3000)
 
 
 def test_fragments_without_timesteps_are_joined_where_observations_chain() -> None:
