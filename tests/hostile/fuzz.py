@@ -30,7 +30,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-MAX_INPUT = 1 << 15
+MAX_INPUT = 1 << 13  # bytes, or twice the longest seed: longer ones find little and take long
 MAX_POOL = 2000
 REPORT_EVERY = 1000
 PER_PROCESS = 200_000  # inputs; compiled-in coverage keeps some bytes of each, which must not be counted as a reader's
@@ -80,6 +80,7 @@ class Watched:
         for folder in (self.crashes, self.corpus):
             folder.mkdir(parents=True, exist_ok=True)
         self.seeds = seeds_of(name)
+        self.max_input = max(MAX_INPUT, 2 * max(map(len, self.seeds)))
         self.answers: Counter[str] = Counter()
         self.inputs, self.started, self.slowest = 0, time.monotonic(), 0.0
         self.canary = Canary(writable=[arguments.out])
@@ -100,7 +101,7 @@ class Watched:
 
     def mutated(self, data: bytes, rng: random.Random) -> bytes:
         """`data` edited, by structure or byte by byte."""
-        return (self.mutate if rng.random() < 0.5 else any_bytes)(data, rng)[:MAX_INPUT]
+        return (self.mutate if rng.random() < 0.5 else any_bytes)(data, rng)[: self.max_input]
 
     def __call__(self, data: bytes) -> None:
         self.inputs += 1
@@ -189,7 +190,7 @@ def _guided(arguments: argparse.Namespace, atheris: Any) -> None:
     options = {
         "atheris_runs": arguments.runs,
         "max_total_time": math.ceil(arguments.seconds),
-        "max_len": MAX_INPUT,
+        "max_len": watched.max_input,
         "len_control": 0,
         "timeout": arguments.timeout,
         "rss_limit_mb": arguments.rss_mb,
