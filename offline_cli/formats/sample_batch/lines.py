@@ -240,7 +240,8 @@ def _names(values: NDArray[Any]) -> NDArray[Any]:
     """Ids as int64 where they fit, else as text."""
     if values.dtype.kind == "U":
         return values
-    whole = values.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # what fits no int64 is text
+        whole = values.astype(np.int64)
     return whole if (whole == values).all() else values.astype(np.str_)
 
 
