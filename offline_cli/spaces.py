@@ -216,8 +216,9 @@ def _space_from_json(node: Any) -> Space:
 
 
 def _bound_to_json(bound: NDArray[Any]) -> Any:
-    if bound.size and (bound == bound.flat[0]).all():
-        return _number_to_json(bound.flat[0].item())
+    first = (0,) * bound.ndim  # not `flat`, which knows 32 dimensions at most
+    if bound.size and (bound == bound[first]).all():
+        return _number_to_json(bound[first].item())
     return [_bound_to_json(row) for row in bound] if bound.ndim else []
 
 

@@ -48,7 +48,7 @@ from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.json_text import from_json
 from offline_cli.modules.policy import build_module
-from offline_cli.spaces import infer_space, space_from_json, space_from_rllib
+from offline_cli.spaces import infer_space, space_from_json, space_from_rllib, space_to_json
 from offline_cli.storage.parquet_bombs import bytes_in_memory, refuse_bomb
 from offline_cli.tally import OnError, Rejects
 from offline_cli.training.policy_files import load_policy
@@ -534,3 +534,8 @@ def test_overwriting_removes_a_link_and_not_what_it_points_to(tmp_path: Path) ->
 
 def test_a_msgpack_item_is_what_the_corpus_starts_from() -> None:
     assert len(decode(msgpack.packb(make_corpus.state()), where="test")) == 2
+
+
+def test_a_box_of_more_dimensions_than_flat_iterators_know_is_described_and_read_again() -> None:
+    box = gym.spaces.Box(-1, 1, (1,) * 50 + (2,), np.float32)
+    assert space_from_json(space_to_json(box), where="test") == box
