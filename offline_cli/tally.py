@@ -45,6 +45,8 @@ class Tally:
 
         `places` is for tallies that keep more than counts (`datasets/validate`).
         """
+        if not times:
+            return
         self.assumptions[kind] += times
         if self.assumptions[kind] == 0:
             del self.assumptions[kind]

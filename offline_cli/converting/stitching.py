@@ -21,6 +21,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,16 +58,40 @@ class Stitcher:
     def feed(self, batch: EpisodeBatch, places: Places | None, location: str) -> Iterator[EpisodeBatch]:
         """The episodes that are whole with `batch`; `places` (or else `location`) says where its entries stand."""
         self.tally.location = location
-        plain = self._plain(batch)
+        whole = _whole(batch)
+        plain = whole & self._first_and_only(batch)
         entries = np.flatnonzero(plain)
         if len(entries):
             chosen = batch if len(entries) == len(batch) else batch.select(entries)
             yield self._pass(chosen, fingerprints(chosen).tolist(), entries, places, location)
+        if len(entries) < len(batch):
+            yield from _gather(self._others(batch, plain, whole, places, location))
+
+    def _others(
+        self, batch: EpisodeBatch, plain: NDArray[np.bool_], whole: NDArray[np.bool_], places: Places | None, location: str
+    ) -> list[EpisodeBatch]:
+        """The episodes that the entries which are not `plain` complete, each of them by itself."""
+        again = np.flatnonzero(whole & ~plain)
+        repeated = _Repeated.of(batch, again)
         done: list[EpisodeBatch] = []
         for entry in np.flatnonzero(~plain).tolist():
             place = location if places is None else places[entry]
-            done += self._take(batch.select([entry]), place)
-        yield from _gather(done)
+            name = batch.ids[entry]
+            if entry in repeated.prints and not self._is_under_way(name):
+                if name not in self._passed:
+                    repeated.passed.append(entry)
+                    self._note([name], [repeated.prints[entry]], np.zeros(1, np.int64), None, place)
+                    continue
+                if repeated.prints[entry] == self._prints[self._passed.number(name)]:
+                    self.tally.drop_duplicate(partial(_at, place, name))
+                    continue
+            completed = self._take(batch.select([entry]), place)
+            done += [*repeated.taken(), *completed] if completed else []
+        return [*done, *repeated.taken()]
+
+    def _is_under_way(self, name: str) -> bool:
+        """Whether more is known of the id than episodes passed on."""
+        return name in self._open or name in self._refused or name in self.rejects.incomplete
 
     def finish(self) -> Iterator[EpisodeBatch]:
         """The episodes that nothing ended, as truncated ones, once every source has been read."""
@@ -91,27 +116,30 @@ class Stitcher:
 
     # ---- whole batches ----
 
-    def _plain(self, batch: EpisodeBatch) -> NDArray[np.bool_]:
-        """(E,) true for whole, non-empty episodes whose id is met here for the first time and only once."""
-        plain = (batch.terminated | batch.truncated) & (batch.lengths > 0)
-        if batch.t_started is not None:
-            plain &= (batch.t_started == 0) | (batch.t_started == UNKNOWN_START)
+    def _first_and_only(self, batch: EpisodeBatch) -> NDArray[np.bool_]:
+        """(E,) true for episodes whose id is met here for the first time and only once."""
         names = set(batch.ids)
         seen = (self._open, self._refused, self.rejects.incomplete)
         met = self._passed.met(names) | {name for known in seen if known for name in names if name in known}
         if len(names) != len(batch):
             met |= {name for name, times in Counter(batch.ids).items() if times > 1}
-        if met:
-            plain &= np.fromiter((name not in met for name in batch.ids), np.bool_, len(batch))
-        return plain
+        if not met:
+            return np.ones(len(batch), np.bool_)
+        return np.fromiter((name not in met for name in batch.ids), np.bool_, len(batch))
 
     def _pass(
         self, batch: EpisodeBatch, prints: list[int], entries: NDArray[np.int64], places: Places | None, location: str
     ) -> EpisodeBatch:
-        self._passed.add(batch.ids)
+        self._note(batch.ids, prints, entries, places, location)
+        return _from_its_start(batch)
+
+    def _note(
+        self, names: Sequence[str], prints: list[int], entries: NDArray[np.int64], places: Places | None, location: str
+    ) -> None:
+        """Keep what has to be known of episodes that are passed on."""
+        self._passed.add(names)
         self._prints.extend(prints)
-        self._passed_from.append((len(batch), None if places is None else places.taken(entries), location))
-        return batch if batch.t_started is None else replace(batch, t_started=None)
+        self._passed_from.append((len(names), None if places is None else places.taken(entries), location))
 
     def _place_of(self, name: str) -> str:
         """Where the episode of that id stood that was passed on; a search, for the first messages only."""
@@ -222,6 +250,40 @@ class Stitcher:
             fix="give each recording its own ids, or --on-error skip to leave the second one out",
             details={PROBLEM: "conflicting-episode"},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """The whole episodes of a batch whose ids are met more than once: recorders write episodes again."""
+
+    batch: EpisodeBatch
+    prints: dict[int, int]  # of these episodes, by their entries in the batch
+    passed: list[int] = field(default_factory=list)  # entries passed on, and not taken yet
+
+    @classmethod
+    def of(cls, batch: EpisodeBatch, entries: NDArray[np.int64]) -> _Repeated:
+        prints = fingerprints(batch.select(entries)).tolist() if len(entries) else []
+        return cls(batch, dict(zip(entries.tolist(), prints, strict=True)))
+
+    def taken(self) -> list[EpisodeBatch]:
+        """Those passed on as one batch, if there are any."""
+        if not self.passed:
+            return []
+        chosen = self.batch.select(self.passed)
+        self.passed.clear()
+        return [_from_its_start(chosen)]
+
+
+def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
+    """(E,) true for entries with steps that begin and end an episode, as far as they say."""
+    whole: NDArray[np.bool_] = (batch.terminated | batch.truncated) & (batch.lengths > 0)
+    if batch.t_started is not None:
+        whole &= (batch.t_started == 0) | (batch.t_started == UNKNOWN_START)
+    return whole
+
+
+def _from_its_start(batch: EpisodeBatch) -> EpisodeBatch:
+    return batch if batch.t_started is None else replace(batch, t_started=None)
 
 
 def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeBatch", "Infos"]
 
 Infos = Sequence[Mapping[str, Any]]
+_Form = tuple[np.dtype[Any], tuple[int, ...]]
+"""Of one step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # eq=False: arrays have no single truth value; tests compare field by field
@@ -244,9 +246,9 @@ class EpisodeBatch:
     def structure_difference(self, other: EpisodeBatch) -> str:
         """What keeps the two from sharing a batch, in words; empty when nothing does."""
         mine, theirs = self._structure(), other._structure()
-        for name in {**mine, **theirs}:
+        for name in {**mine, **theirs} if mine != theirs else ():
             if mine.get(name) != theirs.get(name):
-                return f"{name} is {mine.get(name, 'absent')} in one and {theirs.get(name, 'absent')} in the other"
+                return f"{name} is {_in_words(mine.get(name))} in one and {_in_words(theirs.get(name))} in the other"
         if self.extra.keys() != other.extra.keys():  # a tree without leaves has no place in the structure
             return f"extra model outputs are {sorted(self.extra)} in one and {sorted(other.extra)} in the other"
         for name in ("observation_space", "action_space"):
@@ -254,9 +256,9 @@ class EpisodeBatch:
                 return f"{name} is {getattr(self, name)} in one and {getattr(other, name)} in the other"
         return ""
 
-    def _structure(self) -> dict[str, str]:
+    def _structure(self) -> dict[str, _Form]:
         trees = (("obs", self.obs), ("actions", self.actions), *((f"extra {name}", tree) for name, tree in self.extra.items()))
-        return {path: f"{leaf.dtype}{leaf.shape[1:]}" for name, tree in trees for path, leaf in flatten(tree, name)}
+        return {path: (leaf.dtype, leaf.shape[1:]) for name, tree in trees for path, leaf in flatten(tree, name)}
 
     # ---- episodes ----
 
@@ -291,8 +293,12 @@ class EpisodeBatch:
         return digest.digest()
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name}: {kind}" for name, kind in self._structure().items())
+        shapes = ", ".join(f"{name}: {_in_words(form)}" for name, form in self._structure().items())
         return f"EpisodeBatch({len(self)} episodes, {self.num_steps} steps, {shapes})"
+
+
+def _in_words(form: _Form | None) -> str:
+    return "absent" if form is None else f"{form[0]}{form[1]}"
 
 
 def _join_names(batches: Sequence[EpisodeBatch], name: str) -> tuple[str | None, ...] | None:

@@ -22,7 +22,7 @@ from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
 from offline_cli.json_text import from_json
 from offline_cli.trees import Tree
 
-__all__ = ["holds_numbers", "infos_of", "is_text", "tree_of"]
+__all__ = ["holds_numbers", "infos_of", "is_text", "tree_of", "tree_of_following"]
 
 EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 MAX_EMPTY = 1 << 20  # of a dimension beside one of no size: numpy has limits of its own there
@@ -96,10 +96,37 @@ def tree_of(column: pa.ChunkedArray | pa.Array, field: pa.Field, *, where: Where
     Raises BadEpisode where a row has no value or another shape than the others, UnsafeData for packed cells that hold more
     than numbers, BadData for types that hold no numbers.
     """
+    return _tree(_whole(column), field, where)
+
+
+def tree_of_following(column: pa.ChunkedArray, field: pa.Field, before: pa.ChunkedArray, values: Tree, *, where: Where) -> Tree:
+    """What `tree_of(column)` gives; `values` is the tree of `before`, whose row i+1 most often is row i of `column`.
+
+    RLlib writes each observation twice. A packed cell that is the same text in both columns is unpacked once.
+    """
+    array, ahead = _whole(column), _whole(before)
+    packed = array.type == ahead.type and (is_text(array.type) or _is_bytes(array.type)) and isinstance(values, np.ndarray)
+    if not packed or not len(array) or array.null_count:
+        return _tree(array, field, where)
+    same = pc.equal(array.slice(0, len(array) - 1), ahead.slice(1)).to_numpy(zero_copy_only=False)
+    others = np.flatnonzero(~np.append(same, np.False_))
+    if len(others) > len(array) // 2:
+        return _tree(array, field, where)
+    unpacked = _tree(array.take(pa.array(others)), field, lambda row: where(int(others[row])))
+    if not isinstance(unpacked, np.ndarray) or (unpacked.dtype, unpacked.shape[1:]) != (values.dtype, values.shape[1:]):
+        return _tree(array, field, where)
+    following = np.roll(values, -1, axis=0)
+    following[others] = unpacked
+    return following
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray) and column.num_chunks == 1:
+        return column.chunk(0)  # combine_chunks would copy it
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # combine_chunks leaves extension arrays chunked in some versions of Arrow
         array = pa.concat_arrays(array.chunks)
-    return _tree(array, field, where)
+    return array
 
 
 def _tree(array: pa.Array, field: pa.Field, where: Where) -> Tree:

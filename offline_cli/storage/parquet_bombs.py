@@ -25,6 +25,9 @@ Opening = Callable[[], AbstractContextManager[Any]]
 
 MAX_BYTES: Final = 64 << 20
 MAX_RATIO: Final = 1000
+SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take without a look at its dictionary
+PREFIXES: Final = "DELTA_BYTE_ARRAY"
+PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
 WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 5}
 """Bytes that a value takes in memory at least; 5: the place of a text, and whether it is null."""
 
@@ -46,9 +49,12 @@ def refuse_bomb(
     """
     chunks = _chunks(metadata, columns, range(metadata.num_row_groups) if group is None else [group])
     plain = sum(chunk.memory for chunk in chunks)
-    if _unfolded(opening, metadata, plain, chunks, MAX_BYTES) <= MAX_BYTES:
+    most = _at_most(opening, metadata, plain, chunks)
+    if most <= MAX_BYTES:
         return plain
     limit = max(MAX_BYTES, MAX_RATIO * size())
+    if most <= limit:
+        return plain
     total = _unfolded(opening, metadata, plain, chunks, limit)
     if total > limit:
         what = f"{size()} bytes of Parquet that unfold to at least {total >> 20} MiB"
@@ -68,6 +74,21 @@ class _Chunk(NamedTuple):
     group: int
     told: Any  # by the footer
     memory: int  # bytes
+
+    @property
+    def worst(self) -> int:
+        """Bytes that its texts cannot exceed, were all of its bytes one text that repeats."""
+        return int(self.told.num_values * self.told.total_uncompressed_size)
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether texts may be written as what they share with the one before."""
+        return PREFIXES in self.told.encodings
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether it holds texts that take less room in the file than in memory."""
+        return self.told.physical_type == "BYTE_ARRAY" and (self.told.has_dictionary_page or self.has_prefixes)
 
 
 def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int]) -> list[_Chunk]:
@@ -91,15 +112,52 @@ def _chosen(metadata: Any, columns: Collection[str] | None) -> Collection[int]:
     return [i for i, path in enumerate(paths) if f"{path}.".startswith(wanted)]
 
 
+def _at_most(opening: Opening, metadata: Any, plain: int, chunks: Collection[_Chunk]) -> int:
+    """Bytes in memory that the column chunks cannot exceed, by footer and dictionaries alone.
+
+    Texts that mostly differ stand in a dictionary until it is full, and as they are after that. To add them up takes longer
+    than to read them, this next to nothing.
+    """
+    texts = [chunk for chunk in chunks if chunk.may_repeat]
+    total = plain + sum(chunk.worst for chunk in texts)
+    for chunk in texts if total > MAX_BYTES else ():
+        if chunk.worst <= SMALL or chunk.has_prefixes:
+            continue
+        told = chunk.told
+        with opening() as stream:
+            longest = _longest_entry(stream, metadata, chunk.group, told.path_in_schema)
+        if longest is not None:
+            total += min(0, told.num_values * longest + told.total_uncompressed_size - chunk.worst)
+    return total
+
+
+def _longest_entry(stream: Any, metadata: Any, group: int, path: str) -> int | None:
+    """Bytes of the longest text in the one dictionary that a column chunk has; None where the dictionary does not show.
+
+    It comes with the first row. That row alone, where it stands outside of the dictionary, is a dictionary of one entry: two
+    entries are the chunk's own, and all of them.
+    """
+    parquet = pq.ParquetFile(stream, metadata=metadata, read_dictionary=[path], buffer_size=PAGE)
+    batches = parquet.iter_batches(batch_size=1, row_groups=[group], columns=[path], use_threads=False)
+    column = next((column for batch in batches for column in batch.columns), None)
+    if column is None or not pa.types.is_dictionary(column.type) or len(column.dictionary) < 2:
+        return None
+    return int(pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
+
+
 def _unfolded(opening: Opening, metadata: Any, plain: int, chunks: Collection[_Chunk], limit: int) -> int:
     """Bytes in memory of the column chunks, counted until they are more than `limit`; `plain`: without texts that repeat."""
     total, texts = plain, 0
-    for group, told, _ in chunks if plain <= limit else ():
-        if told.physical_type != "BYTE_ARRAY" or told.num_values * told.total_uncompressed_size <= limit:
+    for chunk in chunks if plain <= limit else ():
+        group, told, _ = chunk
+        if not chunk.may_repeat or chunk.worst <= SMALL:
             continue
-        if told.has_dictionary_page:  # it could be a bomb by itself
-            with opening() as stream:
-                texts += _text_bytes(stream, metadata, group, told.path_in_schema)
+        with opening() as stream:
+            texts += (
+                _prefixed_bytes(stream, metadata, chunk)
+                if chunk.has_prefixes
+                else _text_bytes(stream, metadata, group, told.path_in_schema)
+            )
         total = plain + texts
         if texts > limit:
             break
@@ -107,14 +165,28 @@ def _unfolded(opening: Opening, metadata: Any, plain: int, chunks: Collection[_C
 
 
 def _text_bytes(stream: Any, metadata: Any, group: int, path: str) -> int:
-    """Of one column's texts, read as a dictionary and numbers; nested ones are read as they are, in small batches."""
+    """Of one column's texts, read as a dictionary and numbers."""
     parquet = pq.ParquetFile(stream, metadata=metadata, read_dictionary=[path])
     batches = parquet.iter_batches(batch_size=1 << 16, row_groups=[group], columns=[path], use_threads=False)
     return sum(_lengths(column) for batch in batches for column in batch.columns)
 
 
+def _prefixed_bytes(stream: Any, metadata: Any, chunk: _Chunk) -> int:
+    """Of one column's texts as they are: Arrow makes no dictionary of these. No text is larger than all that is written."""
+    rows = max(1, MAX_BYTES // chunk.told.total_uncompressed_size)
+    parquet = pq.ParquetFile(stream, metadata=metadata)
+    path = chunk.told.path_in_schema
+    batches = parquet.iter_batches(batch_size=rows, row_groups=[chunk.group], columns=[path], use_threads=False)
+    return sum(int(column.nbytes) for batch in batches for column in batch.columns)
+
+
 def _lengths(array: pa.Array) -> int:
-    if not pa.types.is_dictionary(array.type):
+    types = pa.types
+    if types.is_struct(array.type):
+        return sum(map(_lengths, array.flatten()))
+    if any(is_of(array.type) for is_of in (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_map)):
+        return _lengths(array.flatten())
+    if not types.is_dictionary(array.type):
         return int(array.nbytes)
     lengths = pc.binary_length(array.dictionary)
     return int(pc.sum(pc.cast(lengths, pa.int64()).take(array.indices)).as_py() or 0)

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import os
 import pickle
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
-from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
+from offline_cli.formats.packed import KnownPatterns, looks_packed, unpack, unpack_cells
 from offline_cli.formats.packed import text as packed_text
 from offline_cli.formats.packed.pickles import unpickle
 
@@ -410,6 +411,25 @@ def test_a_bad_cell_is_refused_by_row(kind: str) -> None:
     assert says in caught.value.what
 
 
+@pytest.mark.parametrize("character", ["?", "=", "A", "\0", "\xe9"])
+def test_a_character_changed_anywhere_in_a_cell_is_read_as_in_a_cell_by_itself(character: str) -> None:
+    vectors = np.random.default_rng(5).standard_normal((40, 3))
+    cells = cells_of(vectors)
+    for place in range(len(cells[36])):
+        changed = cells[36][:place] + character + cells[36][place + 1 :]
+        try:
+            vectors[36] = alone = unpack(changed, where=row(36))
+            fits = alone.shape == (3,) and alone.dtype == np.float64
+        except (BadData, AttributeError, ValueError):
+            fits = False
+        column = [*cells[:36], changed, *cells[37:]]
+        if fits:
+            np.testing.assert_array_equal(unpack_cells(column, where=row), vectors, strict=True)
+        else:
+            with pytest.raises(BadData, match="file row 36"):
+                unpack_cells(column, where=row)
+
+
 def test_cells_of_containers_are_no_column() -> None:
     with pytest.raises(BadEpisode, match="type dict"):
         unpack_cells([packed({"a": np.zeros(2)})], where=row)
@@ -435,3 +455,41 @@ def test_what_rllib_packs_is_read(name: str) -> None:
     from ray.rllib.utils.compression import pack
 
     np.testing.assert_equal(unpack(pack(VALUES[name]), where="test"), VALUES[name])
+
+
+# ---- texts of known patterns ----
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(VALUES)), st.sampled_from(PROTOCOLS)), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_texts_are_read_as_each_by_itself_whatever_was_read_before(chosen: list[tuple[str, int]]) -> None:
+    patterns = KnownPatterns()
+    for name, protocol in chosen:
+        text = packed(VALUES[name], protocol)
+        np.testing.assert_equal(patterns.unpack(text, where="test"), unpack(text, where="test"))
+
+
+def test_a_column_of_a_known_pattern_is_read_without_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from offline_cli.formats.packed import patterns as module
+
+    patterns, first = KnownPatterns(), np.random.default_rng(6).standard_normal((200, 4)).astype(np.float32)
+    patterns.unpack(packed(first), where="test")
+    monkeypatch.setattr(module, "unpickle", lambda *_, **__: pytest.fail("it was read again"))
+    np.testing.assert_array_equal(patterns.unpack(packed(first + 1), where="test"), first + 1, strict=True)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_pickle_that_differs_from_a_known_one_anywhere_is_read_with_care(data: st.DataObject) -> None:
+    known = pickle.dumps(np.arange(6, dtype=np.int16).reshape(2, 3), 5)
+    patterns = KnownPatterns()
+    patterns.unpack(packed_bytes(known), where="test")
+    place, byte = data.draw(st.integers(0, len(known) - 1)), data.draw(st.integers(0, 255))
+    text = packed_bytes(known[:place] + bytes([byte]) + known[place + 1 :])
+    try:
+        expected = unpack(text, where="test")
+    except BadData as error:
+        with pytest.raises(type(error), match=re.escape(error.what)):
+            patterns.unpack(text, where="test")
+    else:
+        np.testing.assert_equal(patterns.unpack(text, where="test"), expected)

@@ -5,12 +5,14 @@ recordings hold whole columns in this form, columns of the new stack one vector 
 
 * `text`: the text to the pickle in it;
 * `pickles`, `values`: the pickle to numbers and plain containers, and to nothing else;
-* `cells`: one text, or a column of cells; `template`: how the cells of a column that look alike are read all at once.
+* `cells`: one text, or a column of cells; `patterns`, `template`: how pickles, and whole cells, that differ in numbers only
+  are read by what they have in common.
 """
 
 from __future__ import annotations
 
 from offline_cli.formats.packed.cells import unpack, unpack_cells
+from offline_cli.formats.packed.patterns import KnownPatterns
 from offline_cli.formats.packed.text import looks_packed
 
-__all__ = ["looks_packed", "unpack", "unpack_cells"]
+__all__ = ["KnownPatterns", "looks_packed", "unpack", "unpack_cells"]

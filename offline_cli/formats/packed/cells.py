@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.packed.pickles import Unpickled, unpickle
+from offline_cli.formats.packed.patterns import Pattern
+from offline_cli.formats.packed.pickles import unpickle
 from offline_cli.formats.packed.template import CellTemplate, Texts
 from offline_cli.formats.packed.text import FIX, MAX_RATIO, SMALL_BYTES, decompress
 from offline_cli.formats.packed.values import numbers_of
@@ -70,31 +70,6 @@ def _texts(cells: Any, where: Callable[[int], str]) -> Texts:
     return Texts.of(binary)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A pickle of one array whose raw bytes lie at a known place; others that agree around it differ in numbers only."""
-
-    before: bytes
-    after: bytes
-    length: int
-    dtype: np.dtype[Any]
-
-    @classmethod
-    def of(cls, pickled: bytes, value: Any, read: Unpickled) -> _Pattern | None:
-        """The pattern of a pickle; None where it is not one C-ordered array of numbers over one run of bytes."""
-        if not isinstance(value, np.ndarray) or not value.flags.c_contiguous or not value.nbytes or value.dtype.kind == "U":
-            return None  # text is read with care each time: not every number in it is a character
-        spans = [(start, start + size) for start, size in read.spans if size == value.nbytes]
-        if len(spans) != 1 or pickled[slice(*spans[0])] != value.tobytes():
-            return None
-        return cls(pickled[: spans[0][0]], pickled[spans[0][1] :], len(pickled), value.dtype)
-
-    def array_of(self, pickled: bytes) -> NDArray[Any] | None:
-        """The flat array of `pickled`; None where it has another pattern."""
-        alike = len(pickled) == self.length and pickled.startswith(self.before) and pickled.endswith(self.after)
-        return numbers_of(pickled[len(self.before) : self.length - len(self.after)], self.dtype) if alike else None
-
-
 class _Column:
     """The array being filled, and what the first cell says that all must agree with."""
 
@@ -110,7 +85,7 @@ class _Column:
             what = f"{len(texts)} packed cells that cannot all be as large as the first"
             raise BadEpisode(what, where=where(0), fix="convert the files of each kind into a dataset of its own")
         self.values = np.empty((len(texts), *first.shape), first.dtype)
-        self.pattern = _Pattern.of(pickled, read.value, read)
+        self.pattern = Pattern.of(pickled, read.value, read)
 
     def fill_one(self, row: int) -> bytes:
         """Read cell `row` on its own; its pickle."""

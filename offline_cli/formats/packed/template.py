@@ -16,13 +16,14 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.formats.packed.text import FRAME_MAGIC
 
 __all__ = ["CellTemplate", "Texts"]
 
-CHUNK_BYTES: Final = 8 << 20  # of text compared at once: stays in the processor's cache, more or less
+CHUNK_BYTES: Final = 8 << 20  # of the texts whose numbers are decoded at once
 ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 INVALID: Final = 255
 DECODED: Final = np.full(256, INVALID, np.uint8)
@@ -36,6 +37,7 @@ CONTENT_SIZE_BIT: Final = 0b0000_1000
 class Texts:
     """The n texts of a column, one after the other."""
 
+    array: pa.Array  # (n,) large_binary
     data: NDArray[np.uint8]  # all characters
     starts: NDArray[np.int64]  # (n + 1,)
 
@@ -44,13 +46,26 @@ class Texts:
         """The texts of a large_binary array without nulls."""
         _, offsets, data = array.buffers()
         starts = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
-        return cls(np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8), starts)
+        return cls(array, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8), starts)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def __getitem__(self, row: int) -> bytes:
         return self.data[self.starts[row] : self.starts[row + 1]].tobytes()
+
+    def alike(self, length: int, before: bytes, after: bytes) -> NDArray[np.bool_]:
+        """(n,) which texts have that length and begin and end so."""
+        found: NDArray[np.bool_] = np.diff(self.starts) == length
+        for ends, pattern in ((pc.starts_with, before), (pc.ends_with, after)):
+            found &= ends(self.array, pattern).to_numpy(zero_copy_only=False)
+        return found
+
+    def cut(self, rows: NDArray[np.intp], first: int, stop: int) -> NDArray[np.uint8]:
+        """(m, stop - first) those characters of texts that are so long."""
+        width = stop - first
+        at_each = np.ndarray((len(self.data) - width + 1,), f"V{width}", self.data, strides=(1,))
+        return at_each[self.starts[rows] + first].view(np.uint8).reshape(len(rows), width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +96,38 @@ class CellTemplate:
 
     def data_of(self, texts: Texts, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.uint8]]]:
         """Of the texts of `rows`, those with this pattern, in portions: positions in `rows`, and (k, size) bytes of numbers."""
-        begin = texts.starts[rows]
-        places = np.flatnonzero(texts.starts[rows + 1] - begin == len(self.text))
+        before, after = (part.tobytes() for part in (self.text[: self.first], self.text[self.stop :]))
+        places = np.flatnonzero(texts.alike(len(self.text), before, after)[rows])
         step = max(1, CHUNK_BYTES // len(self.text))
-        windows = np.lib.stride_tricks.sliding_window_view(texts.data, len(self.text))
         for at in range(0, len(places), step):
             part = places[at : at + step]
-            alike, data = self._decode(windows[begin[part]])
-            yield part[alike], data
+            same, data = self._decode(texts.cut(rows[part], self.first, self.stop))
+            yield part[same], data
 
     def _decode(self, chars: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-        """Which of the (m, L) texts have the pattern, and the bytes of those."""
-        same = (chars[:, : self.first] == self.text[: self.first]).all(axis=1)
-        same &= (chars[:, self.stop :] == self.text[self.stop :]).all(axis=1)
-        decoded, valid = _decode_base64(chars[:, self.first : self.stop])
+        """Which of the (m, stop - first) characters hold numbers only where this cell does, and the bytes of those."""
+        decoded, same = _decode_base64(chars)
         mine, _ = _decode_base64(self.text[None, self.first : self.stop])
         end = self.head + self.size
-        same &= valid & (decoded[:, : self.head] == mine[:, : self.head]).all(axis=1)
+        same &= (decoded[:, : self.head] == mine[:, : self.head]).all(axis=1)
         same &= (decoded[:, end:] == mine[:, end:]).all(axis=1)
         return same, decoded[same, self.head : end]
 
 
 def _decode_base64(chars: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """(m, 3k) bytes of (m, 4k) characters, and (m,) whether all of a row's characters are base64."""
+    rows, width = chars.shape
+    try:
+        raw = binascii.a2b_base64(np.ascontiguousarray(chars).data, strict_mode=True)
+    except binascii.Error:
+        raw = b""
+    if len(raw) == rows * width // 4 * 3:
+        return np.frombuffer(raw, np.uint8).reshape(rows, width // 4 * 3), np.ones(rows, np.bool_)
+    return _decode_row_by_row(chars)
+
+
+def _decode_row_by_row(chars: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """The same, where some of the characters are not base64."""
     six = DECODED[chars]
     valid = (six != INVALID).all(axis=1)
     a, b, c, d = (six[:, i::4] for i in range(4))

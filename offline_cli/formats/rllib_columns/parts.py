@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.arrow_leaves import infos_of, tree_of
+from offline_cli.formats.arrow_leaves import infos_of, tree_of, tree_of_following
 from offline_cli.formats.rllib_columns.names import INFOS, KEYS, SCALARS, TREES
 from offline_cli.formats.rllib_columns.tables import quoted
 from offline_cli.formats.step_rows import timesteps
@@ -81,13 +81,20 @@ def _trees(table: pa.Table, where: Where) -> dict[str, Any]:
             if infos is not None:
                 trees[column.name] = infos
         elif column.name not in KEYS and column.name != Columns.SOURCE_ID:
-            trees[column.name] = tree_of(table[column.name], column, where=where)
+            trees[column.name] = _tree(table, column, trees.get(Columns.OBS), where)
     for name in (*SCALARS, Columns.T):
         if name in trees:
             trees[name] = _one_per_step(trees[name], name, where(0))
     if Columns.T in trees:
         trees[Columns.T] = timesteps(trees[Columns.T], where=where)
     return trees
+
+
+def _tree(table: pa.Table, column: pa.Field, obs: Tree | None, where: Where) -> Tree:
+    """`obs`: the tree of the observations, where it has been made."""
+    if column.name == Columns.NEXT_OBS and obs is not None:
+        return tree_of_following(table[column.name], column, table[Columns.OBS], obs, where=where)
+    return tree_of(table[column.name], column, where=where)
 
 
 def _one_per_step(tree: Tree, name: str, place: str) -> NDArray[Any]:

@@ -8,19 +8,24 @@ row came from; the order of rows and `t` say the same), `seq_lens` and `state_in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
-from offline_cli.errors import BadEpisode
+from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.end_flags import END_FLAGS, end_flags
-from offline_cli.formats.packed import looks_packed
+from offline_cli.formats.packed import KnownPatterns, looks_packed
 from offline_cli.formats.sample_batch.files import Line
-from offline_cli.formats.sample_batch.records import FIX, NEEDED, batches_of
+from offline_cli.formats.sample_batch.number_lists import arrays_of
+from offline_cli.formats.sample_batch.records import FIX, NEEDED, batches_of, parsed, plain_batches
 from offline_cli.formats.sample_batch.values import Column, column_of, infos_of
 from offline_cli.formats.step_rows import timesteps
 from offline_cli.spaces import Space
@@ -40,6 +45,8 @@ ROLE: Final = frozenset({*PER_STEP, *TREES, Columns.INFOS, "type", "count"})
 """Columns with a meaning of their own."""
 NO_PLACE: Final = frozenset({*STEP_COLUMNS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLE
 """Columns that are never extra model outputs: bookkeeping, and names that mean something else in our own tables."""
+LEFT_AS_THEY_ARE: Final = NO_PLACE | ROLE - {*PER_STEP, *TREES}
+"""Values that no column of numbers is made of: an info may be a number, and stays one."""
 
 
 @dataclass(slots=True)
@@ -58,6 +65,7 @@ class PolicyRows:
     t: NDArray[np.int64] | None  # (n,)
     infos: list[Any] | None  # (n,) of the observation that each step led to; None: all empty
     lost_before: str = ""  # where lines were lost right before this one, without a way to tell which episodes they held
+    underived: tuple[str, ...] = ()  # columns that could repeat another one, and say more (`settling`)
 
     def take(self, chosen: NDArray[Any]) -> PolicyRows:
         """The rows of that index array or mask, in its order."""
@@ -82,6 +90,7 @@ class PolicyRows:
             t=of(self.t),
             infos=None if self.infos is None else [self.infos[row] for row in order],
             lost_before=self.lost_before,
+            underived=self.underived,
         )
 
 
@@ -93,12 +102,46 @@ class LineReader:
     observation_space: Space | None = None  # tells a Tuple from a list of rows
     action_space: Space | None = None
     _dropped: set[str] = field(default_factory=set)
+    _patterns: KnownPatterns = field(default_factory=KnownPatterns)
 
-    def read(self, line: Line) -> list[PolicyRows]:
-        """The rows of each policy in the line. Raises BadData, BadEpisode, UnsafeData, each naming the line."""
+    def read(self, lines: Sequence[Line]) -> Iterator[list[PolicyRows] | BadData]:
+        """For each line the rows of each of its policies, or the BadData, naming the line, that keeps it from being read.
+
+        The numbers of all lines become arrays together, where they can; memory is taken for all of them at once.
+        """
+        with _no_search_for_cycles():
+            values = list(map(_parsed, lines))
+            self._make_arrays([value for value in values if not isinstance(value, BadData)])
+        for line, value in zip(lines, values, strict=True):
+            try:
+                yield value if isinstance(value, BadData) else self._rows_of(line, value)
+            except BadData as error:
+                yield error
+
+    def _make_arrays(self, values: Sequence[Any]) -> None:
+        """Put arrays in the places of lists of numbers of one type and shape, one for each step."""
+        columns: dict[tuple[str | None, str], list[dict[str, Any]]] = {}
+        for policy, batch in chain.from_iterable(map(plain_batches, values)):
+            rows = _steps_of_lists(batch)
+            for name, value in batch.items() if rows else ():
+                if type(value) is list and len(value) == rows and name not in LEFT_AS_THEY_ARE and not self._is_tuple(name):
+                    columns.setdefault((policy, name), []).append(batch)
+        for (_, name), batches in columns.items():
+            arrays = arrays_of([batch[name] for batch in batches], narrow=name not in PER_STEP)
+            for batch, array in zip(batches, arrays or (), strict=False):
+                batch[name] = array
+
+    def _is_tuple(self, name: str) -> bool:
+        """Whether lists in that column may be parts of a Tuple."""
+        return name in TREES and isinstance(self._space_of(name), spaces.Tuple)
+
+    def _space_of(self, name: str) -> Space | None:
+        return self.action_space if name == Columns.ACTIONS else self.observation_space
+
+    def _rows_of(self, line: Line, value: Any) -> list[PolicyRows]:
         found = [
             self._policy_rows(policy, batch, line.where if policy is None else f"{line.where}, policy {policy!r}")
-            for policy, batch in batches_of(line, self.tally)
+            for policy, batch in batches_of(line, value, self.tally)
         ]
         filled = [rows for rows in found if rows.rows]
         self.tally.assume("empty-batch", len(found) - len(filled))
@@ -147,9 +190,8 @@ class LineReader:
         return read
 
     def _tree(self, name: str, value: Any, rows: int, where: str) -> Column:
-        space = self.action_space if name == Columns.ACTIONS else self.observation_space
         place = f"{where}, column {name}"
-        column = column_of(value, rows, where=place, space=space)
+        column = column_of(value, rows, where=place, space=self._space_of(name), patterns=self._patterns)
         if not column.is_numeric:
             raise BadEpisode("values that are not numbers", where=place, fix="record numbers; infos may hold text")
         self.tally.assume("null-as-nan", column.nulls)
@@ -173,10 +215,10 @@ class LineReader:
 
     def _extra(self, name: str, value: Any, rows: int, where: str) -> Column | None:
         """An extra model output; None for what has no row per step by its nature, or holds no numbers."""
-        if not isinstance(value, (list, dict)) and not looks_packed(value):
+        if not isinstance(value, (list, dict, np.ndarray)) and not looks_packed(value):
             return None
         try:
-            column = column_of(value, rows, where=where)
+            column = column_of(value, rows, where=where, patterns=self._patterns)
         except BadEpisode:
             if name.startswith("state_in"):  # one row per sequence
                 return None
@@ -212,6 +254,31 @@ class LineReader:
         real = (np.arange(width) < lengths[:, None]).reshape(-1)
         self.tally.assume("padding-removed", int((~real).sum()))
         return found.take(real)
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """Within it, Python looks for no cycles in what it makes: JSON has none, and a fifth of the time would go into that."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _parsed(line: Line) -> Any:
+    try:
+        return parsed(line)
+    except BadData as error:
+        return error
+
+
+def _steps_of_lists(batch: Mapping[str, Any]) -> int:
+    """How many steps the batch has, where that can be told from plain lists; else 0."""
+    first = next((batch[name] for name in PER_STEP if batch.get(name) is not None), None)
+    return len(first) if type(first) is list else 0
 
 
 def _vector(value: Any, rows: int | None, name: str, where: str) -> tuple[NDArray[Any], int]:

@@ -18,7 +18,7 @@ from offline_cli.formats.sample_batch.files import Line
 from offline_cli.json_text import from_json
 from offline_cli.tally import Tally
 
-__all__ = ["FIX", "NEEDED", "batches_of", "is_batch"]
+__all__ = ["FIX", "NEEDED", "batches_of", "is_batch", "parsed", "plain_batches"]
 
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
@@ -40,7 +40,7 @@ def is_batch(line: Line) -> bool:
     if TYPED_START.match(start):
         return True
     try:
-        record = _unwrapped(line)
+        record = parsed(line)
     except BadData:  # a line cut in half may still say what it was
         return bool(TYPED.search(start)) or POLICY_BATCHES.encode() in start or all(name.search(start) for name in NAMED)
     if not isinstance(record, dict):
@@ -50,9 +50,23 @@ def is_batch(line: Line) -> bool:
     return record["type"] in (SAMPLE_BATCH, MULTI_AGENT_BATCH)
 
 
-def batches_of(line: Line, tally: Tally) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
-    """Each (policy, columns by name) of a line; the policy of a SampleBatch is None. Raises BadData, naming the line."""
-    record = _record(line)
+def plain_batches(value: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """What `batches_of` may give of a line's value, as far as it can be told without a look at its type."""
+    if not isinstance(value, dict):
+        return
+    policies = value.get(POLICY_BATCHES)
+    if isinstance(policies, dict):
+        yield from ((policy, batch) for policy, batch in policies.items() if isinstance(batch, dict))
+    else:
+        yield None, value
+
+
+def batches_of(line: Line, value: Any, tally: Tally) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+    """Each (policy, columns by name) of a line that holds `value`; the policy of a SampleBatch is None.
+
+    Raises BadData, naming the line.
+    """
+    record = _record(line, value)
     kind = record.get("type")
     if kind is None and (POLICY_BATCHES in record or Columns.OBS in record):
         tally.assume("missing-type")
@@ -69,15 +83,14 @@ def batches_of(line: Line, tally: Tally) -> Iterator[tuple[str | None, Mapping[s
         raise BadData(f"{what}: neither SampleBatch nor MultiAgentBatch", where=line.where, fix=FIX)
 
 
-def _record(line: Line) -> dict[str, Any]:
-    value = _unwrapped(line)
+def _record(line: Line, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadData(f"a line that holds a {type(value).__name__}, not an object", where=line.where, fix=FIX)
     return value
 
 
-def _unwrapped(line: Line) -> Any:
-    """The line's value, taken out of its wrappers."""
+def parsed(line: Line) -> Any:
+    """The line's value, taken out of its wrappers. Raises BadData, naming the line, where it is not whole JSON."""
     value = _parsed(line.data, line)
     for _ in range(MAX_WRAPPERS):
         if not isinstance(value, dict) or "value" not in value or "type" in value:

@@ -68,13 +68,17 @@ class Settlement:
     # ---- evidence ----
 
     def observe(self, rows: PolicyRows) -> None:
-        """Take `rows` into account."""
+        """Take `rows` into account, and note in them which of their columns say more than those that they could repeat."""
         for name, column in rows.columns.items():
             for path, leaf in flatten(column.tree, _shared_name(name)):
                 self._observe(rows.policy, path, self._evidence_of(leaf, column, name, path))
         if not self._is_settled:
             self._agents |= {(rows.policy, agent) for agent in set(rows.agent_index.tolist())}
-            self._underived |= {(rows.policy, name) for name in PREVIOUS if not _is_derivable(rows, name)}
+        if not rows.columns.keys().isdisjoint(PREVIOUS):
+            first = run_starts(rows)
+            rows.underived = tuple(name for name in PREVIOUS if not _is_derivable(rows, name, first))
+        if not self._is_settled:
+            self._underived |= {(rows.policy, name) for name in rows.underived}
 
     def _observe(self, policy: str | None, path: str, found: _Evidence) -> None:
         known = self._evidence.get((policy, path))
@@ -92,6 +96,8 @@ class Settlement:
         wanted = self._dtype_by_space(name, path)
         if wanted is not None and _survives(leaf, wanted):
             return _Evidence(wanted)
+        if leaf.dtype == np.float32:  # narrowed already
+            return _Evidence(leaf.dtype, inferred=True)
         if leaf.dtype.kind == "f":
             return _Evidence(np.dtype(np.float32 if _survives(leaf, np.dtype(np.float32)) else np.float64), inferred=True)
         if leaf.dtype.kind in "iu":
@@ -126,10 +132,12 @@ class Settlement:
         for name, column in rows.columns.items():
             if self._keeps(rows.policy, name):
                 yield name, column
-            elif not _is_derivable(rows, name):
+            elif name in rows.underived:
                 self.tally.assume(f"{name}-dropped".replace("_", "-"), rows.rows)
 
     def _cast(self, policy: str | None, name: str, tree: Tree) -> Tree:
+        if isinstance(tree, np.ndarray):
+            return tree.astype(self._evidence[policy, _shared_name(name)].dtype, copy=False)
         cast = [leaf.astype(self._evidence[policy, path].dtype, copy=False) for path, leaf in flatten(tree, _shared_name(name))]
         return unflatten_like(tree, cast)
 
@@ -150,12 +158,14 @@ def _survives(leaf: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     return bool(((back == leaf) | (leaf != leaf)).all())
 
 
-def _is_derivable(rows: PolicyRows, name: str) -> bool:
-    """Whether `name` is absent, or the column it repeats a step later: 0 at timestep 0, unknown where a line begins later."""
+def _is_derivable(rows: PolicyRows, name: str, first: NDArray[np.bool_]) -> bool:
+    """Whether `name` is absent, or the column it repeats a step later: 0 at timestep 0, unknown where a line begins later.
+
+    `first`: (n,) the rows that do not go on from the one before.
+    """
     if name not in rows.columns:
         return True
     repeated = rows.rewards if PREVIOUS[name] == Columns.REWARDS else rows.columns[PREVIOUS[name]].tree
-    first = run_starts(rows)
     begins = first & (rows.t == 0) if rows.t is not None else np.zeros_like(first)
 
     def same(previous: NDArray[Any], current: NDArray[Any]) -> bool:

@@ -21,6 +21,7 @@ __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
+TOGETHER_BYTES: Final = 1 << 20  # of lines whose numbers become arrays together; parsed, they can take 30 times as much
 
 
 @dataclass(slots=True)
@@ -55,33 +56,45 @@ class SampleBatchSource(FileSource):
         identifier = Identifier(tally)
         losses: list[str] = []
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
-        for line in self._lines(rejects, losses):
-            tally.rows_in += 1
-            try:
-                found = reader.read(line)
-            except BadData as error:
-                rejects.add(error, raw=line.data)
-                losses.append(error.where)
-                continue
-            for rows in found:
-                if told.get(rows.policy, 0) < len(losses):
-                    rows.lost_before, told[rows.policy] = losses[-1], len(losses)
-                yield line, identifier.identify(rows, line)
+        for lines in self._together(rejects, losses):
+            for line, found in zip(lines, reader.read(lines), strict=True):
+                tally.rows_in += 1
+                if isinstance(found, BadData):
+                    rejects.add(found, raw=line.data)
+                    losses.append(found.where)
+                    continue
+                for rows in found:
+                    if told.get(rows.policy, 0) < len(losses):
+                        rows.lost_before, told[rows.policy] = losses[-1], len(losses)
+                    yield line, identifier.identify(rows, line)
 
-    def _lines(self, rejects: Rejects, losses: list[str]) -> Iterator[Line]:
-        """The lines of all files; where some cannot be read at all, their place is added to `losses`."""
+    def _together(self, rejects: Rejects, losses: list[str]) -> Iterator[list[Line]]:
+        """The lines of all files, a few of one file at a time.
+
+        Where some cannot be read at all, their place is added to `losses` once the lines before them have been worked on.
+        """
         for file in self.files:
             before = self.done
-            lines, line = lines_of(file, rejects), None
+            lines, waiting, size = lines_of(file, rejects), list[Line](), 0
             while True:
                 known = rejects.count
-                line = next(lines, None)
-                if rejects.count != known:
+                try:
+                    line = next(lines, None)
+                except Exception:
+                    if waiting:
+                        yield waiting
+                    raise
+                is_lost = rejects.count != known
+                if waiting and (line is None or is_lost or size + len(line.data) > TOGETHER_BYTES):
+                    yield waiting
+                    waiting, size = [], 0
+                if is_lost:
                     losses.append(file.url)
                 if line is None:
                     break
+                waiting.append(line)
+                size += len(line.data)
                 self.done = before + line.position
-                yield line
 
     def _flushed(self, block: Block, settlement: Settlement, tally: Tally, rejects: Rejects) -> EpisodeBatch:
         batch, self.places = block.flush(settlement, tally, rejects)

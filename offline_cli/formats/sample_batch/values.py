@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadEpisode
-from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
+from offline_cli.formats.packed import KnownPatterns, looks_packed, unpack, unpack_cells
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten
 
@@ -39,16 +39,23 @@ class Column:
     @property
     def is_numeric(self) -> bool:
         """Whether every leaf holds numbers or booleans, and there is one."""
+        if isinstance(self.tree, np.ndarray):
+            return self.tree.dtype.kind in NUMERIC
         leaves = list(flatten(self.tree))
         return bool(leaves) and all(leaf.dtype.kind in NUMERIC for _, leaf in leaves)
 
 
-def column_of(value: Any, rows: int | None, *, where: str, space: Space | None = None) -> Column:
-    """The column of `rows` steps (None: as many as it has) that `value` (JSON list or dict, or packed text) stands for.
+def column_of(
+    value: Any, rows: int | None, *, where: str, space: Space | None = None, patterns: KnownPatterns | None = None
+) -> Column:
+    """The column of `rows` steps (None: as many as it has) that `value` stands for: a JSON list or dict, packed text, an array.
 
-    Raises BadEpisode where rows have no common shape, or are not as many as the line's steps; UnsafeData for hostile text.
+    `patterns`: of the packed texts read before this one. Raises BadEpisode where rows have no common shape, or are not as many
+    as the line's steps; UnsafeData for hostile text.
     """
-    reader = _Reader(rows, where)
+    if isinstance(value, np.ndarray) and value.ndim and rows in (None, len(value)):
+        return Column(value, typed=False)
+    reader = _Reader(rows, where, patterns or KnownPatterns())
     tree = reader.tree(value, space, 0)
     for path, leaf in flatten(tree):
         have = len(leaf) if leaf.ndim else 1
@@ -64,6 +71,7 @@ class _Reader:
 
     rows: int | None
     where: str
+    patterns: KnownPatterns
     typed: bool = False
     nulls: int = 0
 
@@ -71,7 +79,7 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise _bad(f"parts nested deeper than {MAX_DEPTH}", self.where)
         if isinstance(value, (str, bytes)):
-            value = unpack(value, where=self.where)
+            value = self.patterns.unpack(value, where=self.where)
             self.typed = True
         if isinstance(value, np.ndarray):
             return value
