@@ -71,7 +71,8 @@ fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hour
 	-$(PIP) --only-binary atheris atheris
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
-bench: $(VENV)/.installed-full  ## Measure against rivals in one run; rewrite docs/benchmarks.md.
+bench: $(VENV)/.installed-full  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.
+	$(BIN)/python -m benchmarks.rival_environments
 	$(BIN)/python -m benchmarks.run
 
 sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again; RECORDING=folder copies RLlib's recording again.
@@ -84,4 +85,4 @@ docs: $(VENV)/.installed-dev  ## Write the pages that are generated from the cod
 	$(BIN)/python -m offline_cli.report.pipelines > docs/connectors.svg
 
 clean:  ## Remove what the targets made.
-	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

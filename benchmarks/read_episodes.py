@@ -10,11 +10,17 @@ import numpy as np
 import pyarrow.parquet as pq
 from gymnasium import spaces
 
-from benchmarks.harness import Row, paired
+from benchmarks.floors import bytes_floor
+from benchmarks.harness import Row, paired, versions
+from benchmarks.targets import Target
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.batches import decode_batch, encode_batch
 from offline_cli.tally import Rejects, Tally
 
+TARGETS = {
+    500: Target(5e6, of="ours", words=">= 5 M steps/s"),
+    20: Target(1e6, of="ours", words=">= 1 M steps/s"),
+}
 SAMPLE = Path(__file__).resolve().parent.parent / "sample_data" / "rllib_cartpole_expert"
 
 
@@ -55,8 +61,9 @@ def ours(length: int, number: int) -> Row:
         unit="steps/s",
         ours=lambda: read(items),
         rival=lambda: plain(items),
-        rival_name="msgpack-numpy",
-        floor=f"{sum(map(len, items)) / (length * number):.0f} bytes a step",
+        rival_name=f"plain {versions('msgpack-numpy')}",
+        floor=bytes_floor(sum(map(len, items)) / (length * number), "step"),
+        target=TARGETS[length],
     )
 
 
@@ -68,6 +75,7 @@ def rllibs() -> Row:
         unit="steps/s",
         ours=lambda: read(items),
         rival=lambda: plain(items),
-        rival_name="msgpack-numpy",
-        floor=f"{sum(map(len, items)) / read(items):.0f} bytes a step",
+        rival_name=f"plain {versions('msgpack-numpy')}",
+        floor=bytes_floor(sum(map(len, items)) / read(items), "step"),
+        target=Target(10, words=">= 10x plain msgpack-numpy"),
     )

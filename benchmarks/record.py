@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,29 +18,33 @@ import torch
 from torch import nn
 
 from benchmarks import record_policies
-from benchmarks.harness import Row, paired
+from benchmarks.floors import Floor
+from benchmarks.harness import Row, paired, versions
+from benchmarks.targets import NO_TARGET, Target
 from offline_cli.modules.policy import FeedForwardPolicy
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.recording.record import record
 
 CARTPOLE, ACROBOT = "CartPole-v1", "Acrobot-v1"
 OWN, SLOTS = "vector_entry_point", 64
+OWN_CLASS = Target(0.7, words=">= 0.7 of the bare loop")
+SYNC = Target(0.8, words=">= 0.8 of the bare sync loop")
 Loop = Callable[[str, RLModule, int], None]
 
 
 def rows() -> list[Row]:
     torch.set_num_threads(1)
     return [
-        one(CARTPOLE, "BALANCING", OWN, own_loop, episodes=600, pairs=9),
+        one(CARTPOLE, "BALANCING", OWN, own_loop, episodes=600, pairs=9, target=OWN_CLASS),
         one(CARTPOLE, "UNTRAINED", OWN, own_loop, episodes=10_000, pairs=5),
         one(CARTPOLE, "BALANCING", "sync", gymnasium_loop, episodes=300, pairs=5),
-        one(CARTPOLE, "BALANCING", "sync", sync_loop, episodes=300, pairs=7),
+        one(CARTPOLE, "BALANCING", "sync", sync_loop, episodes=300, pairs=7, target=SYNC),
         one(ACROBOT, "SWINGING", "sync", gymnasium_loop, episodes=200, pairs=5),
-        one(ACROBOT, "SWINGING", "sync", sync_loop, episodes=200, pairs=5),
+        one(ACROBOT, "SWINGING", "sync", sync_loop, episodes=200, pairs=5, target=SYNC),
     ]
 
 
-def one(env: str, policy: str, vectorize: str, loop: Loop, *, episodes: int, pairs: int) -> Row:
+def one(env: str, policy: str, vectorize: str, loop: Loop, *, episodes: int, pairs: int, target: Target = NO_TARGET) -> Row:
     """Ours records `episodes`; the rival makes as many steps."""
     with tempfile.TemporaryDirectory() as folder:
         ours = partial(recorded, env, policy, vectorize, episodes, Path(folder) / "D")
@@ -51,8 +56,9 @@ def one(env: str, policy: str, vectorize: str, loop: Loop, *, episodes: int, pai
             unit="steps/s",
             ours=ours,
             rival=partial(loop, env, getattr(record_policies, policy), -(-steps // SLOTS)),
-            rival_name=RIVALS[loop],
-            floor="the environment's steps and the forward pass, which the rival makes as well",
+            rival_name=f"{RIVALS[loop]} ({versions('gymnasium', 'torch')})",
+            floor=Floor("the rival: the environment's steps and the forward pass"),
+            target=target,
             pairs=pairs,
         )
 
@@ -60,7 +66,7 @@ def one(env: str, policy: str, vectorize: str, loop: Loop, *, episodes: int, pai
 def recorded(env: str, policy: str, vectorize: str, episodes: int, out: Path) -> int:
     """Record over what is there; the number of steps."""
     name = f"python:benchmarks.record_policies:{policy}"
-    options = {"policy": name, "num_envs": SLOTS, "vectorize": vectorize, "device": "cpu", "overwrite": True}
+    options: dict[str, Any] = {"policy": name, "num_envs": SLOTS, "vectorize": vectorize, "device": "cpu", "overwrite": True}
     return record(env, out, episodes=episodes, **options).steps
 
 
@@ -77,7 +83,7 @@ def gymnasium_loop(env: str, policy: RLModule, steps: int) -> None:
     vector_loop(gym.make_vec(env, SLOTS, vectorization_mode="sync"), policy, steps)
 
 
-def vector_loop(vector: gym.vector.VectorEnv, policy: RLModule, steps: int) -> None:
+def vector_loop(vector: gym.vector.VectorEnv[Any, Any, Any], policy: RLModule, steps: int) -> None:
     net = bare_network(policy)
     observations, _ = vector.reset(seed=0)
     with torch.inference_mode():
@@ -99,7 +105,7 @@ def sync_loop(env: str, policy: RLModule, steps: int) -> None:
                 if terminated or truncated:
                     observations[slot], _ = copy.reset()
     for copy in copies:
-        copy.close()
+        copy.close()  # type: ignore[no-untyped-call]
 
 
 RIVALS: dict[Loop, str] = {

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from benchmarks.harness import Missing
+
 __all__ = ["recording"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def recording(name: str) -> Path | None:
-    """The folder of that recording; None where it is not on this machine."""
+def recording(name: str) -> Path:
+    """The folder of that recording. Raises Missing where it is not on this machine."""
     folder = Path(os.environ.get("OFFLINE_CLI_REAL_DATA", REPOSITORY.parent / "shared" / "real_data")) / name
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        raise Missing(f"the recording {name} is not on this machine (OFFLINE_CLI_REAL_DATA says where)")
+    return folder

@@ -1,53 +1,112 @@
-"""What does one update cost? Rival: a bare PyTorch loop with torch.optim.Adam over the same network and batches."""
+"""What does one update cost on the CPU? Rivals: a bare PyTorch loop over the same network and batches, imitation and d3rlpy.
+
+The two libraries draw their batches as they do for a user, because neither can leave it out; against them ours draws its own
+too, from as many steps. Against the bare loop both repeat one batch.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
 
-from benchmarks.harness import Row
+from benchmarks.floors import Floor, work_floor
+from benchmarks.harness import Missing, Row, missing, paired_rates, timed, versions
+from benchmarks.rival_process import Rival
+from benchmarks.targets import NO_TARGET, Target
 from offline_cli.modules.policy import build_module
-from offline_cli.training.batches import WEIGHTS
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.training.batches import WEIGHTS, StepLoader
 from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.updates import Update
 
 BATCH, OBS, PAIRS, PER_PAIR = 1024, 4, 20, 20
+HELD = 40 * BATCH  # steps that the libraries draw from, as in rivals/
+TARGET = Target(1 / 1.05, words="<= 1.05x a bare PyTorch loop")
+LIBRARIES = ("imitation", "d3rlpy")
 
 
 def rows() -> list[Row]:
     torch.set_num_threads(1)
-    return [one((256, 256)), one((64, 64))]
+    return [bare((256, 256), TARGET), bare((64, 64), NO_TARGET), *(library(name, (256, 256)) for name in LIBRARIES)]
 
 
-def one(hidden: tuple[int, int]) -> Row:
-    ours, rival = our_update(hidden), bare_update(hidden)
-    times = [(seconds(ours), seconds(rival)) for _ in range(PAIRS + 1)]  # the first pair warms up
-    mine, theirs = (statistics.median(column) for column in zip(*times[1:], strict=True))
-    ratio = statistics.median(slow / fast for fast, slow in times[1:])
-    question = f"one update on the CPU, MLP {'x'.join(map(str, hidden))}, batch {BATCH}, 1 thread"
-    return Row(
-        question, "updates/s", PER_PAIR / mine, PER_PAIR / theirs, ratio, "a bare PyTorch loop", "the matrix products", PAIRS
+def asked(hidden: tuple[int, int]) -> str:
+    return f"one update on the CPU, MLP {'x'.join(map(str, hidden))}, batch {BATCH}, 1 thread"
+
+
+def floor(hidden: tuple[int, int]) -> Floor:
+    """Forward, and back to the weights and to every layer's inputs but the first's."""
+    first, second = hidden
+    products = 3 * (first * second + second * 2) + 2 * OBS * first
+    return work_floor(2 * BATCH * products, "update", threads=1)
+
+
+def bare(hidden: tuple[int, int], target: Target) -> Row:
+    return paired_rates(
+        asked(hidden),
+        unit="updates/s",
+        ours=repeated(our_update(hidden)),
+        rival=repeated(bare_update(hidden)),
+        rival_name=f"a bare PyTorch loop ({versions('torch')})",
+        floor=floor(hidden),
+        target=target,
+        pairs=PAIRS,
     )
 
 
-def seconds(call: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    for _ in range(PER_PAIR):
-        call()
-    return time.perf_counter() - start
+def library(name: str, hidden: tuple[int, int]) -> Row:
+    question = f"{asked(hidden)}, batches drawn"
+    try:
+        with Rival(f"{name}_bc.py", name, hidden=hidden, batch=BATCH, updates=PER_PAIR, threads=1) as rival:
+            return paired_rates(
+                question,
+                unit="updates/s",
+                ours=repeated(our_training(hidden)),
+                rival=rival,
+                rival_name=rival.versions,
+                floor=floor(hidden),
+                pairs=7,
+            )
+    except Missing as error:
+        return missing(question, error, unit="updates/s", rival_name=name)
+
+
+def repeated(update: Callable[[], object]) -> Callable[[], float]:
+    def run() -> None:
+        for _ in range(PER_PAIR):
+            update()
+
+    return timed(run, PER_PAIR)
+
+
+def new_module(hidden: tuple[int, int]) -> RLModule:
+    space = spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
+    return build_module(space, spaces.Discrete(2), hidden=hidden, action_scale="env", seed=0)
 
 
 def our_update(hidden: tuple[int, int]) -> Callable[[], None]:
-    space = spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
-    module = build_module(space, spaces.Discrete(2), hidden=hidden, action_scale="env", seed=0)
+    module = new_module(hidden)
     batch = {"obs": torch.randn(BATCH, OBS), "actions": torch.randint(0, 2, (BATCH,)), WEIGHTS: torch.full((BATCH,), 1 / BATCH)}
     return Update(module, FlatAdam(module.parameters(), lr=1e-3), batch, precision="fp32")
+
+
+def our_training(hidden: tuple[int, int]) -> Callable[[], None]:
+    """A batch drawn, an update, as `train-bc` does."""
+    columns = {"obs": torch.randn(HELD, OBS), "actions": torch.randint(0, 2, (HELD,))}
+    loader = StepLoader(columns, batch_size=BATCH, seed=0, device=torch.device("cpu"))
+    module, numbers = new_module(hidden), count()
+    update = Update(module, FlatAdam(module.parameters(), lr=1e-3), loader.batch, precision="fp32")
+
+    def step() -> None:
+        loader.fill(next(numbers))
+        update()
+
+    return step
 
 
 def bare_update(hidden: tuple[int, int]) -> Callable[[], None]:
@@ -59,7 +118,7 @@ def bare_update(hidden: tuple[int, int]) -> Callable[[], None]:
     def update() -> None:
         loss = nn.functional.cross_entropy(net(obs), actions)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return update
