@@ -9,6 +9,7 @@ import typer
 
 from offline_cli.cli import options, render
 from offline_cli.cli.progress import working
+from offline_cli.cli.sizes import byte_size
 from offline_cli.cli.stdin import with_stdin
 
 __all__ = ["EXAMPLES", "KEYS", "train_bc"]
@@ -21,6 +22,7 @@ EXAMPLES = options.examples(
     "offline-cli train-bc dataset --out run --val-fraction 0.1 --patience 5",
     "offline-cli train-bc dataset --out run --updates 20000 --device cuda --json",
     "offline-cli train-bc dataset --out run --env CartPole-v1 --pipeline pipeline.toml",
+    "offline-cli train-bc s3://bucket/dataset --out run --streaming --memory-limit 2GiB --temp-dir /scratch",
     "offline-cli train-bc dataset --out run --resume",
     "offline-cli train-bc dataset --out run --resume --epochs 400",
     "offline-cli train-bc s3://bucket/dataset --out s3://bucket/run",
@@ -102,6 +104,23 @@ def train_bc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check options, environment and all data, write nothing.")] = False,
     from_: options.FromFormat = "auto",
     action_scale: options.ActionScale = None,
+    streaming: Annotated[
+        bool,
+        typer.Option(
+            "--streaming", help="Keep the steps on disk while training, and in memory only what --memory-limit allows."
+        ),
+    ] = False,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-limit",
+            metavar="SIZE",
+            help="Memory that the process may take: 512MiB, 4GiB. Default: 1GiB with --streaming (on a GPU 4GiB), else any.",
+        ),
+    ] = None,
+    temp_dir: Annotated[
+        str | None, typer.Option("--temp-dir", metavar="FOLDER", help="Where --streaming keeps the steps.", show_default=False)
+    ] = None,
     cache: options.CacheFolder = None,
     cache_size: options.CacheSize = None,
     storage_option: options.StorageOptions = None,
@@ -143,6 +162,9 @@ def train_bc(
             dry_run=dry_run,
             from_=from_,
             action_scale=action_scale,
+            streaming=streaming or None,
+            memory_limit=None if memory_limit is None else byte_size(memory_limit, option="--memory-limit"),
+            temp_dir=temp_dir,
             storage_options=options.storage_options(storage_option, cache=cache, cache_size=cache_size),
             on_progress=on_progress,
             command=ctx.obj.recorded(),

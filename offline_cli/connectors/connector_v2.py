@@ -27,10 +27,15 @@ class ConnectorV2(BatchHelpers, ABC):
 
     `writes_episodes`: the piece changes the episodes it is given. With lists it does so in place; with an `EpisodeBatch`
     `on_episode_batch` gives the changed ones.
+
+    `per_episode`: what becomes of an episode follows from that episode, and from the piece's state, alone; so `train-bc
+    --streaming` may hand it a part of the episodes at a time. Each class says it for itself; those of this package need not.
+    A piece with a state overrides `freeze` and `reset_state` as well: such data is read more than once.
     """
 
     whole_arrays: ClassVar[bool] = False
     writes_episodes: ClassVar[bool] = False
+    per_episode: ClassVar[bool] = False
     aliases: ClassVar[tuple[str, ...]] = ()  # further names that pipelines find the piece by
     fills_obs: ClassVar[bool] = False  # puts observations into the batch
     before_obs: ClassVar[bool] = False  # comes too late once they are there, and raises

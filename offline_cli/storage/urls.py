@@ -13,7 +13,7 @@ from offline_cli.errors import UsageError
 from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.provider_errors import set_up
 
-__all__ = ["check_url", "is_web"]
+__all__ = ["check_url", "is_of_bucket", "is_web"]
 
 _BUCKETS: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"})
 _ACCOUNT_AFTER_AT: Final = frozenset({"az", "abfs", "abfss", "adl"})  # container@account.dfs.core.windows.net
@@ -36,6 +36,11 @@ def check_url(text: str) -> None:
 def is_web(path: str) -> bool:
     """Whether this is an address of the web, where `?` begins a query."""
     return _WEB.match(path) is not None
+
+
+def is_of_bucket(url: str) -> bool:
+    """Whether this is, or leads through, an address in an object store."""
+    return any(link.partition("://")[0] in _BUCKETS for link in url.split("::") if "://" in link)
 
 
 def _check_bucket(scheme: str, bucket: str) -> None:

@@ -6,7 +6,7 @@ has the same shape: the last of an epoch is padded with rows of weight 0. Refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -53,23 +53,26 @@ class StepLoader:
             for name in columns
             for source, target in zip(leaves(self._columns[name]), leaves(self.batch[name]), strict=True)
         ]
-        self._feed = None if resident else HostFeed(self._pairs, device)
+        self._feed = None if resident else HostFeed([target for _, target in self._pairs], device)
         self._order = torch.empty(0, dtype=torch.int64)
         self._epoch = self._rows = -1
 
     def fill(self, update: int) -> int:
         """Put the batch of update number `update`, counted from 0, into `batch`; gives the rows that are not padding."""
         if self._feed is not None:
-            self._feed.fill(update, self._chosen)
+            self._feed.fill(update, self._gather)
         else:
-            chosen = self._chosen(update)
-            for source, target in self._pairs:
-                torch.index_select(source, 0, chosen, out=target)
+            self._gather(update, [target for _, target in self._pairs])
         rows = min(self.batch_size, self.steps - update % self.updates_per_epoch * self.batch_size)
         if rows != self._rows:
             self.batch[WEIGHTS].fill_(1 / rows)[rows:] = 0
             self._rows = rows
         return rows
+
+    def _gather(self, update: int, targets: Sequence[Tensor]) -> None:
+        chosen = self._chosen(update)
+        for (source, _), target in zip(self._pairs, targets, strict=True):
+            torch.index_select(source, 0, chosen, out=target)
 
     def _chosen(self, update: int) -> Tensor:
         """(B,) the steps of the batch of that update."""

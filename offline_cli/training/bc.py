@@ -23,12 +23,14 @@ from offline_cli.training.data import load_data
 from offline_cli.training.devices import choose_device, choose_threads, use_threads
 from offline_cli.training.given_pipelines import Given
 from offline_cli.training.learned_states import check_same_learned
+from offline_cli.training.memory_bounds import check_training_fits
 from offline_cli.training.policy_files import describe_policy, learned_bytes, new_policy
 from offline_cli.training.results import TrainResult
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import Session, check_same_run
 from offline_cli.training.signals import StopRequested, StopSignals
 from offline_cli.training.state import TrainState
+from offline_cli.training.step_store import StepStore
 
 __all__ = ["train_bc"]
 
@@ -84,6 +86,9 @@ def train_bc(
     dry_run: bool = False,
     from_: str = "auto",
     action_scale: str | None = None,
+    streaming: bool | None = None,
+    memory_limit: int | None = None,
+    temp_dir: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
@@ -100,6 +105,10 @@ def train_bc(
     checkpoint yet, it starts one. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had
     it from the start. A finished run within its bound stays as it is. `dry_run` checks everything, data included, and writes
     nothing. `command`: for the note that tells others who trains here.
+
+    `streaming` keeps the steps in a file in `temp_dir` while training, and in memory what `memory_limit`, in bytes, allows for
+    the whole process: the same steps once per epoch, in an order that depends on the limit too. Without it, data that does not
+    fit into a `memory_limit` is refused.
 
     Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box actions
     of unknown scale; resuming with other settings, data or pipelines), and before any data is read for pipelines that are wrong
@@ -124,13 +133,16 @@ def train_bc(
         "precision": precision,
         "seed": seed,
         "action_scale": action_scale,
+        "streaming": streaming,
+        "memory_limit": memory_limit,
     }
     asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     folder = RunFolder(open_location(out, storage_options, beside=asked))
     folder.claim(resume=resume, overwrite=overwrite)
     resolved = _resolve(options, config, folder, resume=resume)
     target = choose_device(resolved.device)
-    with _environment(resolved.env) as environment:
+    with contextlib.ExitStack() as held:
+        environment = held.enter_context(_environment(resolved.env))
         data = load_data(
             expand(asked, storage_options, beside=out),
             resolved,
@@ -138,10 +150,15 @@ def train_bc(
             pipeline=pipeline,
             env_to_module=env_to_module,
             from_=from_,
+            device=target.type,
+            temp_dir=temp_dir,
             storage_options=storage_options,
             on_progress=on_progress,
         )
+        held.callback(data.close)
         module = new_policy(data, resolved)
+        if isinstance(data.train, StepStore):
+            check_training_fits(resolved.memory_limit, target.type, module, data.train.record, resolved.batch_size)
         state = TrainState(data=data.digest, device=target.type, pipeline=data.pipeline)
         state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
         tensors = None

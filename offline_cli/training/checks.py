@@ -18,9 +18,9 @@ import torch
 from offline_cli.columns import Columns
 from offline_cli.environments import Environment
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.training.batches import StepLoader
 from offline_cli.training.config import BCConfig
 from offline_cli.training.devices import autocast
+from offline_cli.training.loaders import Loader
 from offline_cli.training.play_pieces import PlayPieces
 from offline_cli.training.playing import Played, play
 from offline_cli.training.seeds import Purpose
@@ -40,7 +40,7 @@ class Checks:
         module: RLModule,
         config: BCConfig,
         *,
-        val: StepLoader | None,
+        val: Loader | None,
         environment: Environment | None,
         pieces: PlayPieces | None,
         updates_per_epoch: int,
@@ -120,7 +120,7 @@ def _returns(name: str, played: Played) -> dict[str, float]:
     }
 
 
-def score(module: RLModule, loader: StepLoader, precision: str) -> dict[str, float]:
+def score(module: RLModule, loader: Loader, precision: str) -> dict[str, float]:
     """`loss` in nats per action, and `accuracy` or `mse`, as means over every step of `loader`; greedy."""
     totals: dict[str, Any] = {}
     head = module.action_head

@@ -45,6 +45,8 @@ class BCConfig:
     precision: str = "auto"
     threads: int | None = None
     seed: int = 0
+    streaming: bool = False
+    memory_limit: int | None = None
 
     @property
     def bound_name(self) -> str:
@@ -96,8 +98,11 @@ def _sources(file: str | PathLike[str] | None, given: Mapping[str, Any], stored:
 
 
 def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
-    """What sets the two apart, in words, but for their bounds: no update depends on when training will end."""
-    names = [field.name for field in fields(BCConfig) if field.name not in BOUNDS]
+    """What sets the two apart, in words, but for their bounds, and a limit on memory where nothing streams: no update depends
+    on these.
+    """
+    free = BOUNDS if stored.streaming or wanted.streaming else (*BOUNDS, "memory_limit")
+    names = [field.name for field in fields(BCConfig) if field.name not in free]
     pairs = ((name, getattr(stored, name), getattr(wanted, name)) for name in names)
     return [f"{name}: the run has {_shown(old)}, this call asks for {_shown(new)}" for name, old, new in pairs if old != new]
 

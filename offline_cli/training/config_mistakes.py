@@ -15,7 +15,7 @@ __all__ = ["BOUNDS", "SCHEMA", "allowed", "config_mistakes"]
 
 SCHEMA = "config.v1.json"  # says what each key means
 BOUNDS = ("updates", "epochs")
-TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list"}
+TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 MAX_SHOWN = 80  # letters of one offending value
 

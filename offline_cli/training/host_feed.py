@@ -12,15 +12,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["HostFeed"]
+__all__ = ["Gather", "HostFeed"]
+
+
+Gather = Callable[[int, Sequence[Tensor]], None]
+"""Puts the batch of a number into tensors on the host, one for each target."""
 
 
 class HostFeed:
-    """Fills each target (B, ...) on `device` with rows of its source (N, ...) on the host."""
+    """Fills each target (B, ...) on `device` with what a `Gather` puts together on the host."""
 
-    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
-        self._sources = [source for source, _ in pairs]
-        self._targets = [target for _, target in pairs]
+    def __init__(self, targets: Sequence[Tensor], device: torch.device) -> None:
+        self._targets = list(targets)
         self._device = device
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         pinned = self._side is not None
@@ -28,22 +31,20 @@ class HostFeed:
         self._ahead = [torch.empty_like(part) for part in self._targets]
         self._number: int | None = None  # of the batch that is, or will be, in `_ahead`
 
-    def fill(self, number: int, rows: Callable[[int], Tensor]) -> None:
-        """Put batch `number` into the targets and send for the one after it; `rows` says which rows (B,) a batch has."""
+    def fill(self, number: int, gather: Gather) -> None:
+        """Put batch `number` into the targets, and send for the one after it."""
         if self._number != number:
-            self._send(number, rows)
+            self._send(number, gather)
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
         for target, ahead in zip(self._targets, self._ahead, strict=True):
             target.copy_(ahead)
-        self._send(number + 1, rows)
+        self._send(number + 1, gather)
 
-    def _send(self, number: int, rows: Callable[[int], Tensor]) -> None:
-        chosen = rows(number)
+    def _send(self, number: int, gather: Gather) -> None:
         if self._side is not None:
             self._side.synchronize()  # the copy before this one has left the pinned memory
-        for source, gathered in zip(self._sources, self._gathered, strict=True):
-            torch.index_select(source, 0, chosen, out=gathered)
+        gather(number, self._gathered)
         if self._side is None:
             self._copy()
         else:

@@ -23,24 +23,32 @@ from offline_cli.errors import BadConfig, BadData
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["choices_of", "learner_columns"]
+__all__ = ["choices_of", "learner_columns", "nothing_left"]
 
 TRAINED_ON: Final = (Columns.OBS, Columns.ACTIONS)
 PLACE: Final = "learner pipeline"
 
 
 def learner_columns(
-    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, announced: tuple[Space, Space], *, where: str
+    pipeline: ConnectorPipelineV2,
+    episodes: EpisodeBatch,
+    announced: tuple[Space, Space],
+    *,
+    where: str,
+    allow_empty: bool = False,
 ) -> dict[str, Tree]:
     """`obs` and `actions` as trees of tensors (N, ...) on the CPU, of the spaces that the pipeline `announced`.
 
     Raises BadPiece for what a piece raises; BadConfig for columns that are missing, not stacked, or of other shapes than
-    announced, and where every row is masked; BadData for numbers that no policy could learn from. `where` names the data.
+    announced, and, unless `allow_empty`, where all rows are masked; BadData for numbers that no policy could learn from.
+    `where` names the data.
     """
     batch, _ = through(pipeline, episodes, where=where)
     columns = {name: _as_declared(batch, name, space) for name, space in zip(TRAINED_ON, announced, strict=True)}
     if Columns.LOSS_MASK in batch:
         columns = _unmasked(columns, _tensors(Columns.LOSS_MASK, _stacked(batch, Columns.LOSS_MASK)).bool())
+    if not allow_empty and not len(leaves(columns[Columns.OBS])[0]):
+        raise nothing_left()
     for name, space in zip(TRAINED_ON, announced, strict=True):
         _check_values(columns[name], space, name, where)
     return columns
@@ -74,14 +82,17 @@ def _tensors(name: str, tree: Tree) -> Tree:
     return NumpyToTensor()(batch={name: tree})[name]
 
 
+def nothing_left() -> BadConfig:
+    """The error for a mask that is False in every row."""
+    return BadConfig(f"{Columns.LOSS_MASK!r} leaves no row to learn from", where=PLACE, fix="mask fewer rows")
+
+
 def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
-    """The rows that are `kept`. Raises BadConfig for a mask of another shape, and where nothing is left."""
+    """The rows that are `kept`. Raises BadConfig for a mask of another shape."""
     rows = len(leaves(columns[Columns.OBS])[0])
     if kept.shape != (rows,):
         what = f"{Columns.LOSS_MASK!r} of shape {tuple(kept.shape)} for {rows} rows of {Columns.OBS!r}"
         raise BadConfig(what, where=PLACE, fix="one value per row in every column that a piece adds")
-    if not bool(kept.any()):
-        raise BadConfig(f"{Columns.LOSS_MASK!r} leaves no row to learn from", where=PLACE, fix="mask fewer rows")
     return columns if bool(kept.all()) else {name: map_leaves(lambda leaf: leaf[kept], tree) for name, tree in columns.items()}
 
 

@@ -18,11 +18,11 @@ from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, Diverged
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.progress import OnProgress, Progress
-from offline_cli.training.batches import StepLoader
 from offline_cli.training.checks import Checks
 from offline_cli.training.config import BCConfig
 from offline_cli.training.data import TrainingData
 from offline_cli.training.flat_adam import FlatAdam
+from offline_cli.training.loaders import open_loader
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.signals import StopSignals
 from offline_cli.training.state import TrainState
@@ -50,10 +50,10 @@ class Session:
         self.module = module.to(torch.device(state.device)).train()
         self.data, self.config, self.state, self.folder = data, config, state, folder
         device = torch.device(state.device)
-        self.loader = StepLoader(data.train, batch_size=config.batch_size, seed=config.seed, device=device)
+        self.loader = open_loader(data.train, batch_size=config.batch_size, seed=config.seed, device=device)
         val = None
         if data.val is not None:
-            val = StepLoader(data.val, batch_size=config.batch_size, seed=config.seed, device=device)
+            val = open_loader(data.val, batch_size=config.batch_size, seed=config.seed, device=device)
         per_epoch = self.loader.updates_per_epoch
         self.checks = Checks(module, config, val=val, environment=environment, pieces=data.pieces, updates_per_epoch=per_epoch)
         self.optimizer = FlatAdam(module.parameters(), lr=config.lr)

@@ -66,10 +66,13 @@ def test_the_examples_of_the_help_parse(name: str) -> None:
 
 
 def test_defaults_that_the_help_of_train_bc_tells_are_those_that_hold() -> None:
+    from offline_cli.training import memory_bounds
+
     told = {param.name: re.search(r"Default: (?:an? )?([\w.]*\w)", param.help) for param in command_named("train-bc").params}
     schema = json.loads((REPOSITORY / "schemas" / "config.v1.json").read_text(encoding="utf-8"))["properties"]
     numbers = {name: found[1] for name, found in told.items() if name in schema and found and found[1][0].isdigit()}
-    held = {name: str(schema[name].get("default", 20 if name == "epochs" else None)) for name in numbers}
+    others = {"epochs": 20, "memory_limit": f"{memory_bounds.DEFAULT['cpu'] >> 30}GiB"}  # of some runs alone
+    held = {name: str(schema[name].get("default", others.get(name))) for name in numbers}
     assert numbers == held
     assert numbers.keys() >= {"lr", "batch_size", "eval_episodes", "checkpoint_every", "epochs"}
 

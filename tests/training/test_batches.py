@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -90,17 +91,17 @@ def test_data_that_does_not_fit_the_device_gives_the_same_batches(monkeypatch: p
 
 def test_a_batch_is_gathered_before_it_is_wanted() -> None:
     source, target = torch.arange(10), torch.empty(2, dtype=torch.int64)
-    feed = HostFeed([(source, target)], CPU)
+    feed = HostFeed([target], CPU)
     asked: list[int] = []
 
-    def rows(number: int) -> torch.Tensor:
+    def gather(number: int, targets: Sequence[torch.Tensor]) -> None:
         asked.append(number)
-        return torch.tensor([2 * number, 2 * number + 1])
+        targets[0][:] = source[2 * number : 2 * number + 2]
 
-    feed.fill(0, rows)
+    feed.fill(0, gather)
     source[2:4] = torch.tensor([-2, -3])  # too late: that batch is on its way
     assert asked == [0, 1]
-    feed.fill(1, rows)
+    feed.fill(1, gather)
     assert (asked, target.tolist()) == ([0, 1, 2], [2, 3])
 
 

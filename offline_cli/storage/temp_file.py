@@ -1,0 +1,92 @@
+"""Bytes put aside on disk, in one file without a name; refuses to leave it behind, however the process ends.
+
+The file is deleted as soon as it is open (Windows: when it is closed), so that not even a killed process leaves bytes behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+from offline_cli.errors import StorageError, StorageNotFound
+
+__all__ = ["TempFile"]
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+OPTION: Final = "--temp-dir"
+
+
+class TempFile:
+    """Bytes that are appended and read at any place; a context manager. Raises StorageError throughout.
+
+    One thread may use it at a time.
+    """
+
+    def __init__(self, folder: str | None, *, holding: str = "rows") -> None:
+        """`folder`: where the file is made; None: the system's place for temporary files. Nothing is made before `with`.
+        `holding`: what the bytes are, for messages.
+        """
+        self.size = 0  # bytes
+        self._folder = folder or tempfile.gettempdir()
+        self._holding = holding
+        self._file: Any = None
+
+    def __enter__(self) -> Self:
+        with self._failures("making a temporary file"):
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+    def append(self, data: Any) -> int:
+        """Write bytes (or a contiguous array's) at the end; gives where they begin."""
+        rest, offset = _bytes_of(data), self.size
+        with self._failures(f"writing {self._holding} to a temporary file"):
+            self._file.seek(offset)
+            while len(rest):
+                rest = rest[self._file.write(rest) :]
+        self.size = offset + memoryview(data).nbytes
+        return offset
+
+    def read_into(self, offset: int, target: Any) -> None:
+        """Fill `target`, a contiguous array, with the bytes from `offset` on."""
+        rest = _bytes_of(target)
+        with self._failures(f"reading {self._holding} of a temporary file"):
+            self._file.seek(offset)
+            while len(rest):
+                count = self._file.readinto(rest)
+                if not count:
+                    raise OSError(errno.EIO, "it has become shorter")
+                rest = rest[count:]
+
+    def read(self, offset: int, size: int) -> bytearray:
+        """`size` bytes from `offset` on."""
+        data = bytearray(size)
+        self.read_into(offset, data)
+        return data
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as err:
+            what = f"the folder for temporary files does not exist: {self._folder}"
+            raise StorageNotFound(what, where=self._folder, fix=f"make it, or name another with {OPTION}") from err
+        except OSError as err:
+            if err.errno in FULL:
+                what = f"{doing} failed after {self.size / 1e6:,.0f} MB: no space left"
+                fix = f"name a folder with more space with {OPTION} (the {self._holding} take about their size in memory)"
+                raise StorageError(what, where=self._folder, fix=fix) from err
+            fix = f"name a folder that can be written to with {OPTION}"
+            raise StorageError(f"{doing} failed: {err.strerror or err}", where=self._folder, fix=fix) from err
+
+
+def _bytes_of(data: Any) -> memoryview:
+    """Of an array without elements: none, which `cast` refuses to give."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(bytearray())

@@ -1,0 +1,178 @@
+"""Sources and the learner pipeline that they go through, checked against each other before an episode is read; refuses actions
+and observations that no policy could learn from.
+
+Decisions: NaN and infinity are refused in actions and in observations that were acted on; the observation after the last action
+is never learned from, and may be anything. What else the learner pipeline gets: `applying/learner_episodes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.applying.learner_episodes import check_known_scale, in_learner_units, learner_spaces, with_steps
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
+from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.environments import Environment
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.formats.tables.options import TableOptions
+from offline_cli.progress import OnProgress
+from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
+from offline_cli.storage.locations import Sources
+from offline_cli.storage.urls import is_of_bucket
+from offline_cli.training.config import BCConfig
+from offline_cli.training.given_pipelines import Given, GivenPipeline, Side, read_given
+from offline_cli.training.learner_columns import choices_of, learner_columns
+from offline_cli.training.play_pieces import PlayPieces, beside_learner, plays_alone
+from offline_cli.trees import Tree, flatten
+
+__all__ = ["Lesson", "prepare"]
+
+PLACE: Final = "learner pipeline"
+
+
+@dataclass(slots=True, eq=False)
+class Lesson:
+    """What is known before an episode is read."""
+
+    where: str  # the sources, for messages
+    fetched: bool  # whether parts of some of them are fetched before they are read
+    action_scale: str
+    spaces: tuple[Space, Space]  # of observations and actions before the pipeline
+    announced: tuple[Space, Space]  # and after it
+    pipeline: ConnectorPipelineV2
+    given: GivenPipeline
+    beside: Side
+    environment: Environment | None
+    pieces: PlayPieces | None  # what the policy plays between in `environment`; None: no pieces
+    alone: bool  # the policy plays without pieces
+    _open: Callable[[], EpisodeStream]
+    _opened: list[EpisodeStream] = field(default_factory=list)  # one that nobody has read yet
+
+    def episodes(self) -> Iterator[EpisodeBatch]:
+        """All episodes that have a step, as they were recorded; each call reads the sources. Raises what reading raises."""
+        stream = self._opened.pop() if self._opened else self._open()
+        return filter(len, map(with_steps, stream))
+
+    def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
+        """`episodes`, with actions as a network learns them. Raises BadData for values outside the spaces."""
+        observations, actions = self.spaces
+        _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where)
+        _check_values(episodes, episodes.actions, actions, "actions", self.where)
+        return in_learner_units(episodes, actions, self.action_scale)
+
+    def columns(self, episodes: EpisodeBatch, *, allow_empty: bool = False) -> dict[str, Tree]:
+        """What the pipeline makes of checked episodes: see `learner_columns`."""
+        return learner_columns(self.pipeline, episodes, self.announced, where=self.where, allow_empty=allow_empty)
+
+    def learned(self) -> tuple[TrainedPipeline | None, PlayPieces | None]:
+        """What the policy takes to play, once the pieces have seen all that they learn from; they learn no more.
+
+        Raises BadPiece for a state that cannot be saved, and whatever keeps the policy from playing in `environment`.
+        """
+        self.pipeline.freeze()
+        trained = None if self.alone else _trained(self.given, self.pipeline)
+        if self.environment is None or self.pieces is None:
+            return trained, self.pieces
+        pieces = replace(self.pieces, trained=trained)
+        pieces.check(self.environment, *self.announced, where=PLACE)  # learned states have to find their pieces now, not later
+        return trained, pieces
+
+    @property
+    def name(self) -> str:
+        """The pipeline's, which a run that is resumed has to share; empty: the default one."""
+        beside = "" if self.beside is None else f"; beside the environment {GivenPipeline(self.beside).name}"
+        return self.given.name + beside
+
+
+def prepare(
+    sources: Sources,
+    config: BCConfig,
+    *,
+    environment: Environment | None,
+    pipeline: Given,
+    env_to_module: Given,
+    from_: str,
+    storage_options: Mapping[str, Any] | None,
+    on_progress: OnProgress,
+    tables: TableOptions | None = None,
+) -> Lesson:
+    """Open `sources` and build the pipeline for them.
+
+    Raises what `read_episodes` raises; BadConfig for an unknown scale of Box actions, and where either pipeline is wrong;
+    SpaceMismatch where the policy could not play in `environment` or a piece cannot take the spaces.
+    """
+    given, beside = GivenPipeline.read(pipeline), read_given(env_to_module, "env_to_module", "learner")
+
+    def opened() -> EpisodeStream:
+        return read_episodes(
+            sources,
+            from_=from_,
+            env=config.env,
+            action_scale=config.action_scale,
+            tables=tables,
+            storage_options=storage_options,
+            on_progress=on_progress,
+        )
+
+    stream = opened()
+    where = ", ".join(stream.locations)
+    check_known_scale(stream)
+    said = stream.observation_space, stream.action_space
+    observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
+    to_columns = given.build(observations, actions)
+    seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
+    check_supported(seen, where="observations after the learner pipeline")
+    alone = plays_alone(given, beside, list(to_columns.pieces()))
+    pieces = None if environment is None or alone else beside_learner(given, beside)
+    if environment is not None and pieces is not None:
+        pieces.check(environment, seen, done, where=PLACE)
+    return Lesson(
+        where=where,
+        fetched=any(map(is_of_bucket, stream.locations)),
+        action_scale=stream.action_scale,
+        spaces=(observations, actions),
+        announced=(seen, done),
+        pipeline=to_columns,
+        given=given,
+        beside=beside,
+        environment=environment,
+        pieces=pieces,
+        alone=alone,
+        _open=opened,
+        _opened=[stream],
+    )
+
+
+def _trained(given: GivenPipeline, pipeline: ConnectorPipelineV2) -> TrainedPipeline:
+    """What the pieces have learned, as a run folder will tell it. Raises BadPiece for a state that cannot be saved."""
+    state = state_from_bytes(state_to_bytes(pipeline.get_state(), where=PLACE), where=PLACE)
+    return TrainedPipeline(given.document, state, PLACE, tuple(name for name, _ in pipeline.named()))
+
+
+def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str) -> None:
+    """Raise BadData, naming episode and step, for a value in `tree` (leaves (N, ...)) that is no number or no choice."""
+    for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            place = _place(episodes, ~np.isfinite(leaf))
+            fix = "take such steps out of the recording: a policy cannot learn from them"
+            raise BadData(f"{path} hold NaN or infinity, first in {place}", where=where, fix=fix)
+        low, high = choices_of(part)
+        if low is not None and ((leaf < low) | (leaf > high)).any():
+            place = _place(episodes, (leaf < low) | (leaf > high))
+            fix = "--env with the environment the data is from, or convert again with the right space"
+            raise BadData(f"{path} hold choices outside {part}, first in {place}", where=where, fix=fix)
+
+
+def _place(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
+    """Where the first of the steps (N, ...) that are `wrong` is."""
+    step = int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))
+    episode = int(np.searchsorted(episodes.starts, step, side="right")) - 1
+    return f"episode {episodes.ids[episode]}, step {step - int(episodes.starts[episode])}"
