@@ -16,6 +16,7 @@ from offline_cli import record
 from offline_cli.errors import Interrupted
 from offline_cli.progress import Progress
 from offline_cli.storage.locations import open_location
+from offline_cli.training import memory_bounds
 from offline_cli.training.bc import train_bc
 from offline_cli.training.step_store import StoreForm
 
@@ -33,6 +34,12 @@ OPTIONS: dict[str, Any] = {"updates": 40, "batch_size": 64, "val_fraction": 0.25
 def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of some thousand steps has several windows and pools, too."""
     monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=600, pool=500, unit=5))
+
+
+@pytest.fixture(autouse=True)
+def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that counts is a command's, not that of a test runner with hundreds of tests behind it."""
+    monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,12 @@ def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "PART_BYTES", 2000)
 
 
+@pytest.fixture(autouse=True)
+def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that counts is a command's, not that of a test runner with thousands of tests behind it."""
+    monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
+
+
 @contextmanager
 def loaded(data: Path, pipeline: Any = None, **options: Any) -> Iterator[TrainingData]:
     made = load_data(data, resolve_config(options), pipeline=pipeline, on_progress=lambda progress: None)
