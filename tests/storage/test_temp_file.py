@@ -80,7 +80,12 @@ with TempFile(sys.argv[1]) as file:
 @pytest.mark.skipif(os.name != "posix", reason="only there is an open file without a name")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_killed_process_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs ignore it
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"written\n"
     process.send_signal(number)
