@@ -19,6 +19,7 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
+from fuzz_seeds import small_items
 from fuzz_targets import File, Wrong, check
 
 from offline_cli.connectors import ClipRewards, FlattenObservations, MeanStdFilter, OneHot
@@ -28,7 +29,7 @@ from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.inspect import inspect
 from offline_cli.episodes import known_spaces
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec import arrays, decode
+from offline_cli.episodes.codec import arrays, decode, decode_batch
 from offline_cli.errors import (
     BadConfig,
     BadData,
@@ -50,7 +51,7 @@ from offline_cli.json_text import from_json
 from offline_cli.modules.policy import build_module
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib, space_to_json
 from offline_cli.storage.parquet_bombs import bytes_in_memory, refuse_bomb
-from offline_cli.tally import OnError, Rejects
+from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.training.policy_files import load_policy
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -539,3 +540,15 @@ def test_a_msgpack_item_is_what_the_corpus_starts_from() -> None:
 def test_a_box_of_more_dimensions_than_flat_iterators_know_is_described_and_read_again() -> None:
     box = gym.spaces.Box(-1, 1, (1,) * 50 + (2,), np.float32)
     assert space_from_json(space_to_json(box), where="test") == box
+
+
+def test_an_episode_of_parts_nested_hundreds_deep_is_set_aside_among_sound_ones() -> None:
+    nested: Any = np.zeros((3, 2), np.float32)
+    for _ in range(500):
+        nested = [nested]
+    deep = arrays.pack(msgpack_state(observations={"data": nested, "lookback": 0, "finalized": True}))
+    rejects = Rejects(OnError.SKIP)
+    sound = small_items()[0]
+    batches = list(decode_batch([sound, deep, sound], where=lambda i: f"item {i}", rejects=rejects, tally=Tally()))
+    assert sum(map(len, batches)) == 2
+    assert rejects.count == 1

@@ -52,6 +52,7 @@ SCALARS: dict[str, ReadField] = {
 }
 NEEDED = frozenset({*NAMES, *BUFFERS, "infos", "t_started", "t", "is_terminated", "is_truncated"})
 BUFFER_KEYS = frozenset({"data", "lookback", "finalized"})
+MAX_NESTING = 64  # of a space's parts; deeper ones are the general reader's
 
 
 class _NoPlan(Exception):
@@ -204,6 +205,8 @@ class _Builder:
         return self._arrays(slot, value)
 
     def _arrays(self, slot: Slot, value: Any) -> Tree:
+        if len(slot) > MAX_NESTING:
+            raise _NoPlan
         if isinstance(value, dict) and b"nd" in value:
             return self._array(slot, value)
         if isinstance(value, dict):
