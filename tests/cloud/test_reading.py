@@ -216,7 +216,12 @@ def test_ctrl_c_ends_training_that_waits_for_a_server(s3_server: Cloud, local: P
         proxy.fault = Fault("stall", after=60_000, direction="down")
         command = [sys.executable, "-m", "offline_cli", "train-bc", url, "--out", str(tmp_path / "run"), *TRAIN]
         environment = {**os.environ, **s3_server.at(proxy.port).environment}
-        process = subprocess.Popen([*command, "--cache", str(tmp_path / "cache")], stderr=subprocess.PIPE, env=environment)
+        process = subprocess.Popen(
+            [*command, "--cache", str(tmp_path / "cache")],
+            stderr=subprocess.PIPE,
+            env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs ignore it
+        )
         assert process.stderr is not None
         assert b"no answer for" in process.stderr.readline(), "it waits"
         process.send_signal(signal.SIGINT)
