@@ -50,7 +50,7 @@ class _Limits:
             held=min(room // 4, 1 << 30),
             run=min(room // 8, 64 << 20),
             blocks=room // 16,
-            piece=min(room // 32, 16 << 20),
+            piece=min(room // 64, 16 << 20),
             key=room,
         )
 
