@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
+from offline_cli.formats.memory import give_back
 from offline_cli.formats.tables.options import LEAST_MEMORY
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces
@@ -101,6 +102,7 @@ def _network_bytes(module: RLModule, record: RecordForm, rows: int) -> int:
 
 
 def _check(limit: int, more: int, doing: str) -> None:
+    give_back()  # what is free, and not yet the system's again, is not taken
     taken = _resident()
     if taken is not None and taken + more > limit:
         what = f"the process takes {_mib(taken)} already, and {doing} takes {_mib(more)} more: over {_mib(limit)}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offline_cli.storage.locations import open_location
 from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_statistics import ChunkStatistics, chunk_statistics
+from offline_cli.storage.shards import opened
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -38,6 +42,16 @@ TABLE = pa.table(
 @pytest.mark.parametrize("table", [TABLE, TABLE.slice(0, 0), pa.table({})], ids=["rows", "no rows", "no columns"])
 def test_a_footer_as_arrow_writes_it_is_fine(table: pa.Table) -> None:
     check_footer(pq.ParquetFile(stored(table, row_group_size=2)).metadata)
+
+
+def test_a_shard_whose_footer_was_checked_is_let_go_of(tmp_path: Path) -> None:
+    path = tmp_path / "shard.parquet"
+    path.write_bytes(stored(TABLE).getvalue())
+    with opened(open_location(str(path))) as shard:
+        alive = weakref.ref(shard)
+        del shard
+    gc.collect()
+    assert alive() is None
 
 
 def test_what_is_said_of_each_chunk_is_what_arrow_reads_of_it() -> None:
