@@ -14,6 +14,7 @@ from typing import Any
 
 __all__ = ["measured"]
 
+WITH_TORCH = ("train_bc", "evaluate")
 STATUS = Path("/proc/self/status")
 
 
@@ -37,9 +38,10 @@ def peak() -> int:
 
 
 def main(command: str, arguments: str) -> None:
-    import torch  # noqa: F401  # before the clock starts, for those commands that need it
-
     import offline_cli
+
+    if command in WITH_TORCH:
+        import torch  # noqa: F401  # before the clock starts
 
     positional, options = json.loads(arguments)
     call = getattr(offline_cli, command)

@@ -101,7 +101,7 @@ def _edited(tree: Any, rng: random.Random, *, bytes_too: bool) -> Any:
     elif kind == 3:
         del parent[key]
     elif kind == 4:
-        parent[key] = copy.deepcopy(_some_value(tree, rng))
+        parent[key] = _copied(_some_value(tree, rng))
     elif kind == 5:
         other = rng.choice(keys)
         parent[key], parent[other] = parent[other], parent[key]
@@ -123,6 +123,14 @@ def _containers(tree: Any) -> list[Any]:
     return found
 
 
+def _copied(value: Any) -> Any:
+    """A value of its own; None for one that is nested too deep to be copied."""
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        return None
+
+
 def _some_value(tree: Any, rng: random.Random) -> Any:
     parent = rng.choice(_containers(tree))
     parts = list(parent.values()) if isinstance(parent, dict) else parent
@@ -130,7 +138,7 @@ def _some_value(tree: Any, rng: random.Random) -> Any:
 
 
 def _add(parent: Any, rng: random.Random, bytes_too: bool) -> None:
-    value = copy.deepcopy(_some_value(parent, rng)) if rng.random() < 0.5 else _value(rng, bytes_too)
+    value = _copied(_some_value(parent, rng)) if rng.random() < 0.5 else _value(rng, bytes_too)
     if isinstance(parent, list):
         parent[rng.randint(0, len(parent)) :] += [value] * rng.choice((1, 1, 2, 50))
     else:
