@@ -1,7 +1,7 @@
 """Does the cost grow linearly? `convert` and `train-bc` on 1x, 4x and 16x the data, each in a process of its own.
 
-The rate at 16x is put beside that at 1x, of the median of three runs in turn, and the peak memory at 16x beside the limit that the
-run was given; at 1x much of the data fits into it. Training keeps its data in memory unless it streams.
+The rate at 16x is put beside that at 1x, of the median of three runs in turn, and the peak memory at 16x beside the limit that
+the run was given; at 1x much of the data fits into it. Training keeps its data in memory unless it streams.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "UnsafeData",
     "UnsupportedSpace",
     "UsageError",
+    "causes",
 ]
 
 PROBLEM: Final = "problem"
@@ -224,3 +225,13 @@ class Interrupted(OfflineCliError):
     """Stopped by a signal; `details["exit_code"]` is 130 (SIGINT) or 143 (SIGTERM)."""
 
     exit_code = 130
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """`error`, what caused it, and so on."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__

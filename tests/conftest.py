@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.spaces import Space
+    from offline_cli.storage.locations import Location
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))  # modules that tests of several packages share
@@ -78,6 +80,20 @@ def measured() -> Callable[..., tuple[str, int]]:
         return out, int(peak)
 
     return run
+
+
+@pytest.fixture(params=["local", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
+    """A folder that does not exist yet, on disk and in memory."""
+    from offline_cli.storage.locations import open_location
+
+    if request.param == "local":
+        yield open_location(tmp_path / "D")
+        return
+    root = open_location(f"memory://{uuid.uuid4().hex}")
+    yield root.join("D")
+    if root.exists():
+        root.fs.rm(root.path, recursive=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from offline_cli.errors import causes
+
 __all__ = ["Terminated", "interrupt_behind", "signal_exit_code", "sigterm_raises"]
 
 
@@ -26,12 +28,7 @@ def signal_exit_code(error: BaseException) -> int:
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     """The interrupt that `error` is, or came from: a C module that is interrupted while it loads says ImportError."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, KeyboardInterrupt):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return None
+    return next((one for one in causes(error) if isinstance(one, KeyboardInterrupt)), None)
 
 
 @contextmanager

@@ -25,10 +25,10 @@ from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.patience import Patience, Pending
 from offline_cli.storage.provider_errors import has_code, no_bucket
 from offline_cli.storage.stored_versions import StoredVersion
+from offline_cli.storage.urls import BUCKETS
 
 __all__ = ["Location"]
 
-BUCKETS: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})  # stores of ranges of bytes, in buckets
 FORGETFUL: Final = BUCKETS - {"s3", "s3a"}
 OBJECT_STORES: Final = BUCKETS | {"adl", "oss", "obs", "http", "https"}
 
@@ -168,10 +168,7 @@ class Location:
 
     def size(self) -> int:
         """Bytes in this file. Raises StorageNotFound."""
-        found = self._info("asking for its size")
-        if found is None:
-            raise self.missing()
-        return int(found["size"] or 0)
+        return int(self.stored("asking for its size")["size"] or 0)
 
     def missing(self) -> StorageNotFound:
         """The error of this place when nothing is here: of its bucket, where that is missing too."""
@@ -266,9 +263,9 @@ class Location:
         handle: BinaryIO = self.ask("opening it", lambda: self.fs.open(self.path, "rb", cache_type="readahead"))
         return handle
 
-    def stored(self) -> Mapping[str, Any]:
+    def stored(self, doing: str = "opening it") -> Mapping[str, Any]:
         """What the filesystem says of this file: `size`, and more by client. Raises StorageNotFound."""
-        found = self._info("opening it")
+        found = self._info(doing)
         if found is None:
             raise self.missing()
         return found

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from offline_cli.errors import PROBLEM, UnsafeData
+from offline_cli.storage.parquet_ranges import chosen_columns
 
 __all__ = ["bytes_in_memory", "refuse_bomb"]
 
@@ -93,7 +94,7 @@ class _Chunk(NamedTuple):
 
 def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int]) -> list[_Chunk]:
     """Each fact is asked for once: small files come by the thousand."""
-    chosen = _chosen(metadata, columns)
+    chosen = chosen_columns(metadata, columns)
     found = []
     for group in groups:
         row_group = metadata.row_group(group)
@@ -102,14 +103,6 @@ def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int
             width = WIDTHS.get(told.physical_type) or max(1, metadata.schema.column(column).length)
             found.append(_Chunk(group, told, max(told.total_uncompressed_size, told.num_values * width)))
     return found
-
-
-def _chosen(metadata: Any, columns: Collection[str] | None) -> Collection[int]:
-    if columns is None:
-        return range(metadata.num_columns)
-    wanted = tuple(f"{name}." for name in columns)  # a name may hold dots itself
-    paths = (metadata.schema.column(i).path for i in range(metadata.num_columns))
-    return [i for i, path in enumerate(paths) if f"{path}.".startswith(wanted)]
 
 
 def _at_most(opening: Opening, metadata: Any, plain: int, chunks: Collection[_Chunk]) -> int:

@@ -5,8 +5,8 @@ there: one changed byte in a footer, a histogram of the wrong length for instanc
 builds the same chunks where it does catch. So it is set to read from a file without bytes: it goes through all chunks before it
 asks for the first byte, and 30,000 of them take 50 ms.
 
-That file has no bytes to give, and does not raise: Arrow never lets go of what Python raises in a read of this kind, and with it
-would keep all frames above, and their shard, in memory for good.
+That file has no bytes to give, and does not raise: Arrow never lets go of what Python raises in a read of this kind, and would
+keep with it all frames above, and their shard, in memory for good.
 """
 
 from __future__ import annotations

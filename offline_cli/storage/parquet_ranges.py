@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-__all__ = ["chunk_ranges", "file_ranges"]
+__all__ = ["chosen_columns", "chunk_ranges", "file_ranges"]
+
+
+def chosen_columns(metadata: Any, columns: Collection[str] | None) -> Sequence[int]:
+    """Numbers of the stored columns that belong to `columns`, top-level names; None: all."""
+    if columns is None:
+        return range(metadata.num_columns)
+    wanted = tuple(f"{name}." for name in columns)  # a name may hold dots itself
+    paths = (metadata.schema.column(i).path for i in range(metadata.num_columns))
+    return [i for i, path in enumerate(paths) if f"{path}.".startswith(wanted)]
 
 
 def chunk_ranges(metadata: Any, group: int, columns: Collection[str] | None = None) -> list[tuple[int, int]]:
@@ -13,13 +22,10 @@ def chunk_ranges(metadata: Any, group: int, columns: Collection[str] | None = No
 
     `metadata`: a footer, which may lie: chunks before the file or of no length are left out, ones beyond its end are not.
     """
-    wanted = None if columns is None else tuple(f"{name}." for name in columns)  # a name may hold dots itself
     found = metadata.row_group(group)
     ranges = []
-    for number in range(found.num_columns):
+    for number in chosen_columns(metadata, columns):
         chunk = found.column(number)
-        if wanted is not None and not f"{chunk.path_in_schema}.".startswith(wanted):
-            continue
         start = chunk.data_page_offset
         if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
             start = chunk.dictionary_page_offset

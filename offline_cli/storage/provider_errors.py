@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.errors import StorageError, StorageNotFound
+from offline_cli.errors import StorageError, StorageNotFound, causes
 from offline_cli.storage.blanking import blanked
 
 __all__ = ["bucket_of", "explained", "has_code", "no_bucket", "set_up"]
@@ -88,7 +88,7 @@ _IN_TEXT: Final = re.compile(
 
 def explained(error: Exception, url: str, doing: str) -> StorageError | None:
     """`error` as what the provider meant by it, naming `url`; None where its codes say nothing known."""
-    for one in _chain(error):
+    for one in causes(error):
         for code in _codes(one):
             if code in _CODES:
                 return _error(_CODES[code], one, url, doing)
@@ -108,23 +108,13 @@ def set_up(url: str) -> str:
 
 def has_code(error: Exception) -> bool:
     """Whether the provider said what is wrong in a word of its own that is no riddle; answers without a body (HEAD) lack it."""
-    said = {code for one in _chain(error) for code in _codes(one) if code in _CODES and not code.isdigit()}
+    said = {code for one in causes(error) for code in _codes(one) if code in _CODES and not code.isdigit()}
     return bool(said) and (said.isdisjoint(_VAGUE) or any(map(_DETAILS.fullmatch, said)))
 
 
 def bucket_of(url: str) -> str:
     """The bucket or container in a URL."""
     return url.rpartition("::")[2].partition("://")[2].partition("/")[0]
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, what caused it, and so on."""
-    seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or one.__context__
 
 
 def _codes(error: Any) -> Iterator[str]:

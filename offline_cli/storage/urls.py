@@ -13,11 +13,12 @@ from offline_cli.errors import UsageError
 from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.provider_errors import set_up
 
-__all__ = ["check_url", "is_of_bucket", "is_web"]
+__all__ = ["BUCKETS", "check_url", "is_of_bucket", "is_web"]
 
-_BUCKETS: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"})
+BUCKETS: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})  # stores of ranges of bytes, in buckets
+_WITH_BUCKET: Final = BUCKETS | {"adl"}
 _ACCOUNT_AFTER_AT: Final = frozenset({"az", "abfs", "abfss", "adl"})  # container@account.dfs.core.windows.net
-_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(_BUCKETS))}|https?):/?(?!/).*", re.DOTALL)
+_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(_WITH_BUCKET))}|https?):/?(?!/).*", re.DOTALL)
 _WEB: Final = re.compile(r"https?://")
 
 
@@ -25,7 +26,7 @@ def check_url(text: str) -> None:
     """Raise UsageError for a URL that cannot be meant; of a chain (`zip://a::s3://...`), for any link of it."""
     for link in text.split("::"):
         scheme, mark, rest = link.partition("://")
-        if mark and scheme in _BUCKETS:
+        if mark and scheme in _WITH_BUCKET:
             _check_bucket(scheme, rest.partition("/")[0])
         elif match := _ONE_SLASH.fullmatch(link):
             name = match[1]
@@ -40,7 +41,7 @@ def is_web(path: str) -> bool:
 
 def is_of_bucket(url: str) -> bool:
     """Whether this is, or leads through, an address in an object store."""
-    return any(link.partition("://")[0] in _BUCKETS for link in url.split("::") if "://" in link)
+    return any(link.partition("://")[0] in _WITH_BUCKET for link in url.split("::") if "://" in link)
 
 
 def _check_bucket(scheme: str, bucket: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from offline_cli.errors import BadData, Locked, StorageError, StorageNotFound, TakenOver
+from offline_cli.errors import Locked, StorageError, StorageNotFound, TakenOver
 from offline_cli.storage import liveness
 from offline_cli.storage.create_only import create_only, creates_only, whole_file
 from offline_cli.storage.exclusion import exclusively, locally_alone
@@ -87,7 +87,7 @@ class WritingLock:
         self._settle(note)
 
     def _take_over(self, note: WritingNote, before: bytes) -> None:
-        theirs = self._parsed(before)
+        theirs = WritingNote.if_any(before, where=self._place.url)
         if theirs is not None:
             wait_until_surely_left(theirs, self._place)
         with exclusively(self._folder):
@@ -106,7 +106,7 @@ class WritingLock:
     def _refusal(self) -> Locked | Changed:
         """What to say of the note that is there instead."""
         found = whole_file(self._place)
-        theirs = None if found is None else self._parsed(found)
+        theirs = None if found is None else WritingNote.if_any(found, where=self._place.url)
         return Changed() if theirs is None or theirs.left else locked(theirs, self._place, 0.0)
 
     def rewrite(self, **changes: Any) -> None:
@@ -143,7 +143,7 @@ class WritingLock:
         self.check()
         assert self._note is not None, "the lock is not held"
         found = whole_file(self._place)
-        theirs = None if found is None else self._parsed(found)
+        theirs = None if found is None else WritingNote.if_any(found, where=self._place.url)
         if theirs is None or theirs.token != self._note.token:
             self._lost = _taken_over(self._folder, theirs)
             self._give_up()
@@ -205,12 +205,6 @@ class WritingLock:
 
     def _write(self, note: WritingNote) -> None:
         write_whole(self._place, note.to_bytes(), folder=self._folder)
-
-    def _parsed(self, data: bytes) -> WritingNote | None:
-        try:
-            return WritingNote.of_bytes(data, where=self._place.url)
-        except BadData:  # nobody's, as far as can be told
-            return None
 
 
 def _taken_over(folder: Location, theirs: WritingNote | None) -> TakenOver:

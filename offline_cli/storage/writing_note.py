@@ -95,6 +95,14 @@ class WritingNote:
         return WritingNote.of_document(document, where=where)
 
     @staticmethod
+    def if_any(data: bytes, *, where: str) -> WritingNote | None:
+        """The note in a file; None where there is none: it is nobody's, as far as can be told."""
+        try:
+            return WritingNote.of_bytes(data, where=where)
+        except BadData:
+            return None
+
+    @staticmethod
     def of_document(document: Any, *, where: str) -> WritingNote:
         """The note that plain values make. Raises BadData where they make none."""
         known = document if isinstance(document, dict) else {}

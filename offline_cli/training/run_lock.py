@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Final
 
-from offline_cli.errors import BadData, Locked, OfflineCliError, StorageError, TakenOver
+from offline_cli.errors import Locked, OfflineCliError, StorageError, TakenOver
 from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.liveness import refuse_if_at_work
 from offline_cli.storage.locations import Location
@@ -38,7 +38,7 @@ class RunLock:
         """Raise Locked where another trainer is at work in `folder`, as far as can be told at once; changes nothing."""
         place = folder.join(TRAINING)
         found = whole_file(place)
-        note = None if found is None else _parsed(found, place)
+        note = None if found is None else WritingNote.if_any(found, where=place.url)
         if note is not None:
             refuse_if_at_work(note, place)
 
@@ -104,10 +104,3 @@ def _with_remedy(err: StorageError, saved: int | None) -> StorageError:
     so_far = "nothing is saved yet, so that it begins the run" if saved is None else f"from its checkpoint at update {saved}"
     fix = f"{err.fix}; then the same command with --resume goes on: {so_far}"
     return type(err)(err.what, where=err.where, fix=fix, details=err.details, result=err.result)
-
-
-def _parsed(data: bytes, place: Location) -> WritingNote | None:
-    try:
-        return WritingNote.of_bytes(data, where=place.url)
-    except BadData:  # nobody's, as far as can be told: `acquire` replaces it
-        return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import Cloud
+from cloud_servers import SERVERS, Cloud, found_by_environment
+from fault_proxy import FaultProxy
 from typer.testing import CliRunner
 
 COMMITS = {"manifest.json", "batches.json"}
@@ -74,3 +75,17 @@ def assert_same_dataset(assert_same_folder: Callable[[Path, str, Cloud], None]) 
         assert_same_folder(local, url, cloud)
 
     return same
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Cloud:
+    """The server of the provider that a test is for, reached directly."""
+    found: Cloud = request.getfixturevalue(SERVERS[request.param])
+    return found
+
+
+@pytest.fixture
+def proxy(server: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A relay to that server, which clients in this process find by the environment."""
+    with FaultProxy(server.port) as relay, found_by_environment(server.at(relay.port), monkeypatch):
+        yield relay

@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import REPOSITORY, SERVERS, Cloud, found_by_environment
+from cloud_servers import REPOSITORY, Cloud
 from fault_proxy import Fault, FaultProxy
 
 from offline_cli.errors import StorageError
@@ -30,20 +30,6 @@ PROVIDERS = ["s3", "gs", "az"]
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Run = Callable[..., tuple[int, dict[str, Any], float]]
 SameDataset = Callable[[Path, str, Cloud], None]
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest) -> Cloud:
-    """The server of the provider that a test is for, reached directly."""
-    found: Cloud = request.getfixturevalue(SERVERS[request.param])
-    return found
-
-
-@pytest.fixture
-def proxy(server: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A relay to that server, which clients in this process find by the environment."""
-    with FaultProxy(server.port) as relay, found_by_environment(server.at(relay.port), monkeypatch):
-        yield relay
 
 
 def place_behind(proxy: FaultProxy, server: Cloud, name: str, **options: Any) -> Location:

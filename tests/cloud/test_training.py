@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import SERVERS, Cloud, found_by_environment
+from cloud_servers import Cloud, found_by_environment
 from fault_proxy import Fault, FaultProxy
 
 from offline_cli import record
@@ -155,20 +155,6 @@ def test_a_second_trainer_is_told_of_the_first(cloud: Cloud, data: Path, call: C
 
 
 # ---- faults ----
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest) -> Cloud:
-    """The server of the provider that a test is for, reached directly."""
-    found: Cloud = request.getfixturevalue(SERVERS[request.param])
-    return found
-
-
-@pytest.fixture
-def proxy(server: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A relay to that server, which clients in this process find by the environment."""
-    with FaultProxy(server.port) as relay, found_by_environment(server.at(relay.port), monkeypatch):
-        yield relay
 
 
 @pytest.mark.parametrize("server", ["s3", "az"], indirect=True)  # GCS's emulator takes the condition of a creation, unheeded

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +92,6 @@ class Folder:
         np.testing.assert_array_equal(read.actions, want.actions)
         np.testing.assert_array_equal(read.rewards, want.rewards)
         np.testing.assert_array_equal(read.terminated, want.terminated)
-
-
-@pytest.fixture(params=["local", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    """A folder that does not exist yet, on disk and in memory."""
-    if request.param == "local":
-        yield open_location(tmp_path / "D")
-        return
-    root = open_location(f"memory://{uuid.uuid4().hex}")
-    yield root.join("D")
-    if root.exists():
-        root.fs.rm(root.path, recursive=True)
 
 
 @pytest.fixture(params=["episodes", "columns"])

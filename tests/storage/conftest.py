@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,24 +11,12 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
-from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.locations import Location
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.trees import flatten, map_leaves
 
 OBSERVATIONS = spaces.Box(-1, 1, (4,), np.float32)
 ACTIONS = spaces.Discrete(3)
-
-
-@pytest.fixture(params=["local", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    """A folder that does not exist yet, on disk and in memory."""
-    if request.param == "local":
-        yield open_location(tmp_path / "D")
-        return
-    root = open_location(f"memory://{uuid.uuid4().hex}")
-    yield root.join("D")
-    if root.exists():
-        root.fs.rm(root.path, recursive=True)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def survey(folder: Location) -> Survey:
     return Survey(
         folder=folder,
         note_bytes=note_bytes,
-        note=None if note_bytes is None else _note(note_bytes, folder),
+        note=None if note_bytes is None else WritingNote.if_any(note_bytes, where=folder.join(WRITING).url),
         manifest_bytes=manifest_bytes,
         manifest=manifest,
         shards=shards,
@@ -103,13 +103,6 @@ def _sizes(data: Location) -> dict[str, int]:
         return {path: int(info["size"] or 0) for path, info in found.items()}
 
     return data.ask("listing it", request)
-
-
-def _note(data: bytes, folder: Location) -> WritingNote | None:
-    try:
-        return WritingNote.of_bytes(data, where=folder.join(WRITING).url)
-    except BadData:
-        return None
 
 
 def _manifest(data: bytes, folder: Location) -> Manifest | None:

@@ -16,15 +16,13 @@ from typing import IO, Any, Final
 
 from offline_cli.errors import PROBLEM, BadData, UnsafeData
 from offline_cli.formats.file_source import Openable
+from offline_cli.formats.line_limits import MAX_LINE_BYTES, line_limit_of
 from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import Rejects
 
 __all__ = ["Line", "lines_of"]
 
-MAX_LINE_BYTES: Final = 1 << 30  # RLlib starts a new file after 64 MiB, and a line is a part of a file
 PIECE_BYTES: Final = 1 << 20  # of a line that is passed over
-SMALL_LINE_BYTES: Final = 8 << 20  # parsed, a line can take 30 times its bytes
-MAX_RATIO: Final = 200  # a longer line may be so many times as large as the packed file; deflate reaches 1032 on bombs
 METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an archive of no files
@@ -92,7 +90,7 @@ def _lines(file: IO[bytes], head: bytes, where: str, rejects: Rejects) -> Iterat
         return
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
-    limit = min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size))
+    limit = line_limit_of(size, packed=True)
     if head[:2] == GZIP_MAGIC:
         with gzip.GzipFile(fileobj=file) as unpacked:
             yield from _split(unpacked, where, rejects, file, limit)

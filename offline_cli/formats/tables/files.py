@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadMapping
 from offline_cli.formats.file_source import Openable
+from offline_cli.formats.line_limits import line_limit_of
 from offline_cli.formats.memory import give_back
 from offline_cli.formats.tables.arrow_files import (
     arrow_batches,
@@ -26,7 +27,7 @@ from offline_cli.formats.tables.arrow_files import (
     parquet_schema,
 )
 from offline_cli.formats.tables.csv_files import csv_batches, csv_header
-from offline_cli.formats.tables.json_files import json_batches, json_schemas, line_limit_of
+from offline_cli.formats.tables.json_files import json_batches, json_schemas
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, packing_of, seekable, unpacked
 

@@ -18,10 +18,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, UnsafeData
+from offline_cli.formats.line_limits import MAX_LINE_BYTES
 from offline_cli.formats.tables.flat_names import holding
 from offline_cli.json_text import deeper_than, from_json
 
-__all__ = ["json_batches", "json_schemas", "line_limit_of"]
+__all__ = ["json_batches", "json_schemas"]
 
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 BRACKETS, OPENING = b"[]{}", b"[{"
@@ -29,19 +30,11 @@ NO_BRACKETS = bytes(set(range(256)) - set(BRACKETS + b"\n"))
 NOT_OPENING = bytes(set(range(256)) - set(OPENING + b"\n"))
 WALKED_BYTES = 1 << 20  # of lines whose keys are looked at together
 LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
-MAX_LINE_BYTES = 1 << 30
 MAX_DEPTH = 60  # Arrow takes structs and lists nested up to 64 deep
-SMALL_LINE_BYTES = 8 << 20  # parsed, a line can take 30 times its bytes
-MAX_RATIO = 200  # a longer line may be so many times as large as the packed file; deflate reaches 1032 on bombs, zstd more
 FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --on-error skip to go on without the line"
 
 Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
 Parsed = tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]
-
-
-def line_limit_of(size: int, *, packed: bool) -> int:
-    """Bytes that a line may have in a file of `size` bytes as it is stored."""
-    return min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size)) if packed else MAX_LINE_BYTES
 
 
 def json_schemas(stream: Any, url: str, line_limit: int = MAX_LINE_BYTES) -> Iterator[pa.Schema]:
