@@ -103,7 +103,8 @@ class Stitcher:
             if name in self.rejects.incomplete:
                 self._refuse(episode, self._lost_a_row(name, episode.place))
             elif episode.waiting and name in self._passed:
-                self._refuse(episode, _after_end(name, episode.place))
+                what = "it was whole before these steps, which repeat a part of it or go on after its end"
+                self._refuse(episode, _broken(name, what, episode.place, "steps-after-end"))
             elif episode.waiting:
                 self._refuse(episode, _gap(name, episode))
             elif name in self._passed:

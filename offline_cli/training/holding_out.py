@@ -59,7 +59,8 @@ class HoldingOut:
 
 
 def _rank(id_: str, seed: int) -> int:
-    return int.from_bytes(hashlib.blake2b(id_.encode(), digest_size=8, key=str(seed).encode()[:64]).digest(), "big")
+    name = id_.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=str(seed).encode()[:64]).digest(), "big")
 
 
 def _count(episodes: int, fraction: float) -> int:

@@ -156,6 +156,12 @@ def test_fragments_that_overlap_and_disagree_are_refused() -> None:
         stitch(fragment("a", 0, 3), fragment("a", 2, 3, end="terminated", shift=0.25))
 
 
+def test_a_late_part_of_an_episode_that_was_whole_before_is_refused_and_says_so() -> None:
+    with pytest.raises(BadEpisode, match="whole before these steps, which repeat a part of it") as caught:
+        stitch(fragment("a", 0, 4, end="terminated"), fragment("a", 2, 2, end="terminated"))
+    assert caught.value.where == "file-1"
+
+
 def test_an_unfinished_episode_becomes_a_truncated_one_and_is_counted() -> None:
     whole, stitcher = stitch(fragment("a", 0, 3), fragment("b", 0, 1, end="terminated"))
     last = episodes(whole)["a"]

@@ -145,6 +145,10 @@ def test_two_runs_with_one_seed_give_the_same_policy_and_losses(write_dataset: W
     assert one != other
 
 
+def test_an_id_that_is_no_unicode_can_be_held_out() -> None:
+    assert held_out(["half a pair \ud800", "b"], 0.5, seed=0).sum() == 1
+
+
 def test_held_out_episodes_are_never_trained_on_and_follow_from_seed_and_id() -> None:
     ids = tuple(f"e{i}" for i in range(40))
     chosen = held_out(ids, 0.25, seed=0)
