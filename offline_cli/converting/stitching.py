@@ -104,7 +104,7 @@ class Stitcher:
                 self._refuse(episode, self._lost_a_row(name, episode.place))
             elif episode.waiting and name in self._passed:
                 what = "it was whole before these steps, which repeat a part of it or go on after its end"
-                self._refuse(episode, _broken(name, what, episode.place, "steps-after-end"))
+                self._refuse(episode, _after_end(name, episode.place, what))
             elif episode.waiting:
                 self._refuse(episode, _gap(name, episode))
             elif name in self._passed:
@@ -302,8 +302,8 @@ def _gap(name: str, episode: OpenEpisode) -> BadData:
     return _broken(name, f"{missing} missing", episode.place, GAP)
 
 
-def _after_end(name: str, place: str) -> BadData:
-    return _broken(name, "it has steps after its end", place, "steps-after-end")
+def _after_end(name: str, place: str, what: str = "it has steps after its end") -> BadData:
+    return _broken(name, what, place, "steps-after-end")
 
 
 def _broken(name: str, what: str, place: str, problem: str) -> BadData:

@@ -8,9 +8,7 @@ __all__ = ["MAX_LINE_BYTES", "line_limit_of"]
 
 MAX_LINE_BYTES: Final = 1 << 30  # RLlib starts a new file after 64 MiB, and a line is a part of a file
 SMALL_LINE_BYTES: Final = 8 << 20  # parsed, a line can take 30 times its bytes
-MAX_RATIO: Final = (
-    200  # a longer line may be so often the size of its packed file; bombs reach 1032 with deflate, more with zstd
-)
+MAX_RATIO: Final = 200  # a longer line may be so often the size of its packed file; bombs reach 1032 with deflate
 
 
 def line_limit_of(size: int, *, packed: bool) -> int:

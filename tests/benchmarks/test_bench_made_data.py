@@ -14,7 +14,7 @@ from benchmarks.made_data import packed_columns, sample_batches
 from benchmarks.measured_call import measured
 from benchmarks.read_episodes import episodes
 from benchmarks.read_minari import read, written
-from benchmarks.scaling import STREAMING, limit_row, rate_row
+from benchmarks.scaling import STREAMING, limit_row, memory_row, rate_row
 from offline_cli import inspect
 from offline_cli.converting.reading import read_episodes
 
@@ -66,6 +66,8 @@ def test_growth_is_told_as_what_is_kept_at_sixteen_times_the_data():
     figures = {1: (100.0, 200 * 2**20), 4: (95.0, 200 * 2**20), 16: (90.0, 400 * 2**20)}
     assert rate_row("convert", figures, 10, 3).met() is True
     assert rate_row("convert", figures, 10, 3).ratio == pytest.approx(0.9)
+    assert memory_row("convert", figures, 10, 3).met() is False
+    assert memory_row("convert", figures, 10, 3).ratio == pytest.approx(0.5)
 
 
 def test_memory_is_held_against_the_limit_of_the_run():
