@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 
 from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_ranges import file_ranges
+from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.remote_files import expect, ready
 
-__all__ = ["parquet_batches"]
+__all__ = ["one_ahead", "parquet_batches", "validated"]
 
 AT_ONCE = 32 << 20  # packed bytes of the wanted columns
 PAGES = 1 << 20  # packed bytes of one column, in a row group that is larger
@@ -44,6 +45,22 @@ def parquet_batches(
             page_checksum_verification=True,
         )
         yield from parquet.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=use_threads)
+
+
+def one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same, validated, each of them read by a thread while the one before it is worked on."""
+    valid = map(validated, batches)
+    with reading_pool(1) as pool:
+        coming = pool.submit(next, valid, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, valid, None)
+            yield batch
+
+
+def validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`batch` itself. Raises ArrowInvalid for text that is not UTF-8, and for lists whose places go back."""
+    batch.validate(full=True)
+    return batch
 
 
 def _bunches(metadata: Any, columns: Sequence[str] | None, at_once: int) -> Iterator[tuple[list[int], bool]]:

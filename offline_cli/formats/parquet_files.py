@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData
-from offline_cli.formats.parquet_batches import parquet_batches
+from offline_cli.formats.parquet_batches import one_ahead, parquet_batches
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.arrow_extensions import extension_failures
 from offline_cli.storage.failures import storage_failures
@@ -204,22 +204,6 @@ def _read_big(file: Location, columns: Sequence[str] | None) -> Iterator[_Part]:
         total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
         rows = max(1, min(ROWS, total * BYTES // max(1, bytes_in_memory(parquet.metadata))))
         first = 0
-        for batch in _one_ahead(parquet_batches(stream, columns=wanted, rows=rows)):
+        for batch in one_ahead(parquet_batches(stream, columns=wanted, rows=rows)):
             yield _Part(file.url, first, pa.Table.from_batches([batch]), stored * batch.num_rows // total)
             first += batch.num_rows
-
-
-def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same, each of them read while the one before it is worked on."""
-    with reading_pool(1) as pool:
-        coming = pool.submit(_next_valid, batches)
-        while (batch := coming.result()) is not None:
-            coming = pool.submit(_next_valid, batches)
-            yield batch
-
-
-def _next_valid(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    batch = next(batches, None)
-    if batch is not None:
-        batch.validate(full=True)
-    return batch

@@ -10,7 +10,7 @@ from typing import Any, Final
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, Uncommitted
 from offline_cli.storage.layout import DATASET, MANIFEST, WRITING
-from offline_cli.storage.liveness import holder_at_work
+from offline_cli.storage.liveness import heard_from, holder_at_work
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest, Shard
 from offline_cli.storage.reading import ShardReader
@@ -81,7 +81,7 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
     began = f": {note.command}, since {note.started}, process {note.pid} on {note.host}" if note else ""
     holder = holder_at_work(note, folder.join(WRITING)) if note else None
     if note is not None and holder is not None:
-        heard = "" if holder["age"] is None else f", last heard from {max(0.0, holder['age']):.0f} s ago"
+        heard = heard_from(holder["age"])
         what = f"a writer has not finished this {note.writes}, and is at work on it{began}{heard}"
         return Uncommitted(what, where=folder.url, fix="wait until it ends, then run this again", details={"holder": holder})
     if note is not None and note.writes != DATASET.noun:

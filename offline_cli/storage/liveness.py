@@ -18,7 +18,7 @@ from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.locations import Location
 from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["AT_WORK", "BEAT", "STALE", "holder_at_work", "locked", "refuse_if_at_work", "wait_until_surely_left"]
+__all__ = ["AT_WORK", "BEAT", "STALE", "heard_from", "holder_at_work", "locked", "refuse_if_at_work", "wait_until_surely_left"]
 
 BEAT: Final = 10.0  # seconds between two beats
 STALE: Final = 60.0  # seconds after which a writer has not been heard from for too long
@@ -62,10 +62,15 @@ def wait_until_surely_left(note: WritingNote, place: Location) -> None:
             raise locked(note, place, 0.0)
 
 
+def heard_from(age: float | None) -> str:
+    """How many seconds ago a writer gave a sign of life, in words to go on a sentence with; "" where nobody knows."""
+    return "" if age is None else f", last heard from {max(0.0, age):.0f} s ago"
+
+
 def locked(note: WritingNote, place: Location, age: float | None) -> Locked:
     """What somebody is told who would write where the writer of `note` does; `age` of its beat in seconds."""
-    heard = "" if age is None else f", last heard from {max(0.0, age):.0f} s ago"
-    what = f"another writer is at work here: process {note.pid} on {note.host}, since {note.started}{heard}: {note.command}"
+    since = f"process {note.pid} on {note.host}, since {note.started}{heard_from(age)}"
+    what = f"another writer is at work here: {since}: {note.command}"
     fix = (
         f"wait for it, or end it and use --resume, which takes over from a process that has ended on the same machine, "
         f"elsewhere {STALE:.0f} s after its last sign of life; or give another --out"

@@ -21,6 +21,7 @@ from offline_cli.columns import Columns
 from offline_cli.errors import BadData, StorageNotFound, UsageError
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.arrow_extensions import extension_failures
+from offline_cli.storage.behind import Behind
 from offline_cli.storage.blocks import BLOCK_BYTES
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
@@ -57,13 +58,17 @@ def check_compression(name: str) -> str:
 
 
 class ShardWriter:
-    """A shard being written; ended by exactly one of `commit` and `discard`. Raises StorageError."""
+    """A shard being written; ended by exactly one of `commit` and `discard`. Raises StorageError.
+
+    A table is compressed and written by a thread, while the caller makes the next one: what fails is raised one call later.
+    """
 
     def __init__(self, target: Location, schema: Any, *, folder: Location, compression: str) -> None:
         """`schema`: a pa.Schema. `folder`: the dataset folder."""
         self.target = target
         self.rows = 0
         self._file = StagedFile(target, folder=folder)
+        self._behind = Behind()
         try:
             self._parquet = pq.ParquetWriter(
                 self._file,
@@ -82,17 +87,22 @@ class ShardWriter:
 
     def write(self, table: Any, *, rows_per_group: int) -> None:
         """Append a pa.Table in row groups of `rows_per_group` rows."""
-        self._parquet.write_table(table.combine_chunks(), row_group_size=rows_per_group)  # one chunk: pages depend on chunks
+        self._behind.begin(self._write, table, rows_per_group)
         self.rows += table.num_rows
+
+    def _write(self, table: Any, rows_per_group: int) -> None:
+        self._parquet.write_table(table.combine_chunks(), row_group_size=rows_per_group)  # one chunk: pages depend on chunks
 
     def commit(self) -> tuple[int, str]:
         """Put the shard under its name, footer and all; its bytes and sha256."""
+        self._behind.finish()
         self._parquet.close()
         self._file.commit()
         return self._file.bytes, self._file.sha256
 
     def discard(self) -> None:
         """Leave nothing of the shard."""
+        self._behind.give_up()
         self._file.discard()
         with suppress(pa.ArrowException, OSError):  # after a failed write it may complain once more
             self._parquet.close()

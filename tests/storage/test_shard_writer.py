@@ -61,8 +61,9 @@ def test_a_shard_on_a_full_disk_is_one_error_and_says_no_more(
     monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
     (tmp_path / "_part-a.parquet").symlink_to("/dev/full")
     writer = ShardWriter(folder.join("data/a.parquet"), TABLE.schema, folder=folder, compression="none")
+    writer.write(TABLE, rows_per_group=100)
     with pytest.raises(StorageError, match="no space left"):
-        writer.write(TABLE, rows_per_group=100)
+        writer.commit()
     writer.discard()
     del writer
     gc.collect()

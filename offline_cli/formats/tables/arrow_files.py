@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offline_cli.formats.parquet_batches import one_ahead, validated
 from offline_cli.formats.parquet_batches import parquet_batches as bounded_batches
 from offline_cli.formats.tables.flat_names import holding
 from offline_cli.storage.parquet_bombs import refuse_bomb
@@ -17,7 +18,7 @@ from offline_cli.storage.parquet_statistics import chunk_statistics
 
 __all__ = ["arrow_batches", "arrow_schema", "parquet_batches", "parquet_nullable", "parquet_schema"]
 
-THREADED = 8 << 20  # bytes of a chunk from which on columns are unpacked by several threads, each of which takes memory
+THREADED = 8 << 20  # bytes of a chunk from which on threads read columns, and the next chunk: each of them takes memory
 
 
 def parquet_schema(stream: Any) -> pa.Schema:
@@ -45,8 +46,8 @@ def parquet_batches(
     rows = max(1, min(max_rows, total * chunk_bytes // max(1, unpacked)))
     done = 0
     threads = chunk_bytes >= THREADED
-    for batch in bounded_batches(stream, columns=wanted, rows=rows, at_once=2 * chunk_bytes, use_threads=threads):
-        batch.validate(full=True)  # text that is not UTF-8, lists whose places go back
+    batches = bounded_batches(stream, columns=wanted, rows=rows, at_once=2 * chunk_bytes, use_threads=threads)
+    for batch in one_ahead(batches) if threads else map(validated, batches):
         done += batch.num_rows
         if batch.num_rows:
             yield batch, done / total
