@@ -1,0 +1,1 @@
+"""Functions run by several workers at once; knows nothing of episodes."""

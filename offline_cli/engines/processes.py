@@ -1,0 +1,204 @@
+"""A function of many items, some of them done by worker processes; refuses to let results depend on who is faster.
+
+Results come in the order of the items. The caller's own process works too: while the next result is not there it takes items
+that no worker has begun, the last ones first, so that nothing waits for workers that are still starting. A worker that dies,
+killed for memory maybe, is warned of, and what it had begun is done here.
+
+Workers are fresh interpreters that get pickles through pipes, not `multiprocessing`'s: those run the caller's main script once
+more, and an unguarded one would start them without end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Generic, TypeVar
+
+__all__ = ["mapped", "processors"]
+
+AHEAD: Final = 3  # items for each worker that are begun, or wait to be, beyond the one whose turn it is
+GRACE: Final = 5.0  # seconds for a worker to end by itself
+START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.worker import main; main()"
+"""With the parent's path, not the folder that it was started in: a file there must not pass for a module."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def mapped(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
+    """`function(item)` of each, in order; raises what it raises in its turn, and goes no further.
+
+    `workers`: processes beside this one. `function`, items and results can be pickled, and calls do not depend on each other.
+    Items are taken from the iterable some time before their turn.
+    """
+    processes = _begun(function, workers)
+    if not processes:
+        yield from map(function, items)
+        return
+    with _asked(function, processes) as ahead:
+        source, ended = iter(items), False
+        while not ended or ahead:
+            while not ended and len(ahead) <= AHEAD * len(processes):
+                try:
+                    ahead.begin(next(source))
+                except StopIteration:
+                    ended = True
+            if ahead:
+                yield ahead.next()
+
+
+def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
+    """As many workers as the system allows to begin; one that knows no interpreter to run has none."""
+    processes: list[_Worker] = []
+    with suppress(OSError):  # no more processes, or no memory for them
+        while sys.executable and len(processes) < count:
+            processes.append(_Worker(function))
+    return processes
+
+
+@contextmanager
+def _asked(function: Callable[[T], R], processes: Sequence[_Worker]) -> Iterator[_Ahead[T, R]]:
+    """Within it, each of the processes is asked by a thread; at its end there are none, whatever they are at."""
+    free = deque(processes)
+
+    def call(item: T) -> R:
+        worker = free.popleft()  # there are as many threads as workers
+        try:
+            result: R = worker.ask(item)
+            return result
+        finally:
+            free.append(worker)
+
+    try:
+        with ThreadPoolExecutor(len(processes), thread_name_prefix="offline-cli-worker") as threads:
+            try:
+                yield _Ahead(function, call, threads)
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+                for worker in processes:
+                    worker.stop()
+    finally:
+        for worker in processes:
+            worker.join()
+
+
+class _Died(Exception):
+    """The worker that was asked is no more."""
+
+
+class _Worker:
+    """One process; asked by one thread at a time."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        path = [entry or os.getcwd() for entry in sys.path]
+        self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
+            [sys.executable, "-I", "-c", START, json.dumps(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C goes to the whole group; the parent decides what becomes of it
+        )
+        self._function = pickle.dumps(function)
+        self._is_told = self._is_dead = False
+
+    def ask(self, item: Any) -> Any:
+        """What the function makes of the item. Raises what it raises; _Died where the process does not answer."""
+        if self._is_dead:
+            raise _Died
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            if not self._is_told:
+                self._process.stdin.write(self._function)
+                self._is_told = True
+            pickle.dump(item, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+            self._process.stdin.flush()
+            is_result, value = pickle.load(self._process.stdout)  # noqa: S301  the worker's own
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            self._is_dead = True
+            raise _Died from error
+        if is_result:
+            return value
+        raise value
+
+    def stop(self) -> None:
+        """Have it end, in the middle of an item if need be."""
+        self._is_dead = True
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._process.wait(GRACE)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was not sent
+                if pipe is not None:
+                    pipe.close()
+
+
+class _Ahead(Generic[T, R]):
+    """Items that are begun, or wait to be, and results that wait for their turn."""
+
+    def __init__(self, function: Callable[[T], R], call: Callable[[T], R], threads: ThreadPoolExecutor) -> None:
+        self._function, self._call, self._threads = function, call, threads
+        self._waiting: deque[tuple[T, Future[R]]] = deque()
+        self._is_warned = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, item: T) -> None:
+        """Have a worker do it, as soon as one is free."""
+        self._waiting.append((item, self._threads.submit(self._call, item)))
+
+    def next(self) -> R:
+        """The result of the first item that has not been asked for. Raises what the function raises."""
+        item, future = self._waiting.popleft()
+        if future.cancel():
+            return self._function(item)
+        while not future.done() and self._do_last():
+            pass
+        try:
+            return future.result()
+        except _Died:
+            self._warn()
+            return self._function(item)
+
+    def _do_last(self) -> bool:
+        """Do here the last item that no worker has begun; False: there is none."""
+        for place in reversed(range(len(self._waiting))):
+            item, future = self._waiting[place]
+            if future.cancel():
+                self._waiting[place] = item, _done(self._function, item)
+                return True
+        return False
+
+    def _warn(self) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            words = "a worker process has died, killed for memory maybe; its work is done by the process that started it"
+            warnings.warn(words, RuntimeWarning, stacklevel=2)
+
+
+def _done(function: Callable[[T], R], item: T) -> Future[R]:
+    future: Future[R] = Future()
+    future.set_running_or_notify_cancel()
+    try:
+        future.set_result(function(item))
+    except Exception as error:  # noqa: BLE001  raised when its turn comes
+        future.set_exception(error)
+    return future
