@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from offline_cli.errors import BadData, UnsupportedSpace
 
-__all__ = ["UNFINISHED", "OnError", "Places", "Reject", "Rejects", "Tally"]
+__all__ = ["UNFINISHED", "OnError", "Places", "Reject", "Rejects", "RejectsAhead", "Tally"]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording broke off was truncated there
 SHOWN: Final = 10  # rejects that a result lists
@@ -94,3 +94,21 @@ class Rejects:
     def lose(self, episode: str, where: str) -> None:
         """Say that `episode` lost a row at `where`, so that the rest of it is no whole episode and is set aside too."""
         self.incomplete.setdefault(episode, where)
+
+
+@dataclass(slots=True)
+class RejectsAhead(Rejects):
+    """What a reader that is ahead of its turn would have added: kept, in order, to be told when its turn comes."""
+
+    told: list[tuple[BadData | UnsupportedSpace, Any, int]] = field(default_factory=list)
+
+    def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
+        """See Rejects; nothing is raised before `tell`."""
+        self.count += rows
+        self.told.append((error, raw, rows))
+
+    def tell(self, rejects: Rejects) -> None:
+        """Add all of it to `rejects`, and forget it. Raises under FAIL."""
+        told, self.told = self.told, []
+        for error, raw, rows in told:
+            rejects.add(error, raw=raw, rows=rows)

@@ -15,6 +15,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,8 +23,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
 
-__all__ = ["mapped", "processors"]
+__all__ = ["helpers", "mapped", "processors"]
 
+WORTH: Final = 32 << 20  # bytes of data from which on workers pay, which take about a second to start
 AHEAD: Final = 3  # items for each worker that are begun, or wait to be, beyond the one whose turn it is
 GRACE: Final = 5.0  # seconds for a worker to end by itself
 START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.worker import main; main()"
@@ -38,6 +40,11 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def helpers(workers: int, nbytes: int | None) -> int:
+    """How many processes may help this one with `nbytes` (None: nobody knows, many) of data, where `workers` are allowed."""
+    return 0 if nbytes is not None and nbytes < WORTH else min(workers, processors()) - 1
 
 
 def mapped(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
@@ -73,19 +80,19 @@ def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
 
 @contextmanager
 def _asked(function: Callable[[T], R], processes: Sequence[_Worker]) -> Iterator[_Ahead[T, R]]:
-    """Within it, each of the processes is asked by a thread; at its end there are none, whatever they are at."""
-    free = deque(processes)
+    """Within it, each of the processes is asked by a thread of its own; at its end there are none, whatever they are at."""
+    free, mine = deque(processes), threading.local()
+
+    def greet() -> None:
+        mine.worker = free.popleft()  # there are as many threads as workers
+        mine.worker.greet()
 
     def call(item: T) -> R:
-        worker = free.popleft()  # there are as many threads as workers
-        try:
-            result: R = worker.ask(item)
-            return result
-        finally:
-            free.append(worker)
+        result: R = mine.worker.ask(item)
+        return result
 
     try:
-        with ThreadPoolExecutor(len(processes), thread_name_prefix="offline-cli-worker") as threads:
+        with ThreadPoolExecutor(len(processes), thread_name_prefix="offline-cli-worker", initializer=greet) as threads:
             try:
                 yield _Ahead(function, call, threads)
             finally:
@@ -112,8 +119,13 @@ class _Worker:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C goes to the whole group; the parent decides what becomes of it
         )
-        self._function = pickle.dumps(function)
-        self._is_told = self._is_dead = False
+        self._function = function
+        self._is_dead = False
+
+    def greet(self) -> None:
+        """Tell it the function, and wait until it is ready: until then, items are better done by others."""
+        with suppress(_Died):
+            self.ask(self._function)
 
     def ask(self, item: Any) -> Any:
         """What the function makes of the item. Raises what it raises; _Died where the process does not answer."""
@@ -122,9 +134,6 @@ class _Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            if not self._is_told:
-                self._process.stdin.write(self._function)
-                self._is_told = True
             pickle.dump(item, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
             self._process.stdin.flush()
             is_result, value = pickle.load(self._process.stdout)  # noqa: S301  the worker's own

@@ -25,10 +25,11 @@ def main() -> None:
 
 def _answer(questions: BinaryIO, answers: BinaryIO) -> None:
     function = pickle.load(questions)  # noqa: S301  the parent's own, as all that follows
+    outcome: tuple[bool, Any] = True, None
     while True:
-        item = pickle.load(questions)  # noqa: S301
-        pickle.dump(_outcome(function, item), answers, protocol=pickle.HIGHEST_PROTOCOL)
+        pickle.dump(outcome, answers, protocol=pickle.HIGHEST_PROTOCOL)
         answers.flush()
+        outcome = _outcome(function, pickle.load(questions))  # noqa: S301
 
 
 def _outcome(function: Any, item: Any) -> tuple[bool, Any]:
