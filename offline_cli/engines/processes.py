@@ -48,7 +48,7 @@ def helpers(workers: int, nbytes: int | None) -> int:
 
 
 def mapped(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
-    """`function(item)` of each, in order; raises what it raises in its turn, and goes no further.
+    """`function(item)` of each, in order; raises in its turn what it, or the iterable, raises, and goes no further.
 
     `workers`: processes beside this one. `function`, items and results can be pickled, and calls do not depend on each other.
     Items are taken from the iterable some time before their turn.
@@ -58,15 +58,19 @@ def mapped(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> I
         yield from map(function, items)
         return
     with _asked(function, processes) as ahead:
-        source, ended = iter(items), False
-        while not ended or ahead:
-            while not ended and len(ahead) <= AHEAD * len(processes):
+        source, failed, is_ended = iter(items), None, False
+        while ahead or not is_ended:
+            while not is_ended and len(ahead) <= AHEAD * len(processes):
                 try:
                     ahead.begin(next(source))
                 except StopIteration:
-                    ended = True
+                    is_ended = True
+                except Exception as error:  # noqa: BLE001  raised once what came before it is done
+                    failed, is_ended = error, True
             if ahead:
                 yield ahead.next()
+        if failed is not None:
+            raise failed
 
 
 def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:

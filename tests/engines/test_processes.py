@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -45,10 +46,22 @@ def test_an_error_is_raised_in_its_turn_as_the_function_raised_it(workers: int) 
         next(results)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_items_raise_comes_after_the_results_before_it(workers: int) -> None:
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise OSError("the disk is gone")
+
+    results = mapped(tasks.squared, items(), workers=workers)
+    assert [next(results) for _ in range(3)] == [0, 1, 4]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(results)
+
+
 def test_items_are_taken_a_few_at_a_time() -> None:
     taken: list[int] = []
 
-    def items():
+    def items() -> Iterator[int]:
         for number in range(1000):
             taken.append(number)
             yield number
