@@ -18,7 +18,7 @@ from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.fields import ArrayField, clock_bytes, name_bytes, uint_bytes
 from offline_cli.episodes.codec.names import check_names
 from offline_cli.episodes.codec.plans import ItemPlan, Slot, plan_of
-from offline_cli.episodes.codec.rows import batch_of_rows, batch_of_state, sound_rows
+from offline_cli.episodes.codec.rows import batch_of_rows, batch_of_state
 from offline_cli.episodes.codec.states import pack_state, packed, plain_custom_data, plain_infos, unpack_state
 from offline_cli.episodes.codec.strided_lists import list_header
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
@@ -153,10 +153,8 @@ class BatchDecoder:
             self.rejects.add(err, raw=item if isinstance(item, bytes) else b"")
 
 
-def _batch_or_none(plan: ItemPlan, rows: list[list[Any]]) -> EpisodeBatch | None:
+def _batch_or_none(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatch | None:
     """The batch of these rows; None where something in them does not fit."""
-    if not sound_rows(plan, rows).all():
-        return None
     try:
         return batch_of_rows(plan, rows)
     except BadEpisode:

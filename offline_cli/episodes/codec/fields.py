@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ __all__ = [
     "INSIDE",
     "ArrayField",
     "Mismatch",
+    "Program",
+    "ReadField",
     "StepRows",
     "StepsField",
     "clock_bytes",
@@ -36,6 +39,10 @@ __all__ = [
     "read_uint",
     "uint_bytes",
 ]
+
+ReadField = Callable[[bytes, int], tuple[Any, int]]
+Program = tuple[tuple[bytes, int, ReadField], ...]
+"""Of each field of an item: the bytes before it, how many these are, and its reader."""
 
 NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
 BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
