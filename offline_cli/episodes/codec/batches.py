@@ -2,29 +2,26 @@
 
 No Python object per step, and per episode only a row of offsets: items of one layout go through an `ItemPlan`, and each leaf of
 a batch is one join of the items' payloads. An item that its plan does not know goes through the general reader, which either
-reads it or says what is wrong with it.
+reads it or says what is wrong with it. Written is what `item_parts` has for all episodes at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offline_cli.episodes.batch import EpisodeBatch, Infos
-from offline_cli.episodes.codec.fields import ArrayField, clock_bytes, name_bytes, uint_bytes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.codec.item_parts import item_parts
 from offline_cli.episodes.codec.names import check_names
-from offline_cli.episodes.codec.plans import ItemPlan, Slot, plan_of
-from offline_cli.episodes.codec.rows import batch_of_rows, batch_of_state, sound_rows
-from offline_cli.episodes.codec.states import pack_state, packed, plain_custom_data, plain_infos, unpack_state
-from offline_cli.episodes.codec.strided_lists import list_header
+from offline_cli.episodes.codec.plans import ItemPlan, plan_of
+from offline_cli.episodes.codec.rows import batch_of_rows, batch_of_state
+from offline_cli.episodes.codec.states import pack_state, unpack_state
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
 from offline_cli.spaces import bound_bytes
 from offline_cli.tally import Rejects, Tally
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import map_leaves
 
 __all__ = ["BatchDecoder", "decode_batch", "encode_batch"]
 
@@ -153,10 +150,8 @@ class BatchDecoder:
             self.rejects.add(err, raw=item if isinstance(item, bytes) else b"")
 
 
-def _batch_or_none(plan: ItemPlan, rows: list[list[Any]]) -> EpisodeBatch | None:
+def _batch_or_none(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatch | None:
     """The batch of these rows; None where something in them does not fit."""
-    if not sound_rows(plan, rows).all():
-        return None
     try:
         return batch_of_rows(plan, rows)
     except BadEpisode:
@@ -177,11 +172,7 @@ def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes
     check_names(batch, where=where)
     plan = plan_of(pack_state(_layout_of(batch)[0].get_state(), where=where, tally=Tally()))
     assert plan is not None, f"no plan for an item of our own: {batch!r}"
-    writer = _Writer(batch, where, tally)
-    columns: list[Iterable[Any]] = []
-    for (constant, _, _), slot in zip(plan.fields, plan.slots, strict=True):
-        columns += [repeat(constant), *writer.columns(slot, plan)]
-    return [b"".join(parts) for parts in zip(*columns, repeat(plan.tail), strict=False)]  # constants repeat for ever
+    return list(map(b"".join, zip(*item_parts(batch, plan, where=where, tally=tally), strict=True)))
 
 
 def _layout_of(batch: EpisodeBatch) -> EpisodeBatch:
@@ -198,103 +189,3 @@ def _layout_of(batch: EpisodeBatch) -> EpisodeBatch:
         observation_space=batch.observation_space,
         action_space=batch.action_space,
     )
-
-
-class _Writer:
-    """The bytes of each field of a plan, for all episodes of a batch."""
-
-    def __init__(self, batch: EpisodeBatch, where: str, tally: Tally) -> None:
-        self.batch, self.where, self.tally = batch, where, tally
-        self.lengths: list[int] = batch.lengths.tolist()
-        self.starts: list[int] = batch.starts.tolist()
-        self.obs_starts: list[int] = batch.obs_starts.tolist()
-        self.t_started = [0] * len(batch) if batch.t_started is None else batch.t_started.tolist()
-
-    def columns(self, slot: Slot, plan: ItemPlan) -> list[Iterable[Any]]:
-        """One or two columns of bytes per episode."""
-        if slot[-1] == "lookback":
-            return [repeat(b"\x00")]
-        if slot == ("infos", "data"):
-            return [self._infos()]
-        if len(slot) > 1:
-            return self._array(slot, plan.arrays[plan.slots[slot]])
-        return [self._scalar(slot[0])]
-
-    def _array(self, slot: Slot, field: ArrayField) -> list[Iterable[Any]]:
-        leaf = _leaf_at(self.batch, slot)
-        starts = self.obs_starts if slot[0] == "observations" else self.starts
-        rows = [stop - start for start, stop in pairwise(starts)]
-        heads = {count: field.head(count) for count in set(rows)}
-        width = field.row_bytes
-        payload = memoryview(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data) if leaf.size else memoryview(b"")
-        pieces = [payload[start * width : stop * width] for start, stop in pairwise(starts)]
-        return [[heads[count] for count in rows], pieces]
-
-    def _scalar(self, key: str) -> Iterable[bytes]:
-        batch = self.batch
-        match key:
-            case "id_":
-                return map(name_bytes, batch.ids)
-            case "agent_id":
-                return _names(batch.agent_ids)
-            case "module_id":
-                return _names(batch.module_ids)
-            case "multi_agent_episode_id":
-                return _names(batch.multi_agent_ids)
-            case "is_terminated":
-                return [b"\xc3" if flag else b"\xc2" for flag in batch.terminated.tolist()]
-            case "is_truncated":
-                return [b"\xc3" if flag else b"\xc2" for flag in batch.truncated.tolist()]
-            case "t_started":
-                return repeat(b"\x00") if batch.t_started is None else map(uint_bytes, self.t_started)
-            case "t":
-                return [uint_bytes(start + steps) for start, steps in zip(self.t_started, self.lengths, strict=True)]
-            case "_start_time" | "_last_step_time":
-                return self._clock(0 if key == "_start_time" else 1)
-            case "custom_data":
-                return self._custom_data()
-        raise AssertionError(key)
-
-    def _clock(self, column: int) -> Iterable[bytes]:
-        return repeat(b"\xc0") if self.batch.clock is None else map(clock_bytes, self.batch.clock[:, column].tolist())
-
-    def _custom_data(self) -> Iterable[bytes]:
-        if self.batch.custom_data is None:
-            return repeat(b"\x80")
-        return list(map(self._packed_custom_data, self.batch.ids, self.batch.custom_data))
-
-    def _packed_custom_data(self, name: str, values: Mapping[str, Any]) -> bytes:
-        if len(values) == 1:  # one text, as every episode of a table has it
-            ((key, value),) = values.items()
-            if type(key) is str and type(value) is str and key.isprintable() and value.isprintable():
-                return b"\x81" + name_bytes(key) + name_bytes(value)
-        place = self._place(name)
-        return packed(plain_custom_data(values, where=place, tally=self.tally), where=place)
-
-    def _infos(self) -> Iterable[bytes]:
-        if self.batch.infos is None:
-            empties = {steps: list_header(steps + 1) + b"\x80" * (steps + 1) for steps in set(self.lengths)}
-            return [empties[steps] for steps in self.lengths]
-        return [self._packed_infos(episode, self.batch.infos) for episode in range(len(self.batch))]
-
-    def _packed_infos(self, episode: int, infos: Infos) -> bytes:
-        part = infos[self.obs_starts[episode] : self.obs_starts[episode + 1]]
-        place = self._place(self.batch.ids[episode])
-        return packed(plain_infos(part, first=self.t_started[episode], where=place, tally=self.tally), where=place)
-
-    def _place(self, name: str) -> str:
-        return f"{self.where}, episode {name}"
-
-
-def _names(names: tuple[str | None, ...] | None) -> Iterable[bytes]:
-    return repeat(b"\xc0") if names is None else map(name_bytes, names)
-
-
-def _leaf_at(batch: EpisodeBatch, slot: Slot) -> NDArray[Any]:
-    """The leaf that a slot like ("actions", "data", "arm") or ("extra", "state_out", "data", "h") holds the bytes of."""
-    own = {"observations": batch.obs, "actions": batch.actions, "rewards": batch.rewards}
-    tree: Tree = batch.extra[slot[1]] if slot[0] == "extra" else own[slot[0]]
-    for part in slot[slot.index("data", 2 if slot[0] == "extra" else 1) + 1 :]:
-        tree = tree[int(part)] if isinstance(tree, tuple) else tree[part]
-    leaf: NDArray[Any] = tree
-    return leaf

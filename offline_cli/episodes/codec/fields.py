@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offline_cli.episodes.codec.arrays import pack, unpack_first
 from offline_cli.episodes.codec.steps import Signature, Steps, empty_rows, signature
@@ -24,10 +26,14 @@ __all__ = [
     "INSIDE",
     "ArrayField",
     "Mismatch",
+    "Program",
+    "ReadField",
     "StepRows",
     "StepsField",
-    "clock_bytes",
+    "clocks_bytes",
+    "flag_bytes",
     "name_bytes",
+    "names_bytes",
     "read_clock",
     "read_flag",
     "read_infos",
@@ -37,9 +43,14 @@ __all__ = [
     "uint_bytes",
 ]
 
+ReadField = Callable[[bytes, int], tuple[Any, int]]
+Program = tuple[tuple[bytes, int, ReadField], ...]
+"""Of each field of an item: the bytes before it, how many these are, and its reader."""
+
 NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
 BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
 ONE_BYTE = tuple(bytes([value]) for value in range(0x100))
+NAME_HEADS = (*ONE_BYTE[0xA0:0xC0], *(b"\xd9" + ONE_BYTE[size] for size in range(0x20, 0x100)))  # by bytes of text
 KEEP_VIEW = 1 << 16  # payloads at least this large are not copied out of their item before they are joined
 INSIDE = "one packed episode"  # errors under this name never surface: the general reader raises them again, with the place
 
@@ -88,9 +99,15 @@ def name_bytes(name: str | None) -> bytes:
     if name is None:
         return b"\xc0"
     text = name.encode()
-    if len(text) < 0x20:
-        return ONE_BYTE[0xA0 + len(text)] + text
-    return b"\xd9" + ONE_BYTE[len(text)] + text if len(text) < 0x100 else pack(name)
+    return NAME_HEADS[len(text)] + text if len(text) < len(NAME_HEADS) else pack(name)
+
+
+def names_bytes(names: Sequence[str | None]) -> list[bytes]:
+    """`name_bytes` of each."""
+    texts = [b"" if name is None else name.encode() for name in names]
+    if None in names or max(map(len, texts), default=0) >= len(NAME_HEADS):
+        return list(map(name_bytes, names))
+    return [NAME_HEADS[len(text)] + text for text in texts]
 
 
 def read_flag(data: bytes, start: int) -> tuple[bool, int]:
@@ -102,6 +119,11 @@ def read_flag(data: bytes, start: int) -> tuple[bool, int]:
     if not data.startswith(BOOL_NODE, start) or data[end] > 1:
         raise Mismatch
     return data[end] == 1, end + 1
+
+
+def flag_bytes(flag: bool | int) -> bytes:
+    """`flag` as `read_flag` takes it, and as msgpack writes it."""
+    return ONE_BYTE[TRUE if flag else FALSE]
 
 
 def read_clock(data: bytes, start: int) -> tuple[float, int]:
@@ -117,9 +139,15 @@ def read_clock(data: bytes, start: int) -> tuple[float, int]:
         raise Mismatch from err
 
 
-def clock_bytes(seconds: float) -> bytes:
-    """`seconds` as `read_clock` takes it, and as msgpack writes it; NaN as nil."""
-    return b"\xc0" if math.isnan(seconds) else pack(float(seconds))
+def clocks_bytes(seconds: NDArray[Any]) -> list[bytes]:
+    """Each of `seconds` (E,) as `read_clock` takes it, and as msgpack writes it; NaN as nil."""
+    image = np.full((len(seconds), 9), FLOAT64, np.uint8)
+    image[:, 1:] = seconds.astype(">f8").view(np.uint8).reshape(-1, 8)
+    written = image.tobytes()
+    found = [written[start : start + 9] for start in range(0, len(written), 9)]
+    for index in np.flatnonzero(np.isnan(seconds)).tolist():
+        found[index] = ONE_BYTE[NIL]
+    return found
 
 
 def read_mapping(data: bytes, start: int) -> tuple[dict[Any, Any], int]:

@@ -9,7 +9,7 @@ last byte goes to the general reader, so a plan never has to judge hostile bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from offline_cli.episodes.codec.fields import (
     INSIDE,
     ArrayField,
     Mismatch,
+    Program,
+    ReadField,
     StepsField,
     read_clock,
     read_flag,
@@ -28,6 +30,7 @@ from offline_cli.episodes.codec.fields import (
     read_name,
     read_uint,
 )
+from offline_cli.episodes.codec.kinds import Kinds
 from offline_cli.episodes.codec.spaces import space_in_state
 from offline_cli.episodes.codec.strided_lists import list_header, map_header
 from offline_cli.errors import OfflineCliError
@@ -38,8 +41,6 @@ from offline_cli.trees import Tree
 __all__ = ["BufferSlots", "ItemPlan", "Slot", "plan_of"]
 
 Slot = tuple[str, ...]  # ("t",), ("observations", "lookback"), ("actions", "data", "arm"), ("extra", "action_logp", "data")
-ReadField = Callable[[bytes, int], tuple[Any, int]]
-Program = tuple[tuple[bytes, int, ReadField], ...]  # of each field: the bytes before it, how many, and its reader
 
 NAMES = ("id_", "agent_id", "module_id", "multi_agent_episode_id")
 BUFFERS = ("observations", "actions", "rewards")
@@ -83,13 +84,21 @@ class ItemPlan:
     observation_space: Space | None
     action_space: Space | None
     scratch: Tally  # what reading the present item assumed
+    kinds: Kinds  # of items that it has read
 
     def read(self, data: bytes) -> list[Any] | None:
         """The fields of an item in this layout, by slot; None when it is not in this layout.
 
         Bytes of lists of steps are taken on trust: `batch_of_rows` compares them, many episodes at once.
         """
-        return self._read(data, self.fields)
+        if self.steps:
+            return self._read(data, self.fields)
+        row = self.kinds.read(data)
+        if row is None:
+            row = self._read(data, self.fields)
+            if row is not None:
+                self.kinds.learn(data, row, self.fields, self.arrays)
+        return row
 
     def read_checked(self, data: bytes) -> list[Any] | None:
         """As `read`, with nothing left to be compared later."""
@@ -157,6 +166,7 @@ class _Builder:
             observation_space=self.spaces["observations"],
             action_space=self.spaces["actions"],
             scratch=self.scratch,
+            kinds=Kinds(),
         )
 
     def _entry(self, key: str, value: Any) -> None:

@@ -26,7 +26,7 @@ from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["batch_of_rows", "batch_of_state", "sound_rows"]
+__all__ = ["batch_of_rows", "batch_of_state"]
 
 FIX = "write the file again from its source"
 
@@ -34,20 +34,14 @@ FIX = "write the file again from its source"
 # ---- from rows of fields ----
 
 
-def sound_rows(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> NDArray[np.bool_]:
-    """(rows,) which rows have buffers as long as their timesteps say."""
-    columns = _Columns(plan, rows)
-    sound = (columns.steps >= 0) & np.array([name is not None for name in columns.values("id_")], np.bool_)
-    for name, more in DATA_BUFFERS.items():
-        sound &= columns.fits(plan.buffers[name], more)
-    for slots in plan.extra.values():
-        sound &= columns.fits(slots, 0)
-    return sound
+def batch_of_rows(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatch | None:
+    """The batch of these rows; None where buffers are not as long as their timesteps say.
 
-
-def batch_of_rows(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatch:
-    """The batch of these rows, all of them sound. Raises BadEpisode, without a place, where a value is none."""
+    Raises BadEpisode, without a place, where a value is none.
+    """
     columns = _Columns(plan, rows)
+    if not columns.sound():
+        return None
     trees = {name: columns.tree(slots, name, space) for name, slots, space in _data_buffers(plan)}
     return EpisodeBatch(
         ids=tuple(columns.values("id_")),
@@ -87,12 +81,15 @@ class _Columns:
     def values(self, key: str) -> Sequence[Any]:
         return self.columns[self.plan.slots[(key,)]]
 
-    def fits(self, slots: BufferSlots, more: int) -> NDArray[np.bool_]:
-        want = self.steps + more + np.array(self.columns[slots.lookback], np.int64)
-        sound = np.ones(len(want), np.bool_)
-        for index in leaves(slots.data):
-            sound &= np.array([value[0] for value in self.columns[index]], np.int64) == want
-        return sound
+    def sound(self) -> bool:
+        """Whether all buffers are as long as the timesteps say."""
+        own = all(self._fits(self.plan.buffers[name], more) for name, more in DATA_BUFFERS.items())
+        more = all(self._fits(slots, 0) for slots in self.plan.extra.values())
+        return own and more and bool((self.steps >= 0).all()) and None not in self.values("id_")
+
+    def _fits(self, slots: BufferSlots, more: int) -> bool:
+        want = (self.steps + more + np.array(self.columns[slots.lookback], np.int64)).tolist()
+        return all([value[0] for value in self.columns[index]] == want for index in leaves(slots.data))
 
     def tree(self, slots: BufferSlots, name: str, space: Space | None) -> Tree:
         skip = self.columns[slots.lookback]
