@@ -51,6 +51,11 @@ class Tally:
         if self.assumptions[kind] == 0:
             del self.assumptions[kind]
 
+    def add(self, other: Tally) -> None:
+        """Count the assumptions that `other` counted."""
+        for kind, times in other.assumptions.items():
+            self.assume(kind, times)
+
     def drop_duplicate(self, place: Callable[[], str]) -> None:
         """Count an episode that was there before; `place` as in `assume`."""
         self.duplicates_dropped += 1

@@ -3,7 +3,9 @@
 Every dialect that RLlib wrote over the years is read:
 
 * `files`: plain, gzip and zip files, line by line;
-* `lines`, `values`: one line as arrays;
+* `groups`: a group of lines as arrays, whatever came before it: lines that are alike together (`alike`), others by themselves;
+* `records`, `lines`, `values`, `number_lists`: what is in lines as arrays, from their JSON down to lists of numbers;
+* `rows`: what comes out, the rows of one policy in one or several lines. From here on lines are worked on in their order:
 * `ids`: rows without `eps_id`, agents that take turns;
 * `settling`: dtypes of plain lists, columns that only repeat others;
 * `blocks`: arrays of many lines as batches of fragments;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,25 +17,23 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.agents import agent_episode_id
-from offline_cli.formats.sample_batch.files import Line
-from offline_cli.formats.sample_batch.lines import PolicyRows
+from offline_cli.formats.sample_batch.rows import PolicyRows
 from offline_cli.formats.sample_batch.settling import Settlement
 from offline_cli.formats.source import Places
 from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["Block"]
+__all__ = ["Block", "nbytes_of"]
 
 
 @dataclass(slots=True)
 class Block:
-    """Lines of one policy that can share a batch."""
+    """Rows of one policy that can share a batch."""
 
     policy: str | None
     trees: list[dict[str, Tree]] = field(default_factory=list)
     rows: list[PolicyRows] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
     nbytes: int = 0
     _signature: object = None
     _last: tuple[Any, Any] | None = None  # key of the row before this block, where it did not end its episode
@@ -43,26 +42,26 @@ class Block:
         """Whether these rows can stand in one batch with those here."""
         return not self.rows or self._signature == _signature(rows, trees)
 
-    def add(self, rows: PolicyRows, trees: dict[str, Tree], line: Line) -> None:
-        """Append the rows of one line."""
+    def add(self, rows: PolicyRows, trees: dict[str, Tree]) -> None:
+        """Append rows, whose columns are `trees` now."""
         if not self.rows:
             self._signature = _signature(rows, trees)
         self.rows.append(rows)
         self.trees.append(trees)
-        self.lines.append(line.where)
-        self.nbytes += sum(leaf.nbytes for tree in trees.values() for _, leaf in flatten(tree))
+        self.nbytes += nbytes_of(trees)
 
     def flush(self, settlement: Settlement, tally: Tally, rejects: Rejects) -> tuple[EpisodeBatch, Places]:
         """The batch of all rows here, and where its entries stand; the block is empty then."""
         keys = _keys(self.policy, self.rows, settlement)
         self._tell_losses(keys, rejects)
-        batch, first = fragments_of_rows(self._step_rows(keys), tally)
-        line_starts = np.cumsum([0, *(rows.rows for rows in self.rows)])
+        line_starts = np.cumsum(np.concatenate([[0], *(np.diff(rows.starts) for rows in self.rows)]))
+        batch, first = fragments_of_rows(self._step_rows(keys, line_starts), tally)
         line = np.searchsorted(line_starts, first, side="right") - 1
-        places = Places(tuple(self.lines), line, first - line_starts[line])
+        names = tuple(place.where for rows in self.rows for place in rows.lines)
+        places = Places(names, line, first - line_starts[line])
         last = self.rows[-1]
         self._last = None if last.terminateds[-1] or last.truncateds[-1] else _key(last, -1)
-        self.trees, self.rows, self.lines, self.nbytes = [], [], [], 0
+        self.trees, self.rows, self.nbytes = [], [], 0
         return batch, places
 
     def _tell_losses(self, keys: Keys, rejects: Rejects) -> None:
@@ -70,11 +69,11 @@ class Block:
         row = 0
         for part in self.rows:
             if part.lost_before and part.t is None:
-                for first in np.unique(part.agent_index, return_index=True)[1]:
+                for first in np.unique(part.agent_index[: part.starts[1]], return_index=True)[1]:
                     rejects.lose(keys.eps_ids[int(keys.code[row + first])], part.lost_before)
             row += part.rows
 
-    def _step_rows(self, keys: Keys) -> StepRows:
+    def _step_rows(self, keys: Keys, line_starts: NDArray[np.int64]) -> StepRows:
         rows = self.rows
         trees = {name: map_leaves(_concatenated, *(part[name] for part in self.trees)) for name in self.trees[0]}
         return StepRows(
@@ -89,9 +88,14 @@ class Block:
             extra=trees,
             infos=_infos(rows),
             reset_infos=None,
-            file=np.repeat(np.arange(len(rows)), [part.rows for part in rows]),
+            file=np.repeat(np.arange(len(line_starts) - 1), np.diff(line_starts)),
             follows=self._last is not None and self._last == _key(rows[0], 0),
         )
+
+
+def nbytes_of(trees: dict[str, Tree]) -> int:
+    """The size of all leaves."""
+    return sum(leaf.nbytes for tree in trees.values() for _, leaf in flatten(tree))
 
 
 def _keys(policy: str | None, rows: Sequence[PolicyRows], settlement: Settlement) -> Keys:
@@ -126,7 +130,7 @@ def _concatenated(*leaves: NDArray[Any]) -> NDArray[Any]:
 def _infos(rows: Sequence[PolicyRows]) -> list[Any] | None:
     if all(part.infos is None for part in rows):
         return None
-    return [info for part in rows for info in (part.infos if part.infos is not None else [{}] * part.rows)]
+    return list(chain.from_iterable([{}] * part.rows if part.infos is None else part.infos for part in rows))
 
 
 def _key(rows: PolicyRows, row: int) -> tuple[Any, Any]:

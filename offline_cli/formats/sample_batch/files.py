@@ -23,6 +23,7 @@ from offline_cli.tally import Rejects
 __all__ = ["Line", "lines_of"]
 
 PIECE_BYTES: Final = 1 << 20  # of a line that is passed over
+BUFFER_BYTES: Final = 1 << 20  # of a plain file: a line is many times as long as Python's own buffer
 METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an archive of no files
@@ -86,7 +87,8 @@ def _is_packed(head: bytes) -> bool:
 
 def _lines(file: IO[bytes], head: bytes, where: str, rejects: Rejects) -> Iterator[Line]:
     if not _is_packed(head):
-        yield from _split(file, where, rejects, file, MAX_LINE_BYTES)
+        plain = io.BufferedReader(file, BUFFER_BYTES)  # type: ignore[type-var]  # any file that can be read into a buffer
+        yield from _split(plain, where, rejects, plain, MAX_LINE_BYTES)
         return
     size = file.seek(0, io.SEEK_END)
     file.seek(0)

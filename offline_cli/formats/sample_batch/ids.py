@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.formats.chaining import chained
 from offline_cli.formats.sample_batch.files import Line
-from offline_cli.formats.sample_batch.lines import PolicyRows
+from offline_cli.formats.sample_batch.rows import PolicyRows
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -26,7 +26,7 @@ __all__ = ["Identifier", "run_starts"]
 
 
 def run_starts(rows: PolicyRows) -> NDArray[np.bool_]:
-    """(n,) true where a row does not go on from the one before it; always at row 0."""
+    """(N,) true where a row does not go on from the one before it in its line; always at a line's first row."""
     ended = rows.terminateds | rows.truncateds
     follows = ~ended[:-1] & (rows.agent_index[1:] == rows.agent_index[:-1])
     if rows.eps_id is not None:
@@ -35,7 +35,9 @@ def run_starts(rows: PolicyRows) -> NDArray[np.bool_]:
         follows &= rows.t[1:] == rows.t[:-1] + 1
     elif rows.eps_id is None and Columns.NEXT_OBS in rows.columns:
         follows &= chained(rows.columns[Columns.OBS].tree, rows.columns[Columns.NEXT_OBS].tree)
-    return np.concatenate([[True], ~follows])
+    starts = np.concatenate([[True], ~follows])
+    starts[rows.starts[:-1]] = True
+    return starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,11 @@ class Identifier:
     _unfinished: dict[str | None, _Unfinished] = field(default_factory=dict)  # by policy
 
     def identify(self, rows: PolicyRows, line: Line) -> PolicyRows:
-        """`rows` with an id on each row, and the rows of one episode and agent one after the other."""
+        """`rows` with an id on each row, and the rows of one episode and agent one after the other; `line` is their first."""
         if line.file != self._file:
             self._start_file(line)
         if rows.eps_id is None:
-            rows.eps_id = self._made_up(rows)
+            rows.eps_id = np.concatenate([self._made_up(part) for part in rows.by_line()])
             return rows
         return _brought_together(rows, self.tally)
 
@@ -86,6 +88,7 @@ class Identifier:
         self._files += 1
 
     def _made_up(self, rows: PolicyRows) -> NDArray[np.str_]:
+        """Ids for the rows of one line."""
         first = np.flatnonzero(run_starts(rows))
         before = self._unfinished.pop(rows.policy, None)
         goes_on = before is not None and before.goes_on_in(rows)
@@ -106,17 +109,20 @@ def _last_row(rows: PolicyRows, eps_id: str) -> _Unfinished:
 
 
 def _brought_together(rows: PolicyRows, tally: Tally) -> PolicyRows:
+    """The same rows, those of one episode and agent one after the other within each line."""
     assert rows.eps_id is not None
     changes = (rows.eps_id[1:] != rows.eps_id[:-1]) | (rows.agent_index[1:] != rows.agent_index[:-1])
-    first = np.flatnonzero(np.concatenate([[True], changes]))
+    begins = np.concatenate([[True], changes])
+    begins[rows.starts[:-1]] = True
+    first = np.flatnonzero(begins)
+    line = np.searchsorted(rows.starts, first, side="right") - 1
+    keys = zip(line.tolist(), rows.eps_id[first].tolist(), rows.agent_index[first].tolist(), strict=True)
     order: dict[Any, int] = {}
-    groups = [
-        order.setdefault(key, len(order))
-        for key in zip(rows.eps_id[first].tolist(), rows.agent_index[first].tolist(), strict=True)
-    ]
+    groups = [order.setdefault(key, len(order)) for key in keys]
     if len(order) == len(first):
         return rows
-    tally.assume("rows-brought-together", rows.rows)
+    mixed = np.bincount(line) != np.bincount([number for number, *_ in order])
+    tally.assume("rows-brought-together", int(np.diff(rows.starts)[mixed].sum()))
     group = np.repeat(groups, np.diff(np.append(first, rows.rows)))
     return rows.take(np.argsort(group, kind="stable"))
 

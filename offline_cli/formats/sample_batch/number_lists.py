@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate, chain, pairwise
+from operator import iconcat
 from typing import Any, Final
 
 import numpy as np
@@ -43,7 +45,7 @@ def arrays_of(lists: Sequence[list[Any]], *, narrow: bool) -> list[NDArray[Any]]
 
 
 def _first(rows: Any) -> tuple[type, tuple[int, ...]]:
-    """Type of the first number, and shape of the first row."""
+    """Type of the first number, and shape of the first row, of rows of which there is one at least."""
     shape: list[int] = []
     value = rows[0]
     while type(value) is list and value and len(shape) < MAX_NDIM:
@@ -55,28 +57,28 @@ def _first(rows: Any) -> tuple[type, tuple[int, ...]]:
 def _numbers(lists: Sequence[list[Any]], kind: type, shape: tuple[int, ...]) -> NDArray[Any] | None:
     """The flat array of all values. Raises struct.error, TypeError or OverflowError where they are not all of that kind."""
     if kind is bool:
-        values = list(chain.from_iterable(_flat(rows, shape) for rows in lists))
+        values = list(chain.from_iterable([_flat(rows, shape) for rows in lists]))
         return np.frombuffer(bytes(values), np.bool_) if set(map(type, values)) == {bool} else None
     if kind not in PACKED:
         return None
     letter, dtype = PACKED[kind]
     each = math.prod(shape)
-    parts = (struct.pack(f"{len(rows) * each}{letter}", *_flat(rows, shape)) for rows in lists)
+    parts = [struct.pack(f"{len(rows) * each}{letter}", *_flat(rows, shape)) for rows in lists]
     return np.frombuffer(b"".join(parts), dtype)
 
 
-def _flat(rows: list[Any], shape: tuple[int, ...]) -> Iterable[Any]:
+def _flat(rows: list[Any], shape: tuple[int, ...]) -> list[Any]:
     """The values of all rows; of an object these are its keys. Raises TypeError where a row is of another shape."""
-    level: Iterable[Any] = rows
+    level = rows
     for size in shape:
-        level = level if isinstance(level, list) else list(level)
         if set(map(len, level)) != {size}:
             raise TypeError("rows of different shapes")
-        level = chain.from_iterable(level)
+        level = reduce(iconcat, level, [])
     return level
 
 
 def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
-    return narrow if bool(((narrow == values) | (values != values)).all()) else values
+    same = narrow == values
+    return narrow if bool(same.all()) or bool((same | (values != values)).all()) else values

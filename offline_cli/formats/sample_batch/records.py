@@ -18,7 +18,7 @@ from offline_cli.formats.sample_batch.files import Line
 from offline_cli.json_text import from_json
 from offline_cli.tally import Tally
 
-__all__ = ["FIX", "NEEDED", "batches_of", "is_batch", "parsed", "plain_batches"]
+__all__ = ["FIX", "NEEDED", "batches_of", "is_batch", "parsed"]
 
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
@@ -48,17 +48,6 @@ def is_batch(line: Line) -> bool:
     if record.get("type") is None:
         return POLICY_BATCHES in record or all(name in record for name in NEEDED)
     return record["type"] in (SAMPLE_BATCH, MULTI_AGENT_BATCH)
-
-
-def plain_batches(value: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """What `batches_of` may give of a line's value, as far as it can be told without a look at its type."""
-    if not isinstance(value, dict):
-        return
-    policies = value.get(POLICY_BATCHES)
-    if isinstance(policies, dict):
-        yield from ((policy, batch) for policy, batch in policies.items() if isinstance(batch, dict))
-    else:
-        yield None, value
 
 
 def batches_of(line: Line, value: Any, tally: Tally) -> Iterator[tuple[str | None, Mapping[str, Any]]]:

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.formats.sample_batch.ids import run_starts
-from offline_cli.formats.sample_batch.lines import PolicyRows
-from offline_cli.formats.sample_batch.values import Column
+from offline_cli.formats.sample_batch.rows import PolicyRows
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
@@ -67,43 +66,58 @@ class Settlement:
 
     # ---- evidence ----
 
+    def takes_together(self, rows: PolicyRows) -> bool:
+        """Whether `rows` can be observed before the rows ahead of them are cast, and all of their lines as one.
+
+        Not where one of the lines might make a column wider: it does so from there on.
+        """
+        return all(self._is_as_known(*leaf, len(rows.lines)) for leaf in self._leaves_of(rows))
+
+    def _is_as_known(self, path: Path, leaf: NDArray[Any], typed: bool, wanted: np.dtype[Any] | None, lines: int) -> bool:
+        found, known = _evidence_of(leaf, typed, wanted), self._evidence.get(path)
+        if lines > 1 and wanted is not None and found.dtype != wanted:
+            return False
+        return not self._is_settled or (known is not None and known.with_more(found).dtype == known.dtype)
+
     def observe(self, rows: PolicyRows) -> None:
-        """Take `rows` into account, and note in them which of their columns say more than those that they could repeat."""
-        for name, column in rows.columns.items():
-            for path, leaf in flatten(column.tree, _shared_name(name)):
-                self._observe(rows.policy, path, self._evidence_of(leaf, column, name, path))
+        """Take `rows` into account."""
+        for path, leaf, typed, wanted in self._leaves_of(rows):
+            self._observe(path, _evidence_of(leaf, typed, wanted))
         if not self._is_settled:
             self._agents |= {(rows.policy, agent) for agent in set(rows.agent_index.tolist())}
-        if not rows.columns.keys().isdisjoint(PREVIOUS):
-            first = run_starts(rows)
-            rows.underived = tuple(name for name in PREVIOUS if not _is_derivable(rows, name, first))
-        if not self._is_settled:
-            self._underived |= {(rows.policy, name) for name in rows.underived}
+        self._observe_previous(rows)
 
-    def _observe(self, policy: str | None, path: str, found: _Evidence) -> None:
-        known = self._evidence.get((policy, path))
+    def _leaves_of(self, rows: PolicyRows) -> Iterator[tuple[Path, NDArray[Any], bool, np.dtype[Any] | None]]:
+        """Each leaf: its path, its values, whether they came with a dtype of their own, and if not the dtype by the space."""
+        for name, column in rows.columns.items():
+            for path, leaf in flatten(column.tree, _shared_name(name)):
+                wanted = None if column.typed else self._dtype_by_space(name, path)
+                yield (rows.policy, path), leaf, column.typed, wanted
+
+    def _observe(self, path: Path, found: _Evidence) -> None:
+        known = self._evidence.get(path)
         merged = found if known is None else known.with_more(found)
         if self._is_settled:
             if known is not None and merged.dtype != known.dtype:
                 self.tally.assume("dtype-widened")
             elif known is None and merged.inferred:
                 self.tally.assume("dtype-inferred")
-        self._evidence[policy, path] = merged
+        self._evidence[path] = merged
 
-    def _evidence_of(self, leaf: NDArray[Any], column: Column, name: str, path: str) -> _Evidence:
-        if column.typed:
-            return _Evidence(leaf.dtype)
-        wanted = self._dtype_by_space(name, path)
-        if wanted is not None and _survives(leaf, wanted):
-            return _Evidence(wanted)
-        if leaf.dtype == np.float32:  # narrowed already
-            return _Evidence(leaf.dtype, inferred=True)
-        if leaf.dtype.kind == "f":
-            return _Evidence(np.dtype(np.float32 if _survives(leaf, np.dtype(np.float32)) else np.float64), inferred=True)
-        if leaf.dtype.kind in "iu":
-            small = not leaf.size or max(-int(leaf.min()), int(leaf.max())) <= EXACT_IN_FLOAT32
-            return _Evidence(leaf.dtype, small_int=small)
-        return _Evidence(leaf.dtype)
+    def _observe_previous(self, rows: PolicyRows) -> None:
+        """Find the columns that say more than those that they could repeat."""
+        names = [name for name in PREVIOUS if name in rows.columns and not self._keeps(rows.policy, name)]
+        if not names:
+            return
+        first = run_starts(rows)
+        for name in names:
+            if _is_derivable(rows, name, first):
+                continue
+            more = sum(part.rows for part in rows.by_line() if not _is_derivable(part, name, run_starts(part)))
+            if self._is_settled:
+                self.tally.assume(f"{name}-dropped".replace("_", "-"), more)
+            elif more:
+                self._underived.add((rows.policy, name))
 
     def _dtype_by_space(self, name: str, path: str) -> np.dtype[Any] | None:
         space = self.action_space if name == Columns.ACTIONS else self.observation_space
@@ -123,17 +137,11 @@ class Settlement:
 
     def trees_of(self, rows: PolicyRows) -> dict[str, Tree]:
         """The columns by name in their settled dtypes, without those that repeat others."""
-        return {name: self._cast(rows.policy, name, column.tree) for name, column in self._kept(rows)}
+        kept = {name: column.tree for name, column in rows.columns.items() if self._keeps(rows.policy, name)}
+        return {name: self._cast(rows.policy, name, tree) for name, tree in kept.items()}
 
     def _keeps(self, policy: str | None, name: str) -> bool:
         return name not in PREVIOUS or (policy, name) in self._underived
-
-    def _kept(self, rows: PolicyRows) -> Iterator[tuple[str, Column]]:
-        for name, column in rows.columns.items():
-            if self._keeps(rows.policy, name):
-                yield name, column
-            elif name in rows.underived:
-                self.tally.assume(f"{name}-dropped".replace("_", "-"), rows.rows)
 
     def _cast(self, policy: str | None, name: str, tree: Tree) -> Tree:
         if isinstance(tree, np.ndarray):
@@ -151,6 +159,21 @@ def _shared_name(name: str) -> str:
     return Columns.OBS if name == Columns.NEXT_OBS else name
 
 
+def _evidence_of(leaf: NDArray[Any], typed: bool, wanted: np.dtype[Any] | None) -> _Evidence:
+    if typed:
+        return _Evidence(leaf.dtype)
+    if wanted is not None and _survives(leaf, wanted):
+        return _Evidence(wanted)
+    if leaf.dtype == np.float32:  # narrowed already
+        return _Evidence(leaf.dtype, inferred=True)
+    if leaf.dtype.kind == "f":
+        return _Evidence(np.dtype(np.float32 if _survives(leaf, np.dtype(np.float32)) else np.float64), inferred=True)
+    if leaf.dtype.kind in "iu":
+        small = not leaf.size or max(-int(leaf.min()), int(leaf.max())) <= EXACT_IN_FLOAT32
+        return _Evidence(leaf.dtype, small_int=small)
+    return _Evidence(leaf.dtype)
+
+
 def _survives(leaf: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     """Whether every value of `leaf` is exact in `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -161,7 +184,7 @@ def _survives(leaf: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 def _is_derivable(rows: PolicyRows, name: str, first: NDArray[np.bool_]) -> bool:
     """Whether `name` is absent, or the column it repeats a step later: 0 at timestep 0, unknown where a line begins later.
 
-    `first`: (n,) the rows that do not go on from the one before.
+    `first`: (N,) the rows that do not go on from the one before. True of several lines, it is true of each of them.
     """
     if name not in rows.columns:
         return True
@@ -169,6 +192,8 @@ def _is_derivable(rows: PolicyRows, name: str, first: NDArray[np.bool_]) -> bool
     begins = first & (rows.t == 0) if rows.t is not None else np.zeros_like(first)
 
     def same(previous: NDArray[Any], current: NDArray[Any]) -> bool:
+        if previous.shape != current.shape and len(rows.lines) > 1:  # numpy may find a common one, which depends on the rows
+            return False
         return not previous[begins].any() and bool((previous[1:] == current[:-1])[~first[1:]].all())
 
     try:

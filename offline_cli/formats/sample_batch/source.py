@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.formats.file_source import FileSource
-from offline_cli.formats.sample_batch.blocks import Block
+from offline_cli.formats.sample_batch.blocks import Block, nbytes_of
 from offline_cli.formats.sample_batch.files import Line, lines_of
+from offline_cli.formats.sample_batch.groups import GroupReader
 from offline_cli.formats.sample_batch.ids import Identifier
-from offline_cli.formats.sample_batch.lines import LineReader, PolicyRows
+from offline_cli.formats.sample_batch.rows import PolicyRows, in_line_order
 from offline_cli.formats.sample_batch.settling import Settlement
 from offline_cli.tally import Rejects, Tally
 
@@ -21,7 +22,7 @@ __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
-TOGETHER_BYTES: Final = 1 << 20  # of lines whose numbers become arrays together; parsed, they can take 30 times as much
+TOGETHER_BYTES: Final = 2 << 20  # of lines that are read together; parsed, they can take 30 times as much
 
 
 @dataclass(slots=True)
@@ -41,32 +42,41 @@ class SampleBatchSource(FileSource):
         self.done = 0
         settlement = Settlement(tally, self.observation_space, self.action_space)
         blocks: dict[str | None, Block] = {}
-        for line, rows in _settled(self._rows(tally, rejects), settlement):
-            block = blocks.setdefault(rows.policy, Block(rows.policy))
-            trees = settlement.trees_of(rows)
-            if block.rows and (block.nbytes > BLOCK_BYTES or not block.takes(rows, trees)):
-                yield self._flushed(block, settlement, tally, rejects)
-            block.add(rows, trees, line)
+        for together in _settled(self._rows(tally, rejects), settlement):
+            for rows in together if _leave_room(together, blocks, settlement) else in_line_order(together):
+                block = blocks.setdefault(rows.policy, Block(rows.policy))
+                trees = settlement.trees_of(rows)
+                if block.rows and (block.nbytes > BLOCK_BYTES or not block.takes(rows, trees)):
+                    yield self._flushed(block, settlement, tally, rejects)
+                block.add(rows, trees)
         for block in blocks.values():
             if block.rows:
                 yield self._flushed(block, settlement, tally, rejects)
 
-    def _rows(self, tally: Tally, rejects: Rejects) -> Iterator[tuple[Line, PolicyRows]]:
-        reader = LineReader(tally, self.observation_space, self.action_space)
+    def _rows(self, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows]]:
+        """The rows of all lines with their ids, those of a few lines at a time."""
+        reader = GroupReader(self.observation_space, self.action_space)
         identifier = Identifier(tally)
+        dropped: set[str] = set()
         losses: list[str] = []
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
         for lines in self._together(rejects, losses):
-            for line, found in zip(lines, reader.read(lines), strict=True):
-                tally.rows_in += 1
+            group, together = reader.read(lines), list[PolicyRows]()
+            tally.rows_in += len(lines)
+            tally.add(group.tally)
+            tally.assume("dropped-column", len(group.dropped - dropped))
+            dropped |= group.dropped
+            for number, found in group.found:
                 if isinstance(found, BadData):
-                    rejects.add(found, raw=line.data)
+                    yield together
+                    together = []
+                    rejects.add(found, raw=lines[number].data)
                     losses.append(found.where)
                     continue
-                for rows in found:
-                    if told.get(rows.policy, 0) < len(losses):
-                        rows.lost_before, told[rows.policy] = losses[-1], len(losses)
-                    yield line, identifier.identify(rows, line)
+                if told.get(found.policy, 0) < len(losses):
+                    found.lost_before, told[found.policy] = losses[-1], len(losses)
+                together.append(identifier.identify(found, lines[number]))
+            yield together
 
     def _together(self, rejects: Rejects, losses: list[str]) -> Iterator[list[Line]]:
         """The lines of all files, a few of one file at a time.
@@ -101,17 +111,30 @@ class SampleBatchSource(FileSource):
         return batch
 
 
-def _settled(incoming: Iterator[tuple[Line, PolicyRows]], settlement: Settlement) -> Iterator[tuple[Line, PolicyRows]]:
-    """The same, once the first ones have been looked at together."""
-    waiting: deque[tuple[Line, PolicyRows]] = deque()
+def _settled(incoming: Iterator[list[PolicyRows]], settlement: Settlement) -> Iterator[list[PolicyRows]]:
+    """The rows, once the first ones have been looked at together; line by line where a line changes what holds."""
+    waiting: deque[list[PolicyRows]] = deque()
     nbytes = 0
-    for line, rows in incoming:
-        settlement.observe(rows)
-        waiting.append((Line(b"", line.file, line.number), rows))
-        nbytes += len(line.data)
-        if nbytes > LOOKAHEAD_BYTES:
-            settlement.settle()
-            while waiting:
-                yield waiting.popleft()
+    for together in incoming:
+        after = nbytes + sum(rows.nbytes for rows in together)
+        is_looked_ahead = nbytes > LOOKAHEAD_BYTES or after <= LOOKAHEAD_BYTES
+        is_one = is_looked_ahead and all(map(settlement.takes_together, together))
+        for part in [together] if is_one else [[rows] for rows in in_line_order(together)]:
+            for rows in part:
+                settlement.observe(rows)
+                nbytes += rows.nbytes
+            waiting.append(part)
+            if nbytes > LOOKAHEAD_BYTES:
+                settlement.settle()
+                while waiting:
+                    yield waiting.popleft()
     settlement.settle()
     yield from waiting
+
+
+def _leave_room(together: list[PolicyRows], blocks: Mapping[str | None, Block], settlement: Settlement) -> bool:
+    """Whether no block becomes full in the middle of these rows; one that is full already begins anew with them."""
+    sizes = {policy: block.nbytes for policy, block in blocks.items() if block.nbytes <= BLOCK_BYTES}
+    for rows in together:
+        sizes[rows.policy] = sizes.get(rows.policy, 0) + nbytes_of(settlement.trees_of(rows))
+    return max(sizes.values(), default=0) <= BLOCK_BYTES

@@ -177,9 +177,9 @@ def infos_of(value: Any, rows: int, *, where: str) -> tuple[list[Any] | None, in
         raise _bad(f"{len(value)} infos in a line of {rows} steps", where, problem="length-mismatch")
     if not any(value):
         return None, 0
+    if set(map(type, value)) == {dict}:
+        return list(value), 0
     infos = [info or {} for info in value]
-    if set(map(type, infos)) == {dict}:
-        return infos, 0
     strange = [row for row, info in enumerate(infos) if not isinstance(info, dict)]
     for row in strange:
         infos[row] = {"info": infos[row]}

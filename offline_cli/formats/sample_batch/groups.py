@@ -1,0 +1,112 @@
+"""A group of lines as rows; refuses to remember anything between groups, so that any process can read any group.
+
+Lines that are alike become rows together: each step of the work is done once for all of them. A line that is not like the
+one before it, and one of lines that only looked alike, is read by itself. What comes out is the same either way.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from offline_cli.errors import BadData
+from offline_cli.formats.packed import KnownPatterns
+from offline_cli.formats.sample_batch.alike import BatchLine, runs_of, steps_of
+from offline_cli.formats.sample_batch.files import Line
+from offline_cli.formats.sample_batch.lines import Batch, BatchReader, NotAlike
+from offline_cli.formats.sample_batch.records import batches_of, parsed
+from offline_cli.formats.sample_batch.rows import LinePlace, PolicyRows
+from offline_cli.spaces import Space
+from offline_cli.tally import Tally
+
+__all__ = ["GroupReader", "GroupRows"]
+
+
+@dataclass(slots=True)
+class GroupRows:
+    """What a group of lines holds, and what had to be assumed for it; all of it can be sent to another process."""
+
+    found: list[tuple[int, PolicyRows | BadData]] = field(default_factory=list)
+    """By the number of their (first) line, in order: rows of one policy, or what keeps a line from being read."""
+    tally: Tally = field(default_factory=Tally)  # assumptions only
+    dropped: set[str] = field(default_factory=set)  # columns left out: a source counts each once
+
+
+@dataclass(slots=True)
+class GroupReader:
+    """Reads groups of lines of one source, in any order: the patterns it remembers only make it faster."""
+
+    observation_space: Space | None = None  # tells a Tuple from a list of rows
+    action_space: Space | None = None
+    _patterns: KnownPatterns = field(default_factory=KnownPatterns)
+
+    def read(self, lines: Sequence[Line]) -> GroupRows:
+        """The rows of each policy in `lines`; memory is taken for all of them at once."""
+        with _no_search_for_cycles():
+            return self._read(lines)
+
+    def _read(self, lines: Sequence[Line]) -> GroupRows:
+        group = GroupRows()
+        for run in runs_of(list(_batch_lines(lines, group))):
+            if len(run) == 1 or not self._read_together(run, group):
+                for line in run:
+                    self._read_alone(line, group)
+        group.found.sort(key=lambda found: found[0])
+        return group
+
+    def _read_together(self, run: Sequence[BatchLine], group: GroupRows) -> bool:
+        """Whether the lines of `run` could be read as one."""
+        reader = self._reader(Tally(), set())
+        places = tuple(line.place for line in run)
+        try:
+            rows = [reader.read(policy, [line.batches[policy] for line in run], places) for policy in run[0].batches]
+        except (BadData, NotAlike):
+            return False
+        group.found += [(run[0].place.number, policy_rows) for policy_rows in rows]
+        group.tally.add(reader.tally)
+        group.dropped |= reader.dropped
+        return True
+
+    def _read_alone(self, line: BatchLine, group: GroupRows) -> None:
+        reader = self._reader(group.tally, group.dropped)
+        try:
+            rows = [reader.read(policy, [batch], (line.place,)) for policy, batch in line.batches.items()]
+        except BadData as error:
+            group.found.append((line.place.number, error))
+            return
+        filled = [policy_rows for policy_rows in rows if policy_rows.rows]
+        group.tally.assume("empty-batch", len(rows) - len(filled))
+        group.found += [(line.place.number, policy_rows) for policy_rows in filled]
+
+    def _reader(self, tally: Tally, dropped: set[str]) -> BatchReader:
+        return BatchReader(self._patterns, self.observation_space, self.action_space, tally, dropped)
+
+
+def _batch_lines(lines: Sequence[Line], group: GroupRows) -> Iterator[BatchLine]:
+    """The lines that hold batches; the others are put into `group`."""
+    for number, line in enumerate(lines):
+        try:
+            batches = dict(batches_of(line, parsed(line), group.tally))
+        except BadData as error:
+            group.found.append((number, error))
+            continue
+        found = {}
+        for policy, batch in batches.items():
+            columns = {name: value for name, value in batch.items() if value is not None}
+            where = line.where if policy is None else f"{line.where}, policy {policy!r}"
+            found[policy] = Batch(columns, where, steps_of(columns))
+        yield BatchLine(LinePlace(number, line.where, len(line.data)), line.file, found)
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """Within it, Python looks for no cycles in what it makes: JSON has none, and a fifth of the time would go into that."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,219 @@
+"""Lines of SampleBatch JSON that are alike become rows as one, and give what each gives by itself, whatever is between them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.sample_batch import source as module
+from offline_cli.formats.sample_batch.files import Line
+from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
+from offline_cli.formats.sample_batch.rows import PolicyRows
+from offline_cli.storage.locations import open_location
+from offline_cli.tally import OnError, Rejects, Tally
+
+Columns = dict[str, Any]
+
+
+def steps(number: int, rows: int = 3) -> Columns:
+    """Steps of an episode that begins in every fourth line and goes on in the next three."""
+    start = rows * (number % 4)
+    obs = [[0.5 * (start + row), 0.25] for row in range(rows)]
+    actions = [(number + row) % 2 for row in range(rows)]
+    return {
+        "obs": obs,
+        "new_obs": [*obs[1:], [0.5 * (start + rows), 0.25]],
+        "actions": actions,
+        "prev_actions": [0 if start == 0 else 1, *actions[:-1]],
+        "rewards": [1.0] * rows,
+        "terminateds": [False] * (rows - 1) + [number % 4 == 3],
+        "truncateds": [False] * rows,
+        "infos": [{}] * rows,
+        "eps_id": [10 + number // 4] * rows,
+        "agent_index": [0] * rows,
+        "unroll_id": [number] * rows,
+        "t": list(range(start, start + rows)),
+        "vf_preds": [0.5] * rows,
+    }
+
+
+def packed(value: Any) -> str:
+    return base64.b64encode(lz4.frame.compress(pickle.dumps(value))).decode()
+
+
+def without(*names: str) -> Callable[[Columns], Columns]:
+    return lambda columns: {name: value for name, value in columns.items() if name not in names}
+
+
+def changed(**changes: Callable[[Columns], Any]) -> Callable[[Columns], Columns]:
+    return lambda columns: columns | {name: change(columns) for name, change in changes.items()}
+
+
+DIALECTS: dict[str, Callable[[Columns], Columns]] = {
+    "plain": dict,
+    "no eps_id": without("eps_id"),
+    "no t": without("t"),
+    "no eps_id and no t": without("eps_id", "t"),
+    "no rewards and no flags": without("rewards", "terminateds", "truncateds"),
+    "no infos": without("infos"),
+    "infos": changed(infos=lambda columns: [{"t": t} for t in columns["t"]]),
+    "infos that are no dicts": changed(infos=lambda columns: [1.5] * len(columns["t"])),
+    "packed": changed(obs=lambda columns: packed(np.array(columns["obs"], np.float32))),
+    "doubles": changed(vf_preds=lambda columns: [0.1] * len(columns["t"])),
+    "integers": changed(rewards=lambda columns: [1] * len(columns["t"])),
+    "a null": changed(rewards=lambda columns: [None, *columns["rewards"][1:]]),
+    "nulls": changed(vf_preds=lambda columns: [None] * len(columns["t"])),
+    "a null column": changed(vf_preds=lambda columns: None),
+    "text ids": changed(eps_id=lambda columns: [f"e{name}" for name in columns["eps_id"]]),
+    "ids beyond 64 bits": changed(eps_id=lambda columns: [2**63 + name for name in columns["eps_id"]]),
+    "agents in turns": changed(agent_index=lambda columns: [t % 2 for t in columns["t"]]),
+    "nested": changed(
+        obs=lambda columns: {"a": columns["obs"], "b": columns["t"]},
+        new_obs=lambda columns: {"a": columns["new_obs"], "b": [t + 1 for t in columns["t"]]},
+    ),
+    "previous actions of their own": changed(prev_actions=lambda columns: [7] * len(columns["t"])),
+    "seq_lens": changed(seq_lens=lambda columns: [1, len(columns["t"]) - 1], state_in_0=lambda columns: [[0.5], [0.5]]),
+    "padding": changed(seq_lens=lambda columns: [len(columns["t"]) - 1]),
+    "another column": changed(extra=lambda columns: columns["t"]),
+    "texts": changed(note=lambda columns: ["a"] * len(columns["t"])),
+    "another shape": changed(vf_preds=lambda columns: [[0.5]] * len(columns["t"])),
+    "no step": lambda columns: {name: [] for name in columns},
+    "too few": changed(actions=lambda columns: columns["actions"][:-1]),
+    "too few of one kind": changed(new_obs=lambda columns: columns["new_obs"][:-1]),
+}
+FORMS: dict[str, Callable[[Columns], Any]] = {
+    "SampleBatch": lambda columns: {"type": "SampleBatch", **columns},
+    "MultiAgentBatch": lambda columns: {"type": "MultiAgentBatch", "count": 3, "policy_batches": {"p": columns}},
+    "two policies": lambda columns: {"type": "MultiAgentBatch", "policy_batches": {"p": columns, "q": columns}},
+    "wrapped": lambda columns: {"value": {"type": "SampleBatch", **columns}},
+    "wrapped text": lambda columns: {"value": json.dumps({"type": "SampleBatch", **columns})},
+    "no type": dict,
+}
+
+
+def texts(dialects: list[str], form: str) -> list[str]:
+    return [json.dumps(FORMS[form](DIALECTS[name](steps(number)))) for number, name in enumerate(dialects)]
+
+
+def read(folder: Path, lines: list[str]) -> Any:
+    """All that reading tells: batches, places, counts and rejects."""
+    file = folder / "lines.json"
+    file.write_text("\n".join(lines) + "\n")
+    tally, rejects = Tally(), Rejects(OnError.QUARANTINE)
+    source = SampleBatchSource([open_location(file)], "test")
+    found = []
+    for batch in source.fragments(tally, rejects):
+        assert source.places is not None
+        found.append((said(batch), [source.places[entry] for entry in range(len(batch))]))
+    return found, tally, rejects
+
+
+def said(batch: EpisodeBatch) -> Any:
+    digests = [batch.digest(episode) for episode in range(len(batch))]
+    return batch.ids, str(batch), digests, batch.infos, batch.agent_ids, batch.module_ids, batch.multi_agent_ids
+
+
+def grouped(lines: list[str]) -> GroupRows:
+    return GroupReader().read([Line(line.encode(), "f.json", number) for number, line in enumerate(lines, 1)])
+
+
+def runs(group: GroupRows) -> list[int]:
+    """How many lines each rows are of."""
+    return [len(rows.lines) for _, rows in group.found if isinstance(rows, PolicyRows)]
+
+
+def assert_same_together_and_alone(folder: Path, lines: list[str]) -> None:
+    together = read(folder, lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TOGETHER_BYTES", 1)
+        assert together == read(folder, lines)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_lines_of_one_dialect_give_together_what_they_give_alone(tmp_path: Path, dialect: str, form: str) -> None:
+    assert_same_together_and_alone(tmp_path, texts([dialect] * 8, form))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_line_of_another_dialect_in_the_middle_changes_nothing_for_those_around_it(tmp_path: Path, dialect: str) -> None:
+    assert_same_together_and_alone(tmp_path, texts(["plain"] * 5 + [dialect] + ["plain"] * 6, "SampleBatch"))
+
+
+@given(st.lists(st.sampled_from(sorted(DIALECTS)), min_size=2, max_size=12), st.sampled_from(sorted(FORMS)), st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_lines_give_together_what_they_give_alone(
+    tmp_path_factory: pytest.TempPathFactory, dialects: list[str], form: str, data: st.DataObject
+) -> None:
+    lines = texts(dialects, form)
+    for number in data.draw(st.lists(st.integers(0, len(lines) - 1), max_size=2)):
+        lines[number] = data.draw(st.sampled_from([lines[number][:-9], "[1]", lines[number].replace("0.25", "NaN")]))
+    assert_same_together_and_alone(tmp_path_factory.getbasetemp(), lines)
+
+
+@pytest.mark.parametrize(("lookahead", "block"), [(0, 1 << 24), (1 << 26, 0), (2000, 700)])
+@pytest.mark.parametrize("form", ["SampleBatch", "two policies"])
+def test_bounds_are_kept_in_the_middle_of_lines_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lookahead: int, block: int, form: str
+) -> None:
+    monkeypatch.setattr(module, "LOOKAHEAD_BYTES", lookahead)
+    monkeypatch.setattr(module, "BLOCK_BYTES", block)
+    assert_same_together_and_alone(tmp_path, texts(["plain"] * 6 + ["doubles"] + ["plain"] * 6, form))
+
+
+@pytest.mark.parametrize(
+    "dialect", ["plain", "packed", "infos", "doubles", "agents in turns", "nested", "seq_lens", "text ids"]
+)
+def test_lines_that_are_alike_become_rows_as_one(dialect: str) -> None:
+    assert runs(grouped(texts([dialect] * 8, "MultiAgentBatch"))) == [8]
+
+
+def test_lines_of_other_columns_are_not_read_with_their_neighbours() -> None:
+    assert runs(grouped(texts(["plain"] * 3 + ["another column"] + ["plain"] * 2, "SampleBatch"))) == [3, 1, 2]
+
+
+def test_a_broken_line_parts_the_lines_around_it() -> None:
+    lines = texts(["plain"] * 6, "SampleBatch")
+    group = grouped([*lines[:2], "[1]", *lines[3:]])
+    assert runs(group) == [2, 3]
+    assert [number for number, found in group.found if isinstance(found, BadData)] == [2]
+
+
+def test_ids_are_made_up_in_the_order_of_lines_where_several_policies_lack_them() -> None:
+    assert runs(grouped(texts(["no eps_id"] * 3, "two policies"))) == [1] * 6
+    assert runs(grouped(texts(["no eps_id"] * 3, "MultiAgentBatch"))) == [3]
+
+
+def test_what_a_group_holds_can_be_sent_to_another_process() -> None:
+    group = grouped([*texts(["plain"] * 4, "SampleBatch"), "[1]"])
+    sent = pickle.loads(pickle.dumps(group))
+    (first, rows), (last, error) = sent.found
+    assert (first, last, sent.tally, sent.dropped) == (0, 4, group.tally, {"unroll_id"})
+    np.testing.assert_array_equal(rows.columns["obs"].tree, group.found[0][1].columns["obs"].tree, strict=True)  # type: ignore[union-attr]
+    assert [place.where for place in rows.lines] == [f"f.json line {number}" for number in range(1, 5)]
+    assert str(error) == str(group.found[1][1])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "place"),
+    [("too few", "line 6, policy 'p', column actions"), ("too few of one kind", "line 6, policy 'p', column new_obs")],
+)
+def test_an_error_among_lines_that_look_alike_names_its_own_line(tmp_path: Path, dialect: str, place: str) -> None:
+    file = tmp_path / "lines.json"
+    file.write_text("\n".join(texts(["plain"] * 5 + [dialect] + ["plain"] * 6, "MultiAgentBatch")))
+    with pytest.raises(BadEpisode) as caught:
+        list(SampleBatchSource([open_location(file)], "test").fragments(Tally(), Rejects()))
+    assert caught.value.where == f"{file} {place}"
