@@ -112,6 +112,11 @@ class RejectsAhead(Rejects):
         self.count += rows
         self.told.append((error, raw, rows))
 
+    def pass_on(self, later: RejectsAhead) -> None:
+        """Leave it to `later` to tell all of it, after what that has."""
+        later.told += self.told
+        self.told = []
+
     def tell(self, rejects: Rejects) -> None:
         """Add all of it to `rejects`, and forget it. Raises under FAIL."""
         told, self.told = self.told, []

@@ -60,7 +60,9 @@ def convert(
         ),
     ] = "fail",
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Stop after this many episodes.")] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, metavar="N", help="Parquet files read at a time.")] = 4,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, metavar="N", help="Parquet files read at a time; processes for much JSON.")
+    ] = 4,
     temp_dir: options.TempDir = None,
     memory_limit: options.MemoryLimit = "1GiB",
     compression: Annotated[

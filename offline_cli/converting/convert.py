@@ -1,8 +1,8 @@
 """Any source to a dataset of ours: reads, stitches, writes, and says what it had to assume; refuses to touch what exists.
 
-The output does not depend on `workers`: files are read ahead by threads, and episodes are written in the order in which
-they become whole. An error before the first shard is complete leaves nothing behind; later, complete shards stay for `resume`,
-which reads the sources again and writes the episodes that are not in those shards.
+The output does not depend on `workers`: files are read ahead by threads, much JSON by processes, and episodes are written in
+the order in which they become whole. An error before the first shard is complete leaves nothing behind; later, complete
+shards stay for `resume`, which reads the sources again and writes the episodes that are not in those shards.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def convert(
     """Write the episodes of `sources` as dataset `out`.
 
     `limit`: the first so many episodes; nothing is counted beyond them. `on_error`: `fail`, `skip` or `quarantine`. `workers`:
-    Parquet files read at a time. Of tables: `mapping`, a file or the name of a preset that says what the columns mean;
-    `rows_as_episodes`; `episode_ends`: flags, t or chain, where no column has ids; `temp_dir`, for rows that do not fit into
-    `memory_limit` bytes. `dry_run`: read and count everything, refuse what would be refused, write nothing, and show
-    what would be written (`preview`).
+    Parquet files, or processes for much SampleBatch JSON, that read at a time. Of tables: `mapping`, a file or the name of a
+    preset that says what the columns mean; `rows_as_episodes`; `episode_ends`: flags, t or chain, where no column has ids;
+    `temp_dir`, for rows that do not fit into `memory_limit` bytes. `dry_run`: read and count everything, refuse what would
+    be refused, write nothing, and show what would be written (`preview`).
     `command`: for provenance. Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which says
     what was kept and how to go on.
     """

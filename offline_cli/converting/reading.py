@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from offline_cli.converting.fitting import as_space, check_fits, only_discrete
 from offline_cli.converting.whole_episodes import WholeEpisodes
+from offline_cli.engines.processes import helpers
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
@@ -106,7 +107,7 @@ def read_episodes(
 
     `env`: an environment by name, for sources without spaces. `action_scale`: `env` or `normalized`, for sources that do not
     say it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
-    files read at a time. `tables`: how to read those that are tables.
+    files read at a time, and processes that read large SampleBatch JSON. `tables`: how to read those that are tables.
     Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
@@ -193,6 +194,8 @@ def _prepare(sources: Sequence[Source], spaces: tuple[Space, Space] | None, work
             source.action_space = source.action_space or spaces[1]
         if isinstance(source, SampleBatchSource) and spaces is not None:
             source.observation_space, source.action_space = spaces
+        if isinstance(source, SampleBatchSource):
+            source.processes = helpers(workers, source.size)
         if isinstance(source, (RllibColumnsSource, RllibEpisodesSource)):
             source.workers = workers
 

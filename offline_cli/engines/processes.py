@@ -4,15 +4,15 @@ Results come in the order of the items. The caller's own process works too: whil
 that no worker has begun, the last ones first, so that nothing waits for workers that are still starting. A worker that dies,
 killed for memory maybe, is warned of, and what it had begun is done here.
 
-Workers are fresh interpreters that get pickles through pipes, not `multiprocessing`'s: those run the caller's main script once
-more, and an unguarded one would start them without end.
+Workers are fresh interpreters, not `multiprocessing`'s: those run the caller's main script once more, and an unguarded one
+would start them without end. Where a process cannot be given a socket (Windows), there are none.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -23,9 +23,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
 
+from offline_cli.engines.messages import receive, send
+
 __all__ = ["helpers", "mapped", "processors"]
 
-WORTH: Final = 32 << 20  # bytes of data from which on workers pay, which take about a second to start
+WORTH: Final = 64 << 20  # bytes of data from which on workers pay, which take about a second to start
 AHEAD: Final = 3  # items for each worker that are begun, or wait to be, beyond the one whose turn it is
 GRACE: Final = 5.0  # seconds for a worker to end by itself
 START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.worker import main; main()"
@@ -77,7 +79,7 @@ def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
     """As many workers as the system allows to begin; one that knows no interpreter to run has none."""
     processes: list[_Worker] = []
     with suppress(OSError):  # no more processes, or no memory for them
-        while sys.executable and len(processes) < count:
+        while os.name == "posix" and sys.executable and len(processes) < count:
             processes.append(_Worker(function))
     return processes
 
@@ -117,12 +119,15 @@ class _Worker:
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         path = [entry or os.getcwd() for entry in sys.path]
-        self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
-            [sys.executable, "-I", "-c", START, json.dumps(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C goes to the whole group; the parent decides what becomes of it
-        )
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
+                [sys.executable, "-I", "-c", START, json.dumps(path), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # where standard error goes: standard output is the caller's
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C goes to the whole group; the parent decides what becomes of it
+            )
         self._function = function
         self._is_dead = False
 
@@ -135,13 +140,10 @@ class _Worker:
         """What the function makes of the item. Raises what it raises; _Died where the process does not answer."""
         if self._is_dead:
             raise _Died
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            pickle.dump(item, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            self._process.stdin.flush()
-            is_result, value = pickle.load(self._process.stdout)  # noqa: S301  the worker's own
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            send(self._socket, item)
+            is_result, value = receive(self._socket)
+        except (OSError, EOFError) as error:
             self._is_dead = True
             raise _Died from error
         if is_result:
@@ -151,16 +153,12 @@ class _Worker:
     def stop(self) -> None:
         """Have it end, in the middle of an item if need be."""
         self._is_dead = True
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
 
     def join(self) -> None:
         """Wait until it has ended."""
         self._process.wait(GRACE)
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # what was not sent
-                if pipe is not None:
-                    pipe.close()
+        self._socket.close()
 
 
 class _Ahead(Generic[T, R]):

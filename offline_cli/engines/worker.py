@@ -1,35 +1,32 @@
-"""What a worker process does: it reads a function, then items, writes what the function makes of each, and ends with its input.
-
-Messages are pickles of its parent's, through pipes that nobody else holds. So it also ends when the parent is killed.
-"""
+"""What a worker process does: it gets a function, then items, sends what the function makes of each, ends with its parent."""
 
 from __future__ import annotations
 
 import os
-import pickle
+import socket
 import sys
-from typing import Any, BinaryIO
+from typing import Any
+
+from offline_cli.engines.messages import receive, send
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Answer on standard output, which nothing else may print to from here on."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    """Answer through the socket whose number is the last argument; nobody else holds its other end."""
     try:
-        _answer(sys.stdin.buffer, answers)
-    except (EOFError, BrokenPipeError):  # the parent has all it wants, or is gone
+        with socket.socket(fileno=int(sys.argv[-1])) as parent:
+            _answer(parent)
+    except (EOFError, OSError):  # the parent has all it wants, or is gone
         os._exit(0)  # at once: there is nothing to flush, and nobody to tell
 
 
-def _answer(questions: BinaryIO, answers: BinaryIO) -> None:
-    function = pickle.load(questions)  # noqa: S301  the parent's own, as all that follows
-    outcome: tuple[bool, Any] = True, None
+def _answer(parent: socket.socket) -> None:
+    function = receive(parent)
+    outcome: tuple[bool, Any] = True, None  # ready
     while True:
-        pickle.dump(outcome, answers, protocol=pickle.HIGHEST_PROTOCOL)
-        answers.flush()
-        outcome = _outcome(function, pickle.load(questions))  # noqa: S301
+        send(parent, outcome)
+        outcome = _outcome(function, receive(parent))
 
 
 def _outcome(function: Any, item: Any) -> tuple[bool, Any]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import source as module
+from offline_cli.formats.sample_batch import together as module
 from offline_cli.formats.sample_batch.files import Line
 from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
 from offline_cli.formats.sample_batch.rows import PolicyRows
@@ -108,12 +108,12 @@ def texts(dialects: list[str], form: str) -> list[str]:
     return [json.dumps(FORMS[form](DIALECTS[name](steps(number)))) for number, name in enumerate(dialects)]
 
 
-def read(folder: Path, lines: list[str]) -> Any:
+def read(folder: Path, lines: list[str], *, processes: int = 0) -> Any:
     """All that reading tells: batches, places, counts and rejects."""
     file = folder / "lines.json"
     file.write_text("\n".join(lines) + "\n")
     tally, rejects = Tally(), Rejects(OnError.QUARANTINE)
-    source = SampleBatchSource([open_location(file)], "test")
+    source = SampleBatchSource([open_location(file)], "test", processes=processes)
     found = []
     for batch in source.fragments(tally, rejects):
         assert source.places is not None
@@ -169,8 +169,8 @@ def test_any_lines_give_together_what_they_give_alone(
 def test_bounds_are_kept_in_the_middle_of_lines_read_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lookahead: int, block: int, form: str
 ) -> None:
-    monkeypatch.setattr(module, "LOOKAHEAD_BYTES", lookahead)
-    monkeypatch.setattr(module, "BLOCK_BYTES", block)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.source.LOOKAHEAD_BYTES", lookahead)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.source.BLOCK_BYTES", block)
     assert_same_together_and_alone(tmp_path, texts(["plain"] * 6 + ["doubles"] + ["plain"] * 6, form))
 
 
@@ -217,3 +217,11 @@ def test_an_error_among_lines_that_look_alike_names_its_own_line(tmp_path: Path,
     with pytest.raises(BadEpisode) as caught:
         list(SampleBatchSource([open_location(file)], "test").fragments(Tally(), Rejects()))
     assert caught.value.where == f"{file} {place}"
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_processes_that_help_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
+    monkeypatch.setattr(module, "TOGETHER_BYTES", 3000)
+    lines = [line for form in FORMS for name in DIALECTS for line in texts([name, name, "plain"], form)]
+    lines[20], lines[70] = lines[20][:-9], "[1]"
+    assert read(tmp_path, lines) == read(tmp_path, lines, processes=processes)

@@ -6,6 +6,7 @@ import gc
 import gzip
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, StorageError
 from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import source as module
+from offline_cli.formats.sample_batch import together as module
+from offline_cli.formats.sample_batch.files import lines_of
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
@@ -140,3 +142,27 @@ def test_a_source_that_is_read_in_part_leaves_the_search_for_cycles_on(tmp_path:
     found = next(SampleBatchSource([open_location(file)], "test").fragments(Tally(), Rejects()))
     assert gc.isenabled()
     np.testing.assert_array_equal(found.rewards, [1.0, 0.5])
+
+
+def test_what_is_lost_between_lines_is_told_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offline_cli.formats.sample_batch.files.MAX_LINE_BYTES", 2000)
+    file = tmp_path / "lines.json"
+    file.write_text("\n".join([json.dumps(batch(0)), "[1]", "x" * 3000, "[2]", json.dumps(batch(2))]) + "\n")
+    _, tally, rejects = read([file])
+    assert [reject.where.rpartition(" ")[2] for reject in rejects.first] == ["2", "3", "4"]
+    assert tally.rows_in == 4
+
+
+def test_lines_before_a_storage_that_fails_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "lines.json"
+    file.write_text(json.dumps(batch(0)) + "\n[1]\n" + json.dumps(batch(2)) + "\n")
+
+    def broken(location: Any, rejects: Rejects) -> Iterator[Any]:
+        yield from list(lines_of(location, rejects))[:2]
+        raise StorageError("the disk is gone", where=location.url, fix="look for it")
+
+    monkeypatch.setattr(module, "lines_of", broken)
+    source, rejects = SampleBatchSource([open_location(file)], "test"), Rejects(OnError.SKIP)
+    with pytest.raises(StorageError):
+        list(source.fragments(Tally(), rejects))
+    assert rejects.count == 1

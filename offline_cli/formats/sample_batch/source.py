@@ -7,22 +7,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from offline_cli.engines.processes import mapped
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.sample_batch.blocks import Block, nbytes_of
-from offline_cli.formats.sample_batch.files import Line, lines_of
-from offline_cli.formats.sample_batch.groups import GroupReader
+from offline_cli.formats.sample_batch.files import Line
+from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
 from offline_cli.formats.sample_batch.ids import Identifier
 from offline_cli.formats.sample_batch.rows import PolicyRows, in_line_order
 from offline_cli.formats.sample_batch.settling import Settlement
+from offline_cli.formats.sample_batch.together import LineGroup, grouped
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
-TOGETHER_BYTES: Final = 2 << 20  # of lines that are read together; parsed, they can take 30 times as much
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class SampleBatchSource(FileSource):
     """
 
     format: str = "sample-batch"
+    processes: int = 0  # that read lines, beside this one
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
         """Runs of rows as they stand, a policy at a time; see `Source.fragments`.
@@ -55,56 +57,44 @@ class SampleBatchSource(FileSource):
 
     def _rows(self, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows]]:
         """The rows of all lines with their ids, those of a few lines at a time."""
-        reader = GroupReader(self.observation_space, self.action_space)
         identifier = Identifier(tally)
         dropped: set[str] = set()
         losses: list[str] = []
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
-        for lines in self._together(rejects, losses):
-            group, together = reader.read(lines), list[PolicyRows]()
-            tally.rows_in += len(lines)
+        for lines, group in self._groups():
+            self.done = lines.done
+            lines.rejects.tell(rejects)
+            losses += lines.lost
+            tally.rows_in += len(lines.lines)
             tally.add(group.tally)
             tally.assume("dropped-column", len(group.dropped - dropped))
             dropped |= group.dropped
+            together: list[PolicyRows] = []
             for number, found in group.found:
+                line = lines.lines[number]
                 if isinstance(found, BadData):
                     yield together
                     together = []
-                    rejects.add(found, raw=lines[number].data)
+                    rejects.add(found, raw=line.data)
                     losses.append(found.where)
                     continue
                 if told.get(found.policy, 0) < len(losses):
                     found.lost_before, told[found.policy] = losses[-1], len(losses)
-                together.append(identifier.identify(found, lines[number]))
+                together.append(identifier.identify(found, line))
             yield together
 
-    def _together(self, rejects: Rejects, losses: list[str]) -> Iterator[list[Line]]:
-        """The lines of all files, a few of one file at a time.
+    def _groups(self) -> Iterator[tuple[LineGroup, GroupRows]]:
+        """All lines, a few at a time, and what is in them; other processes help to read that."""
+        reader = GroupReader(self.observation_space, self.action_space)
+        waiting: deque[LineGroup] = deque()
 
-        Where some cannot be read at all, their place is added to `losses` once the lines before them have been worked on.
-        """
-        for file in self.files:
-            before = self.done
-            lines, waiting, size = lines_of(file, rejects), list[Line](), 0
-            while True:
-                known = rejects.count
-                try:
-                    line = next(lines, None)
-                except Exception:
-                    if waiting:
-                        yield waiting
-                    raise
-                is_lost = rejects.count != known
-                if waiting and (line is None or is_lost or size + len(line.data) > TOGETHER_BYTES):
-                    yield waiting
-                    waiting, size = [], 0
-                if is_lost:
-                    losses.append(file.url)
-                if line is None:
-                    break
-                waiting.append(line)
-                size += len(line.data)
-                self.done = before + line.position
+        def lines() -> Iterator[list[Line]]:
+            for group in grouped(self.files):
+                waiting.append(group)
+                yield group.lines
+
+        for rows in mapped(reader.read, lines(), workers=self.processes):
+            yield waiting.popleft(), rows
 
     def _flushed(self, block: Block, settlement: Settlement, tally: Tally, rejects: Rejects) -> EpisodeBatch:
         batch, self.places = block.flush(settlement, tally, rejects)
