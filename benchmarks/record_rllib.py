@@ -48,7 +48,7 @@ def against(envs: int) -> Row:
                 rival_name=f"{name} ({rival.versions})",
                 floor=measured_floor("the bare loop of environment and policy", bare, steps),
                 target=TARGET,
-                pairs=3,
+                pairs=2,  # an answer of RLlib takes minutes
             )
     except Missing as error:
         return missing(question, error, unit="steps/s", rival_name=name, target=TARGET)
