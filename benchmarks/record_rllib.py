@@ -1,7 +1,8 @@
 """How much faster are episodes recorded than by RLlib with 2 env runners?
 
 The same policy and episodes of 500 steps on both sides. Ours is the whole command but for starting Python; RLlib's is one
-evaluation, after Ray has started and its runners are warm.
+evaluation, after Ray has started and its runners are warm. The budget is held against RLlib's default, one environment in each
+runner, which is what its figure of 1,495 steps/s is of; many in each are several times faster, and are shown too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks.floors import measured_floor
 from benchmarks.harness import Missing, Row, missing, paired_rates, timed
 from benchmarks.record import CARTPOLE, OWN, SLOTS, own_loop, recorded
 from benchmarks.rival_process import Rival
-from benchmarks.targets import Target
+from benchmarks.targets import NO_TARGET, Target
 
 EPISODES, LENGTH = 600, 500
 RUNNERS, THEIR_EPISODES = 2, 20
@@ -33,7 +34,7 @@ def against(envs: int) -> Row:
     question = f"record {CARTPOLE}, MLP 64x64, {OWN}, {SLOTS} envs, {EPISODES} episodes of {LENGTH} steps"
     name = f"RLlib, {RUNNERS} env runners of {envs} env{'s' * (envs > 1)}"
     steps = EPISODES * LENGTH
-    theirs = max(THEIR_EPISODES, RUNNERS * envs)
+    theirs, target = max(THEIR_EPISODES, RUNNERS * envs), TARGET if envs == 1 else NO_TARGET
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -47,11 +48,11 @@ def against(envs: int) -> Row:
                 rival=rival,
                 rival_name=f"{name} ({rival.versions})",
                 floor=measured_floor("the bare loop of environment and policy", bare, steps),
-                target=TARGET,
-                pairs=2,  # an answer of RLlib takes minutes
+                target=target,
+                pairs=3,
             )
     except Missing as error:
-        return missing(question, error, unit="steps/s", rival_name=name, target=TARGET)
+        return missing(question, error, unit="steps/s", rival_name=name, target=target)
 
 
 def bare() -> None:

@@ -1,7 +1,8 @@
 """RLlib: whole episodes of CartPole recorded as the page "Working with offline data" does it: by evaluation.
 
 The policy is the same on every side: an MLP 64x64 whose weights keep the pole up. Starting Ray and building the algorithm do
-not count.
+not count. Ray is told of more processors than there may be, because its runners and the tasks that write claim one each, and
+would wait for each other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 
+import ray
 import torch
 from data import make_it_balance
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -16,11 +18,13 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from serving import serve
 from torch import nn
 
+WRITERS = 6  # processors for tasks of Ray Data
 FOLDER = tempfile.TemporaryDirectory()
 
 
 def prepare(runners: int, envs: int, episodes: int) -> Callable[[], float]:
     torch.set_num_threads(1)
+    ray.init(num_cpus=runners + WRITERS, include_dashboard=False, log_to_driver=False)
     config = (
         PPOConfig()
         .environment("CartPole-v1")
