@@ -88,6 +88,7 @@ class Tables:
         writer = ShardWriter(target, prepared.schema, folder=folder, compression="zstd")
         try:
             writer.write(prepared, rows_per_group=rows_per_group(prepared))
+            writer.settle()
             with guard():
                 return writer.commit()
         except BaseException:

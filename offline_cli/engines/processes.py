@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ __all__ = ["helpers", "mapped", "processors"]
 
 WORTH: Final = 64 << 20  # bytes of data from which on workers pay, which take about a second to start
 AHEAD: Final = 3  # items for each worker that are begun, or wait to be, beyond the one whose turn it is
+HELD: Final = 16 << 20  # bytes of items that wait, but for the last one
 GRACE: Final = 5.0  # seconds for a worker to end by itself
 START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.worker import main; main()"
 """With the parent's path, not the folder that it was started in: a file there must not pass for a module."""
@@ -49,11 +51,13 @@ def helpers(workers: int, nbytes: int | None) -> int:
     return 0 if nbytes is not None and nbytes < WORTH else min(workers, processors()) - 1
 
 
-def mapped(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
+def mapped(
+    function: Callable[[T], R], items: Iterable[T], *, workers: int, size: Callable[[T], int] = lambda _: 0
+) -> Iterator[R]:
     """`function(item)` of each, in order; raises in its turn what it, or the iterable, raises, and goes no further.
 
     `workers`: processes beside this one. `function`, items and results can be pickled, and calls do not depend on each other.
-    Items are taken from the iterable some time before their turn.
+    Items are taken from the iterable some time before their turn, fewer of them where `size`, in bytes, is large.
     """
     processes = _begun(function, workers)
     if not processes:
@@ -62,9 +66,10 @@ def mapped(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> I
     with _asked(function, processes) as ahead:
         source, failed, is_ended = iter(items), None, False
         while ahead or not is_ended:
-            while not is_ended and len(ahead) <= AHEAD * len(processes):
+            while not is_ended and len(ahead) <= AHEAD * len(processes) and ahead.nbytes < HELD:
                 try:
-                    ahead.begin(next(source))
+                    item = next(source)
+                    ahead.begin(item, size(item))
                 except StopIteration:
                     is_ended = True
                 except Exception as error:  # noqa: BLE001  raised once what came before it is done
@@ -78,6 +83,10 @@ def mapped(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> I
 def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
     """As many workers as the system allows to begin; one that knows no interpreter to run has none."""
     processes: list[_Worker] = []
+    try:
+        pickle.dumps(function)
+    except Exception:  # noqa: BLE001  whatever it holds raises: what cannot be sent is done here
+        return processes
     with suppress(OSError):  # no more processes, or no memory for them
         while os.name == "posix" and sys.executable and len(processes) < count:
             processes.append(_Worker(function))
@@ -118,8 +127,9 @@ class _Worker:
     """One process; asked by one thread at a time."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        path = [entry or os.getcwd() for entry in sys.path]
+        path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(None)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
                 [sys.executable, "-I", "-c", START, json.dumps(path), str(theirs.fileno())],
@@ -143,7 +153,7 @@ class _Worker:
         try:
             send(self._socket, item)
             is_result, value = receive(self._socket)
-        except (OSError, EOFError) as error:
+        except Exception as error:  # what cannot be sent, either way, is done again by the caller, and raises there if it must
             self._is_dead = True
             raise _Died from error
         if is_result:
@@ -157,7 +167,8 @@ class _Worker:
 
     def join(self) -> None:
         """Wait until it has ended."""
-        self._process.wait(GRACE)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
         self._socket.close()
 
 
@@ -167,18 +178,26 @@ class _Ahead(Generic[T, R]):
     def __init__(self, function: Callable[[T], R], call: Callable[[T], R], threads: ThreadPoolExecutor) -> None:
         self._function, self._call, self._threads = function, call, threads
         self._waiting: deque[tuple[T, Future[R]]] = deque()
+        self._sizes: deque[int] = deque()
         self._is_warned = False
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self, item: T) -> None:
+    @property
+    def nbytes(self) -> int:
+        """Of the items."""
+        return sum(self._sizes)
+
+    def begin(self, item: T, size: int) -> None:
         """Have a worker do it, as soon as one is free."""
+        self._sizes.append(size)
         self._waiting.append((item, self._threads.submit(self._call, item)))
 
     def next(self) -> R:
         """The result of the first item that has not been asked for. Raises what the function raises."""
         item, future = self._waiting.popleft()
+        self._sizes.popleft()
         if future.cancel():
             return self._function(item)
         while not future.done() and self._do_last():

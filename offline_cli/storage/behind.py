@@ -25,14 +25,14 @@ class Behind:
 
     def begin(self, call: Callable[..., None], *arguments: Any) -> None:
         """Have the thread make the call, once the one before it is done. Raises what that raised."""
-        self._wait()
+        self.wait()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="offline-cli-writing")
         self._coming = self._pool.submit(self._make, call, *arguments)
 
     def finish(self) -> None:
-        """Wait for the last call. Raises what it raised."""
-        self._wait()
+        """Wait for the last call, and make no more. Raises what it raised."""
+        self.wait()
         self._end()
 
     def give_up(self) -> None:
@@ -40,7 +40,8 @@ class Behind:
         self._stop.set()
         self._end()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait for the last call. Raises what it raised."""
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.result()

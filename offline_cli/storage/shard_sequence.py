@@ -60,6 +60,7 @@ class ShardSequence:
         """Finish the open shard, if one is."""
         if self._open is None:
             return
+        self._open.settle()
         with self._guard():
             size, digest = self._open.commit()
         shard = Shard(self.next_path, self._episodes, self._open.rows, self._steps, size, digest)
@@ -85,6 +86,7 @@ class ShardSequence:
                     writer.write(table, rows_per_group=table.num_rows)
                     self.schemas[number] = table.schema
             assert writer is not None, "a finished shard has rows"
+            writer.settle()
             with self._guard():
                 size, digest = writer.commit()
         except BaseException:

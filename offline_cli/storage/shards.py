@@ -93,6 +93,10 @@ class ShardWriter:
     def _write(self, table: Any, rows_per_group: int) -> None:
         self._parquet.write_table(table.combine_chunks(), row_group_size=rows_per_group)  # one chunk: pages depend on chunks
 
+    def settle(self) -> None:
+        """Wait for the last table, so that `commit` takes but a moment. Raises what writing it raised."""
+        self._behind.wait()
+
     def commit(self) -> tuple[int, str]:
         """Put the shard under its name, footer and all; its bytes and sha256."""
         self._behind.finish()

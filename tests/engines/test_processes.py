@@ -149,3 +149,33 @@ def _runs(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+def test_a_function_that_cannot_be_sent_is_called_here() -> None:
+    assert list(mapped(lambda number: number + 1, range(5), workers=2)) == [1, 2, 3, 4, 5]
+
+
+def test_an_item_that_cannot_be_sent_is_done_here() -> None:
+    items = [lambda: 1, lambda: 2]
+    with pytest.warns(RuntimeWarning, match="a worker process has died"):
+        results = list(mapped(tasks.called, items * 20, workers=1))
+    assert results == [1, 2] * 20
+
+
+def test_large_items_wait_one_at_a_time() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(1000):
+            taken.append(number)
+            yield number
+
+    results = mapped(tasks.squared, items(), workers=2, size=lambda _: 1 << 30)
+    assert next(results) == 0
+    assert len(taken) == 1
+    results.close()
+
+
+def test_entries_of_the_path_may_be_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, ROOT])
+    assert list(mapped(tasks.squared, range(20), workers=1)) == [number**2 for number in range(20)]

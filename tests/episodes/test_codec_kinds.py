@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -279,3 +280,14 @@ def test_ids_of_any_length_are_written_as_of_one_episode(ids: tuple[str, ...]) -
     batch = batch_of([1, 2, 1], ids=ids, agent_ids=(None, "left", "right"), module_ids=("m", "m", "m"))
     assert written(batch) == [encode(episode, where="test") for episode in batch]
     assert decoded(written(batch)).ids == ids
+
+
+def test_a_text_of_numpy_in_custom_data_is_read_as_by_itself() -> None:
+    hello = {b"nd": False, b"type": "<U5", b"data": "hello".encode("utf-32-le")}
+    items = []
+    for item in written(batch_of([2] * 9, custom_data=({"source_id": "x"},) * 9)):
+        state = msgpack.unpackb(item, strict_map_key=False)
+        items.append(msgpack.packb({**state, "custom_data": {"k": hello}}))
+    again = decoded(items)
+    assert again.custom_data is not None
+    assert [data["k"] for data in again.custom_data] == ["hello"] * 9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ def process_after_a_while(seconds: float) -> int:
     """The id of the process that was asked."""
     time.sleep(seconds)
     return os.getpid()
+
+
+def called(call: Callable[[], int]) -> int:
+    time.sleep(0.05)
+    return call()
 
 
 def dies_elsewhere(home: int, number: int) -> int:

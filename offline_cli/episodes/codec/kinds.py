@@ -180,6 +180,6 @@ def _free_mapping(values: Mapping[Any, Any]) -> Free:
     if not values:
         return 0, "0s", lambda _: {}
     ((key, value), *more) = values.items()
-    if more or not isinstance(value, str):
+    if more or type(value) is not str:  # numpy has texts that are packed otherwise
         raise _NoKind
     return _free_text(value, lambda part: {key: part.decode()})

@@ -93,12 +93,16 @@ class SampleBatchSource(FileSource):
                 waiting.append(group)
                 yield group.lines
 
-        for rows in mapped(reader.read, lines(), workers=self.processes):
+        for rows in mapped(reader.read, lines(), workers=self.processes, size=_nbytes):
             yield waiting.popleft(), rows
 
     def _flushed(self, block: Block, settlement: Settlement, tally: Tally, rejects: Rejects) -> EpisodeBatch:
         batch, self.places = block.flush(settlement, tally, rejects)
         return batch
+
+
+def _nbytes(lines: list[Line]) -> int:
+    return sum(len(line.data) for line in lines)
 
 
 def _settled(incoming: Iterator[list[PolicyRows]], settlement: Settlement) -> Iterator[list[PolicyRows]]:
