@@ -9,8 +9,10 @@ TARGET ?= all
 RUNS ?= 1000000
 AZURITE := 3.35.0
 RADOSGW ?=
+GPU_WHEELS ?= .gpu-wheels
+GPU_PYTHONS ?= 3.11 3.12
 
-.PHONY: help demo test test-full test-offline test-radosgw check format fuzz bench sample-data docs clean
+.PHONY: help demo test test-full test-offline test-radosgw check format fuzz bench gpu gpu-wheels sample-data docs clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -75,6 +77,13 @@ bench: $(VENV)/.installed-full  ## Measure against rivals, each in an environmen
 	$(BIN)/python -m benchmarks.rival_environments
 	$(BIN)/python -m benchmarks.run
 
+# With $(PYTHON) as it is: no .venv, nothing installed, no network. Its own exit status (6: no GPU) is printed; make's is 2.
+gpu:  ## Run the CUDA tests and GPU questions with the torch of $(PYTHON), in nine minutes; write gpu.json to $OUT or out/.
+	@$(PYTHON) -m benchmarks.gpu --wheels $(GPU_WHEELS)
+
+gpu-wheels:  ## Get wheels of the small packages that `make gpu` needs, on a machine with a network.
+	$(PYTHON) -m benchmarks.gpu_packages download $(GPU_WHEELS) --python $(GPU_PYTHONS)
+
 sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again; RECORDING=folder copies RLlib's recording again.
 	$(BIN)/python sample_data/train_experts.py
 	$(if $(RECORDING),$(BIN)/python sample_data/copy_recording.py $(RECORDING))
@@ -85,4 +94,4 @@ docs: $(VENV)/.installed-dev  ## Write the pages that are generated from the cod
 	$(BIN)/python -m offline_cli.report.pipelines > docs/connectors.svg
 
 clean:  ## Remove what the targets made.
-	rm -rf $(VENV) .venv-bench out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench $(GPU_WHEELS) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

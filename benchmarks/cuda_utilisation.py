@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -59,8 +60,8 @@ def while_running(
             if device.type == "cuda" and count % 64 == 0:
                 torch.cuda.synchronize(device)  # so that the queue of launches stays short
 
-    worker = threading.Thread(target=work)
-    worker.start()
+    worker = ThreadPoolExecutor(1)
+    working = worker.submit(work)
     try:
         time.sleep(seconds / 3)  # what came before is still in the first figures
         end, said = time.perf_counter() + seconds * 2 / 3, list[float]()
@@ -69,5 +70,6 @@ def while_running(
             time.sleep(min(0.2, seconds / 20))
     finally:
         over.set()
-        worker.join()
+        worker.shutdown()
+    working.result()  # raises what a step raised: figures of an idle device would say nothing
     return statistics.median(said)

@@ -1,13 +1,19 @@
-"""docs/benchmarks.md from the figures: what misses its target first, then a table per question; refuses to leave a row out."""
+"""docs/benchmarks.md from the figures: what misses its target first, then a table per question; no row is left out.
+
+`python -m benchmarks.page GPU.json` takes what `make gpu` wrote into latest.json, the page and its plot.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["page"]
+__all__ = ["page", "with_gpu"]
 
 HERE = Path(__file__).resolve().parent
 HEAD = """# Benchmarks
@@ -16,6 +22,9 @@ Written by `make bench` from `benchmarks/latest.json`; `python -m benchmarks.com
 such files. Ours and the rival take turns, each rival in an environment and process of its own; a ratio is the median of the
 pairs' ratios, and above 1 ours is better. The floor is what the machine would allow: bytes over its bandwidth, operations over
 its rate, measured in the same run. Machines differ and are shared: the ratios carry over, the absolute figures may not.
+
+Questions about a GPU are answered by `make gpu` on a machine that has one; `python -m benchmarks.page gpu.json` takes its file
+in, and date and hardware stand below the tables.
 
 ![Each row against its target](benchmarks.svg)
 """
@@ -98,6 +107,57 @@ def where(machine: Mapping[str, str]) -> str:
     """The machine, the day, and a warning where it had other things to do."""
     taken = f"{machine['date']}; {machine['processor']}, load {machine['load']} before"
     about = f"{taken}; Python {machine['python']}; {machine['versions']}."
+    about += f" {machine['gpu']}." if machine.get("gpu") else ""
     return about + (
         " **The machine was busy: its figures are too low, and the ratios uncertain.**" if machine.get("busy") else ""
     )
+
+
+def with_gpu(known: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """`known` with the questions that a gpu.json answers; those that failed say so, and those not reached stay as they are.
+
+    Raises ValueError for JSON of another kind.
+    """
+    from benchmarks.gpu import FORMAT
+    from benchmarks.harness import machine, missing
+
+    if not isinstance(measured, dict) or (measured.get("format"), measured.get("version")) != (FORMAT, 1):
+        raise ValueError(f"no JSON of {FORMAT}, version 1")
+    said = in_words(measured)
+    merged = dict(known)
+    for name, part in measured["questions"].items():
+        rows = part["rows"] or [missing(title(name), f"failed on {measured['gpu']['name']}: {part['error']}").as_dict()]
+        about = part["machine"] or {**machine(), "date": measured["date"][:10], "python": measured["python"], "load": "unknown"}
+        merged[name] = {"machine": {**about, "gpu": said}, "rows": rows}
+    return merged
+
+
+def in_words(measured: Mapping[str, Any]) -> str:
+    """Card, driver and what came of the tests."""
+    gpu, tests = measured["gpu"], measured["tests"]
+    card = f"GPU: {gpu['name']}, {gpu['memory_gib']} GiB, driver {gpu['driver']}, torch {gpu['torch']}, CUDA {gpu['cuda']}"
+    if tests is None:
+        return f"{card}; its tests were not reached"
+    return f"{card}; its tests: {tests['passed']} passed" + (f", **{tests['error']}**" if tests["error"] else "")
+
+
+def main(arguments: list[str]) -> None:
+    from benchmarks.run import figures_in, write
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__)
+    parser.add_argument("measured", type=Path, metavar="GPU.json")
+    parser.add_argument("--out", type=Path, help="folder for latest.json, benchmarks.md and benchmarks.svg; default: their own")
+    options = parser.parse_args(arguments)
+    latest, docs = (options.out or HERE) / "latest.json", options.out or HERE.parent / "docs"
+    try:
+        measured = json.loads(options.measured.read_text(encoding="utf-8"))
+        known = with_gpu(figures_in(latest), measured)
+    except (OSError, ValueError) as err:
+        parser.error(f"{options.measured}: {err}")
+    write(known, latest, docs)
+    left = measured["not_reached"]
+    print(f"{len(measured['questions'])} questions taken over" + (f"; not reached: {', '.join(left)}" if left else ""))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,14 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import gymnasium as gym
+import numpy as np
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
-from offline_cli.spaces import Space, check_supported
+from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
 
 __all__ = ["Env", "Environment", "open_environment", "spaces_of_env"]
+
+_log = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
 PYTHON = "python:"
@@ -36,6 +40,7 @@ class Environment:
         self._make, self._make_vector = make, make_vector
         self._singles: list[Env] = [self._made()]
         self._vectors: dict[int, Any] = {}
+        self._fits: bool | None = None  # whether the vector class does
         self.observation_space: Space = self._singles[0].observation_space
         self.action_space: Space = self._singles[0].action_space
         try:
@@ -49,6 +54,29 @@ class Environment:
     def has_vector_class(self) -> bool:
         """Whether the environment brings a vector class of its own, much faster than single copies."""
         return self._make_vector is not None
+
+    @property
+    def vector_class_fits(self) -> bool:
+        """Whether the vector class can play in place of single copies: there is one, and it has the environment's spaces.
+
+        One that cannot be made, with keywords that only the environment takes for instance, is none; a note says so.
+        """
+        if self._fits is None:
+            try:
+                self._fits = self.has_vector_class and not self.vector_misfits()
+            except (BadData, MissingPackage) as err:
+                _log.warning("note: playing single copies of %s, not its vector class: %s", self.name, err.what)
+                self._fits = False
+        return self._fits
+
+    def vector_misfits(self) -> list[str]:
+        """How the spaces of the vector class differ from the environment's; empty: not at all."""
+        vector = self.vector(1)
+        pairs = {
+            "observations": (self.observation_space, getattr(vector, "single_observation_space", None)),
+            "actions": (self.action_space, getattr(vector, "single_action_space", None)),
+        }
+        return [text for what, (own, other) in pairs.items() for text in _differences(own, other, what)]
 
     def singles(self, count: int) -> list[Env]:
         """`count` copies."""
@@ -83,6 +111,32 @@ class Environment:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _differences(own: Space, other: Space | None, what: str) -> list[str]:
+    """Every leaf in which `other`, a vector class's, is not `own`, with both sides; empty: the same space."""
+    if other is None:
+        return [f"{what}: {describe(own)}, and the vector class does not say its space"]
+    ours, theirs = leaf_spaces(own, what), leaf_spaces(other, what)
+    whole = [f"{what}: {describe(own)}, and {describe(other)} in the vector class"]
+    if list(ours) != list(theirs):
+        return whole
+    found = [_difference(path, part, theirs[path]) for path, part in ours.items()]
+    return [text for text in found if text] or ([] if same_space(own, other) else whole)
+
+
+def _difference(path: str, own: Space, other: Space) -> str:
+    """Of two leaves; empty: there is none."""
+    left, right = describe(own), describe(other)
+    if left == right and same_space(own, other):
+        return ""
+    if left == right and isinstance(own, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
+        place = tuple(np.argwhere((own.low != other.low) | (own.high != other.high))[0])
+        left, right = (f"{space.low[place]:g} to {space.high[place]:g}" for space in (own, other))
+        path += f"[{', '.join(map(str, place))}]" if place else ""
+    elif left == right:
+        left, right = (str(space_to_json(space)) for space in (own, other))
+    return f"{path}: {left}, and {right} in the vector class"
 
 
 def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str] = ()) -> Environment:

@@ -41,6 +41,7 @@ __all__ = [
     "UnsupportedSpace",
     "UsageError",
     "causes",
+    "short_place",
 ]
 
 PROBLEM: Final = "problem"
@@ -49,6 +50,11 @@ PROBLEM: Final = "problem"
 
 MAX_PLACE: Final = 2000  # letters of a place
 MAX_PROBLEMS: Final = 8000  # letters of the mistakes that one error lists
+
+
+def short_place(place: str) -> str:
+    """`place` for a message: ids are as long as somebody made them."""
+    return place if len(place) <= MAX_PLACE else f"{place[:MAX_PLACE]}..."
 
 
 class OfflineCliError(Exception):
@@ -73,7 +79,7 @@ class OfflineCliError(Exception):
         """`details`: more about the error, by name. `result`: what a command found all the same; `--json` tells it too."""
         super().__init__(what)
         self.what = what
-        self.where = where if len(where) <= MAX_PLACE else f"{where[:MAX_PLACE]}..."  # ids are as long as somebody made them
+        self.where = short_place(where)
         self.fix = fix
         self.details = dict(details or {})
         self.result = dict(result or {})

@@ -112,13 +112,18 @@ def _look_up(level: _Level, keys: KeyHashes, found: NDArray[np.int64]) -> None:
 
 
 class KnownIds:
-    """Ids of episodes, each with its number; the last ones as they are, for look-ups one by one, those before as hashes."""
+    """Ids of episodes, each with its number; the last ones as they are, those before as hashes.
+
+    A look-up among hashes costs about as much for one id as for thousands. `met` therefore keeps its answers, and looking up
+    the same ids one by one after it, as for the entries of a batch, is a look-up in a dictionary.
+    """
 
     def __init__(self, recent: int = RECENT) -> None:
         """`recent`: how many ids, at most, are kept as they are."""
         self._recent: dict[str, int] = {}
         self._limit = recent
         self._before = KeyIndex()
+        self._answers: dict[str, int] = {}  # numbers in `_before` of the ids that `met` was asked for last, -1 for unknown ones
 
     def __len__(self) -> int:
         """Ids added."""
@@ -126,26 +131,33 @@ class KnownIds:
 
     def __contains__(self, name: str) -> bool:
         """Whether the id was added."""
-        return name in self._recent or (len(self._before) > 0 and int(self._before.find(_hashes([name]))[0]) >= 0)
+        return name in self._recent or self._number_before(name) >= 0
 
     def met(self, names: Collection[str]) -> set[str]:
         """Those of `names` that were added."""
         found = {name for name in names if name in self._recent} if self._recent else set()
+        self._answers = dict.fromkeys(names, -1)
         if len(self._before) and names:
-            numbers = self._before.find(_hashes(names))
-            found.update(name for name, number in zip(names, numbers.tolist(), strict=True) if number >= 0)
+            self._answers = dict(zip(names, self._before.find(_hashes(names)).tolist(), strict=True))
+            found.update(name for name, number in self._answers.items() if number >= 0)
         return found
 
     def number(self, name: str) -> int:
         """How many ids were added before this one, which was added too."""
-        return self._recent[name] if name in self._recent else int(self._before.find(_hashes([name]))[0])
+        return self._recent[name] if name in self._recent else self._number_before(name)
 
     def add(self, names: Collection[str]) -> None:
         """Add ids that are new and differ from each other."""
         self._recent.update(zip(names, range(len(self), len(self) + len(names)), strict=True))
         if len(self._recent) > self._limit:
             self._before.numbers(_hashes(self._recent))
+            self._answers.update((name, self._recent[name]) for name in self._answers.keys() & self._recent.keys())
             self._recent = {}
+
+    def _number_before(self, name: str) -> int:
+        """Of an id that is not among the last ones; -1 where it was not added."""
+        known = self._answers.get(name)
+        return int(self._before.find(_hashes([name]))[0]) if known is None else known
 
 
 def _hashes(names: Collection[str]) -> KeyHashes:

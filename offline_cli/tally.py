@@ -14,10 +14,13 @@ from typing import Any, Final
 
 from offline_cli.errors import BadData, UnsupportedSpace
 
-__all__ = ["UNFINISHED", "OnError", "Places", "Reject", "Rejects", "RejectsAhead", "Tally"]
+__all__ = ["DROPPED", "UNFINISHED", "Lost", "OnError", "Places", "Reject", "Rejects", "RejectsAhead", "Tally"]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording broke off was truncated there
+DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
 SHOWN: Final = 10  # rejects that a result lists
+KEPT_ROWS: Final = 1000  # rejects that are held before they are handed on
+KEPT_BYTES: Final = 4 << 20  # of them
 Places = Callable[[], Iterable[str]]  # where something was met, put into words only for those who ask
 NOT_COPIED: Final = "not copied: it is still where it was found"
 
@@ -30,6 +33,17 @@ class OnError(StrEnum):
     QUARANTINE = "quarantine"  # be counted and kept, with reason and place
 
 
+class Lost(StrEnum):
+    """Why an episode of the source is not in the result, as kinds of assumptions; docs/assumptions.md explains them."""
+
+    BAD_ROW = "lost-episode-bad-row"  # a row of it could not be read, so that what is left of it is no whole episode
+    UNREADABLE = "lost-episode-unreadable"  # a packed episode, or a line or file of episodes, which counts as one
+    CONFLICT = "lost-episode-conflict"  # another one has its id, or its own rows contradict each other
+    GAP = "lost-episode-gap"  # steps of it are missing
+    STEPS_AFTER_END = "lost-episode-steps-after-end"  # it goes on after an end flag
+    MIXED_STRUCTURES = "lost-episode-mixed-structures"  # its parts have other columns or shapes
+
+
 @dataclass(slots=True)
 class Tally:
     """Counts of one reading; the fields are the keys that `convert` reports."""
@@ -39,22 +53,31 @@ class Tally:
     fragments_stitched: int = 0  # joints: an episode put together from k fragments counts k - 1
     assumptions: Counter[str] = field(default_factory=Counter)  # by kind, kebab case: "unfinished-episode": 1
     location: str = ""  # of the source that what is counted now belongs to
+    dropped_columns: dict[str, str] = field(default_factory=dict)  # columns that were left out, by name, and why
 
     def assume(self, kind: str, times: int = 1, *, places: Places | None = None) -> None:
-        """Count `times` assumptions of `kind`; a negative number takes some back, and a kind with none left is not listed.
+        """Count `times` assumptions of `kind`, never fewer than none: what may still change is counted when it is known.
 
         `places` is for tallies that keep more than counts (`datasets/validate`).
         """
-        if not times:
-            return
-        self.assumptions[kind] += times
-        if self.assumptions[kind] == 0:
-            del self.assumptions[kind]
+        if times < 0:
+            raise ValueError(f"{times} assumptions of {kind}")
+        if times:
+            self.assumptions[kind] += times
 
     def add(self, other: Tally) -> None:
-        """Count the assumptions that `other` counted."""
+        """Count the assumptions that `other` counted, and the columns that it left out."""
         for kind, times in other.assumptions.items():
-            self.assume(kind, times)
+            if kind != DROPPED:
+                self.assume(kind, times)
+        for name, reason in other.dropped_columns.items():
+            self.drop_column(name, reason)
+
+    def drop_column(self, name: str, reason: str) -> None:
+        """Count a column that becomes no part of an episode: once, however many files, lines or sources have it."""
+        if name not in self.dropped_columns:
+            self.dropped_columns[name] = reason
+            self.assume(DROPPED)
 
     def drop_duplicate(self, place: Callable[[], str]) -> None:
         """Count an episode that was there before; `place` as in `assume`."""
@@ -78,8 +101,11 @@ class Rejects:
     on_error: OnError = OnError.FAIL
     count: int = 0
     first: list[Reject] = field(default_factory=list)  # the first 10, without `raw`, to be shown
-    kept: list[Reject] = field(default_factory=list)  # only under QUARANTINE; whoever writes them empties the list
+    kept: list[Reject] = field(default_factory=list)  # only under QUARANTINE: those that `keep` has not been given yet
+    keep: Callable[[list[Reject]], None] | None = None  # is given `kept` whenever that is full; None: all are held
     incomplete: dict[str, str] = field(default_factory=dict)  # by id: where an episode lost a row, or may have lost its first
+    lost: Counter[str] = field(default_factory=Counter)  # episodes that are not in the result, by reason (`Lost`)
+    _kept_bytes: int = 0
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Raise `error` under FAIL; otherwise count `rows`, and under QUARANTINE keep `raw` (bytes or text).
@@ -95,10 +121,27 @@ class Rejects:
             data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
             reason = error.what if data else f"{error.what} ({NOT_COPIED})"
             self.kept.append(Reject(where=error.where, code=error.code, reason=reason, raw=data))
+            self._kept_bytes += len(data)
+            if len(self.kept) >= KEPT_ROWS or self._kept_bytes >= KEPT_BYTES:
+                self.hand_on()
+
+    def hand_on(self) -> None:
+        """Give `keep` what is held. Raises what that raises."""
+        if self.keep is not None and self.kept:
+            kept, self.kept, self._kept_bytes = self.kept, [], 0
+            self.keep(kept)
 
     def lose(self, episode: str, where: str) -> None:
-        """Say that `episode` lost a row at `where`, so that the rest of it is no whole episode and is set aside too."""
+        """Say that `episode` lost a row at `where`, so that the rest of it is no whole episode and is set aside too.
+
+        Stitching counts it among the lost ones; a reader counts (`lose_episodes`) only those that stitching never hears of.
+        """
         self.incomplete.setdefault(episode, where)
+
+    def lose_episodes(self, reason: Lost, times: int = 1) -> None:
+        """Count episodes of which nothing is passed on; after `add`, which raises under FAIL."""
+        if times:
+            self.lost[reason.value] += times
 
 
 @dataclass(slots=True)

@@ -34,12 +34,12 @@ def test_leaves_are_put_back_where_they_came_from() -> None:
             unflatten_like(TREE, wrong)
 
 
-def test_an_assumption_taken_back_is_not_listed() -> None:
+def test_no_assumption_is_ever_taken_back_and_none_of_a_kind_is_not_listed() -> None:
     tally = Tally()
-    tally.assume("unfinished-episode", 2)
-    tally.assume("unfinished-episode", -2)
     tally.assume("other", 0)
     assert dict(tally.assumptions) == {}
+    with pytest.raises(ValueError, match="-2 assumptions of unfinished-episode"):
+        tally.assume("unfinished-episode", -2)
 
 
 def test_a_bad_row_stops_everything_is_counted_or_is_kept() -> None:

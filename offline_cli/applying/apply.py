@@ -144,14 +144,15 @@ def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry
     check_apart(recordings.places, target)
     asked = replace(asked, sources=tuple(place.url for place in recordings.places))
     ready = recordings.ready(asked.file, limit=asked.limit)
-    stored_as = batch_format(asked.format, _spaces_of_columns(ready))
-    batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
-    every = _begun(iter(batches), ready.where)
-    written = Written(0, None)
-    if dry_run:
-        deque(every, maxlen=0)
-    else:
-        written = write_batches(target, stored_as, every, batches, ready, asked, overwrite=overwrite)
+    with ready.stream:
+        stored_as = batch_format(asked.format, _spaces_of_columns(ready))
+        batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
+        every = _begun(iter(batches), ready.where)
+        written = Written(0, None)
+        if dry_run:
+            deque(every, maxlen=0)
+        else:
+            written = write_batches(target, stored_as, every, batches, ready, asked, overwrite=overwrite)
     return ApplyResult(
         out=target.url,
         **batches.counts(),

@@ -24,6 +24,7 @@ from offline_cli.formats.own import OwnSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
 from offline_cli.storage.locations import Location, Sources, expand
 
@@ -109,14 +110,19 @@ class Recordings:
     def ready(self, file: PipelineFile, *, limit: int | None) -> Ready:
         """Pipeline and episodes; where spaces are known without, the pipeline is built before an episode is read.
 
+        The caller closes the stream of episodes.
         Raises SpaceMismatch, naming the piece; BadConfig for Box actions of unknown scale; what reading raises.
         """
         known = self.spaces()
         pipeline = None if known is None else file.build(Setting(*known))
         stream = self.stream(limit=limit)
-        check_known_scale(stream)
-        spaces = self.spaces_of(stream)
-        return Ready(stream, *spaces, pipeline or file.build(Setting(*spaces)), self.where)
+        with Scope() as scope:
+            scope.enter(stream)
+            check_known_scale(stream)
+            spaces = self.spaces_of(stream)
+            ready = Ready(stream, *spaces, pipeline or file.build(Setting(*spaces)), self.where)
+            scope.moved()  # whoever has the stream closes it
+        return ready
 
     def spaces_of(self, stream: EpisodeStream) -> Spaces:
         """The spaces of a stream of these. Raises SpaceMismatch."""

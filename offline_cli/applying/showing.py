@@ -99,9 +99,9 @@ def _known(recordings: Recordings) -> _Setting | None:
 
 def _read(recordings: Recordings) -> _Setting:
     """As the first episode has it."""
-    stream = recordings.stream(limit=FEW)
-    first = next(map(with_steps, stream))
-    return recordings.spaces_of(stream), stream.spaces_inferred, stream.action_scale, _extras_of(first)
+    with recordings.stream(limit=FEW) as stream:
+        first = next(map(with_steps, stream))
+        return recordings.spaces_of(stream), stream.spaces_inferred, stream.action_scale, _extras_of(first)
 
 
 def _scale(recordings: Recordings) -> str:

@@ -61,7 +61,8 @@ def trace_pipeline(file: PipelineFile, said: Said, *, episodes: int) -> Pipeline
     Raises what `apply` raises; where a piece raises, the error's `result` has the trace up to it.
     """
     ready = said.open().ready(file, limit=episodes)
-    first = next(collected(filter(len, map(with_steps, ready.stream)), ALL), None)
+    with ready.stream:
+        first = next(collected(filter(len, map(with_steps, ready.stream)), ALL), None)
     if first is None:
         fix = "a larger --trace, or recordings that have steps"
         raise NoData("no step in the first episodes", where=ready.where, fix=fix)

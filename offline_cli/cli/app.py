@@ -17,8 +17,9 @@ from offline_cli import __version__
 from offline_cli.cli import apply, convert, evaluate, inspect, record, repair, train_bc, validate
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.signals import sigterm_raises
+from offline_cli.cli.signals import SIGNALLED, end_now, sigterm_raises
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
+from offline_cli.cli.without_pandas import DataCommand
 
 __all__ = ["ErrorBoundary", "app", "main"]
 
@@ -125,16 +126,19 @@ def _root(
         raise typer.Exit(2)
 
 
-app.command("record", epilog=record.EXAMPLES)(record.record)
-app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
-app.command("apply", epilog=apply.EXAMPLES)(apply.apply)
-app.command("train-bc", epilog=train_bc.EXAMPLES)(train_bc.train_bc)
-app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
-app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
-app.command("repair", epilog=repair.EXAMPLES)(repair.repair)
+app.command("record", cls=DataCommand, epilog=record.EXAMPLES)(record.record)
+app.command("convert", cls=DataCommand, epilog=convert.EXAMPLES)(convert.convert)
+app.command("apply", cls=DataCommand, epilog=apply.EXAMPLES)(apply.apply)
+app.command("train-bc", cls=DataCommand, epilog=train_bc.EXAMPLES)(train_bc.train_bc)
+app.command("evaluate", cls=DataCommand, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("inspect", cls=DataCommand, epilog=inspect.EXAMPLES)(inspect.inspect)
+app.command("validate", cls=DataCommand, epilog=validate.EXAMPLES)(validate.validate)
+app.command("repair", cls=DataCommand, epilog=repair.EXAMPLES)(repair.repair)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    code = app(standalone_mode=False)
+    if code in SIGNALLED:
+        end_now(code)
+    sys.exit(code)

@@ -16,7 +16,7 @@ __all__ = ["EXAMPLES", "KEYS", "convert"]
 
 KEYS = (
     *("out", "episodes", "steps", "rows_in", "duplicates_dropped", "fragments_stitched"),
-    *("rows_quarantined", "assumptions", "seconds"),
+    *("rows_quarantined", "episodes_lost", "assumptions", "seconds"),
 )
 """What `--json` prints at least, kept for good."""
 
@@ -119,9 +119,18 @@ def convert(
     render.show(result, as_json=as_json, summary=_summary)
 
 
+def _label(name: str, told: Mapping[str, Any]) -> str:
+    """Rows that were skipped are kept nowhere, and not called quarantined."""
+    return "rows_skipped" if name == "rows_quarantined" and told["on_error"] == "skip" else name
+
+
 def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
     """What was done; of a dry run, what would be."""
-    rows = {name: value for name, value in told.items() if name not in ("preview", "rejected")}
+    apart = ("preview", "rejected", "dropped_reasons", "on_error")
+    rows = {_label(name, told): value for name, value in told.items() if name not in apart}
+    rows["dropped_columns"] = render.with_reasons(told["dropped_reasons"])
+    if told["episodes_lost"] is None:
+        rows["episodes_lost"] = render.NOT_KNOWN
     rejected = enumerate(told["rejected"], 1)
     rows |= {f"rejected {number}": f"{one['where']}: {one['what']}" for number, one in rejected}
     shown = told["preview"]

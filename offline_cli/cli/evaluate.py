@@ -44,7 +44,7 @@ def evaluate(
 
     Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval.
     A policy that was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were
-    after training.
+    after training. Of a run that is not finished the last checkpoint plays, and a note says so.
     """
     from offline_cli.training.evaluate import evaluate as evaluate_run
 

@@ -17,6 +17,9 @@ __all__ = ["EXAMPLES", "KEYS", "inspect"]
 KEYS = ("format", "episodes", "steps", "observation_space", "action_space", "return", "length")
 """What `--json` prints at least, kept for good."""
 
+OF_EVERY_EPISODE = frozenset({"obs", "actions", "rewards"})
+"""Columns that are no extra ones; `obs.position` is a part of the first."""
+
 EXAMPLES = options.examples(
     "offline-cli inspect dataset",
     "offline-cli inspect recordings/ --json",
@@ -89,10 +92,12 @@ def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
         "observations": told["observation_space_text"] + inferred,
         "actions": f"{told['action_space_text']}{inferred}, scale: {told['action_scale']}",
         "environment": told["environment"],
-        "extra columns": sorted(set(told["columns"]) - {"obs", "actions", "rewards"}),
+        "extra columns": sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE),
         "duplicates dropped": told["duplicates_dropped"],
         "unreadable rows": told["rows_quarantined"],
+        "lost episodes": render.NOT_KNOWN if told["episodes_lost"] is None else told["episodes_lost"],
         "assumptions": told["assumptions"],
+        **({"dropped columns": render.with_reasons(told["dropped_reasons"])} if told["dropped_reasons"] else {}),
     }
 
 

@@ -68,8 +68,8 @@ def record(
         typer.Option(
             "--vectorize",
             metavar="auto|sync|async|vector_entry_point",
-            help="Copies in turn, a process each, or the environment's own vector class, which auto takes where there is one. "
-            "With the first two, episodes do not depend on --num-envs and --num-env-runners.",
+            help="Copies in turn, a process each, or the environment's own vector class, which auto takes where there is one "
+            "with the same spaces. With the first two, episodes do not depend on --num-envs and --num-env-runners.",
         ),
     ] = "auto",
     max_rows_per_file: Annotated[

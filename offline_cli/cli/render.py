@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 from offline_cli.cli.streams import colour_wanted, is_terminal, printable, write
 
-__all__ = ["Result", "Summary", "in_words", "plain", "show", "show_grid", "to_json"]
+__all__ = ["NOT_KNOWN", "Result", "Summary", "in_words", "plain", "show", "show_grid", "to_json", "with_reasons"]
 
+NOT_KNOWN = "not known"
 _WIDE = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
 
 
@@ -124,6 +125,11 @@ def in_words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {in_words(item)}" for name, item in value.items()) or "none"
     return ", ".join(in_words(item) for item in value) or "none"
+
+
+def with_reasons(reasons: Mapping[str, str]) -> list[str]:
+    """Each name, and the reason beside it."""
+    return [f"{name} ({reason})" for name, reason in reasons.items()]
 
 
 def _number(value: float) -> str:

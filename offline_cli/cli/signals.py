@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 from offline_cli.errors import causes
 
-__all__ = ["Terminated", "interrupt_behind", "signal_exit_code", "sigterm_raises"]
+__all__ = ["SIGNALLED", "Terminated", "end_now", "interrupt_behind", "signal_exit_code", "sigterm_raises"]
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM. A KeyboardInterrupt, so that whatever saves its work on Ctrl-C saves it here too."""
 
     exit_code: Final = 143
+
+
+SIGNALLED: Final = (130, Terminated.exit_code)  # exit codes of what a signal has ended
+
+
+def end_now(code: int) -> NoReturn:
+    """End this process, after what is registered for its end has run.
+
+    An interrupt may come between any two lines, and leave a thread of Arrow's waiting for the interpreter, which Arrow waits
+    for at the end: for ever. All that is to be saved has been by now.
+    """
+    atexit._run_exitfuncs()
+    os._exit(code)
 
 
 def signal_exit_code(error: BaseException) -> int:

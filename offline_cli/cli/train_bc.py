@@ -22,6 +22,7 @@ EXAMPLES = options.examples(
     "offline-cli train-bc dataset --out run --val-fraction 0.1 --patience 5",
     "offline-cli train-bc dataset --out run --updates 20000 --device cuda --json",
     "offline-cli train-bc dataset --out run --env CartPole-v1 --pipeline pipeline.toml",
+    "offline-cli train-bc dataset --out run --module-id attacker",
     "offline-cli train-bc s3://bucket/dataset --out run --streaming --memory-limit 2GiB --temp-dir /scratch",
     "offline-cli train-bc dataset --out run --resume",
     "offline-cli train-bc dataset --out run --resume --epochs 400",
@@ -103,6 +104,15 @@ def train_bc(
     overwrite: options.Overwrite = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check options, environment and all data, write nothing.")] = False,
     from_: options.FromFormat = "auto",
+    module_id: Annotated[
+        str | None,
+        typer.Option(
+            "--module-id",
+            metavar="NAME",
+            help="Learn from the episodes of this module; needed where the data holds several.",
+            show_default=False,
+        ),
+    ] = None,
     action_scale: options.ActionScale = None,
     streaming: Annotated[
         bool,
@@ -132,8 +142,8 @@ def train_bc(
 
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
     what --resume needs to go on exactly where the run stopped. What is not given comes from --config, else from the run that
-    is resumed; --pipeline has to be named again. Only --epochs or --updates may change on the way: a resumed run is the one
-    that would have had them from the start.
+    is resumed; --pipeline and --module-id have to be named again. Only --epochs or --updates may change on the way: a resumed
+    run is the one that would have had them from the start, also where they are reached already.
     """
     from offline_cli.training.bc import train_bc as train
 
@@ -161,6 +171,7 @@ def train_bc(
             overwrite=overwrite,
             dry_run=dry_run,
             from_=from_,
+            module_id=module_id,
             action_scale=action_scale,
             streaming=streaming or None,
             memory_limit=None if memory_limit is None else byte_size(memory_limit, option="--memory-limit"),
@@ -174,4 +185,4 @@ def train_bc(
 
 def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rows that this run has: what was not asked for is not measured."""
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in told.items() if value is not None and value != []}

@@ -20,6 +20,7 @@ KEYS = ("problems",)
 EXAMPLES = options.examples(
     "offline-cli validate dataset",
     "offline-cli validate dataset --deep --strict",
+    "offline-cli validate dataset --strict --allow-lost",
     "offline-cli validate recordings/ --env CartPole-v1 --json",
     "offline-cli validate robot.csv --mapping robot.toml",
 )
@@ -30,6 +31,12 @@ def validate(
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too, not on errors alone.")] = False,
     deep: Annotated[
         bool, typer.Option("--deep", help="Compare the sha256 of every shard of a dataset, which reads all its bytes again.")
+    ] = False,
+    allow_lost: Annotated[
+        bool,
+        typer.Option(
+            "--allow-lost", help="Episodes that were lost when a dataset was written are a note, also under --strict."
+        ),
     ] = False,
     from_: options.FromFormat = "auto",
     env: Annotated[
@@ -58,6 +65,7 @@ def validate(
             places,
             strict=strict,
             deep=deep,
+            allow_lost=allow_lost,
             from_=from_,
             env=env,
             action_scale=action_scale,

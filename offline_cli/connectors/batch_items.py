@@ -1,4 +1,4 @@
-"""Batches before they are stacked: items in columns, filed by episode; refuses items for columns that are arrays already.
+"""Batches before they are stacked: items in columns, filed by episode.
 
 A column of a batch goes through these forms on its way:
 
@@ -8,20 +8,42 @@ A column of a batch goes through these forms on its way:
 * a tree of arrays (N, ...), all rows of all episodes in order: what `BatchIndividualItems` leaves, and what our own pieces
   write at once where `episodes` is an `EpisodeBatch`.
 
+No column shares memory that can be written with an episode, or with another call's batch: items are copied when they are added,
+`Items` are read-only views until they are stacked or changed.
+
 In multi-agent pipelines `AgentToModuleMapping` makes `{module id: {column: ...}}` of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
-from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.trees import Tree
+import numpy as np
 
-__all__ = ["Batch", "BatchHelpers", "Episodes", "Items", "filed_rows", "is_filed", "key_of"]
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.buffers.stacking import unstack
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.trees import Tree, leaves, map_leaves
+
+__all__ = [
+    "Batch",
+    "BatchHelpers",
+    "Episodes",
+    "Items",
+    "RowsOfEpisodes",
+    "SingleEpisodes",
+    "filed_rows",
+    "is_filed",
+    "key_of",
+    "owned",
+    "refiled",
+]
 
 Batch = dict[str, Any]
 Episodes = Sequence[Any] | EpisodeBatch
@@ -30,10 +52,28 @@ Episodes = Sequence[Any] | EpisodeBatch
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made per column and episode, and frozen ones take three times as long
 class Items:
-    """`count` items of one episode, already stacked: leaves (count, ...). Never changed after it was made."""
+    """`count` items of one episode, already stacked: leaves (count, ...), which others may hold, too: nobody writes to them."""
 
     tree: Tree
     count: int
+
+
+def read_only(tree: Tree) -> Tree:
+    """Views of arrays that cannot be written to; the arrays themselves can as before."""
+    if type(tree) is not np.ndarray:
+        return map_leaves(read_only, tree) if isinstance(tree, (dict, tuple)) else tree
+    view = tree[...]
+    view.flags.writeable = False
+    return view
+
+
+def owned(item: Tree) -> Tree:
+    """A copy of a tree, down to the numbers."""
+    if type(item) is np.ndarray:
+        return item.copy()
+    if isinstance(item, (dict, tuple)):
+        return map_leaves(owned, item)
+    return item if isinstance(item, (int, float, str, np.generic)) else deepcopy(item)
 
 
 def key_of(episode: SingleAgentEpisode) -> tuple[Any, ...]:
@@ -50,15 +90,62 @@ def is_filed(column: Any) -> bool:
 
 
 def filed_rows(keys: Iterable[tuple[Any, ...]], trees: Iterable[Tree], counts: Iterable[int]) -> dict[Any, list[Any]]:
-    """A whole column at once: under each key, in order, a tree of that many rows (or a list of so many items)."""
+    """A whole column at once: under each key, in order, a tree of that many rows (or a list of so many items).
+
+    Arrays are to be made for this call, views of others at least: they cannot be written to any more.
+    """
     filed: dict[Any, list[Any]] = {}
     for key, tree, count in zip(keys, trees, counts, strict=True):
         entries = filed.setdefault(key, [])
-        if type(tree) is list:
-            entries.extend(tree)
-        else:
+        if type(tree) is np.ndarray:
+            tree.setflags(write=False)
             entries.append(Items(tree, count))
+        elif type(tree) is list:
+            entries.extend(map(owned, tree))
+        else:
+            entries.append(Items(read_only(tree), count))
     return filed
+
+
+class SingleEpisodes(list[SingleAgentEpisode]):
+    """The episodes of an `EpisodeBatch`, one by one, for a piece that takes no other."""
+
+
+class RowsOfEpisodes(dict[str, Any]):
+    """A batch for such a piece. Columns may be stacked over all episodes already: helpers need to know whose rows are whose."""
+
+    __slots__ = ("episodes",)
+
+    def __init__(self, batch: Batch, episodes: SingleEpisodes) -> None:
+        super().__init__(batch)
+        self.episodes = episodes
+
+
+def refiled(batch: Batch, episodes: Sequence[SingleAgentEpisode], names: Iterable[str]) -> Batch:
+    """The columns `names` of a batch, filed by episode.
+
+    Those are columns of arrays (and lists of infos) with a row for each step of all episodes or, where `seq_lens` is there, for
+    each sequence; others stay.
+    """
+    moved = [episode for episode in episodes if len(episode)]
+    if not moved:
+        return {name: batch[name] for name in names}
+    keys, ends = [key_of(episode) for episode in moved], np.cumsum([len(episode) for episode in moved])
+    bounds = [0, *ends.tolist()]
+    sequences = batch.get(Columns.SEQ_LENS)
+    if isinstance(sequences, np.ndarray):
+        bounds = [0, *(np.searchsorted(np.cumsum(sequences), ends) + 1).tolist()]
+    return {name: _refiled(batch[name], keys, bounds) for name in names}
+
+
+def _refiled(held: Any, keys: Sequence[tuple[Any, ...]], bounds: list[int]) -> Any:
+    rows = [held] if isinstance(held, list) else [] if is_filed(held) else leaves(held)
+    lengths = {len(leaf) if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.ndim) else None for leaf in rows}
+    if lengths != {bounds[-1]}:
+        return held
+    parts = [slice(start, stop) for start, stop in pairwise(bounds)]
+    trees = (held[part] if isinstance(held, list) else map_leaves(itemgetter(part), held) for part in parts)
+    return filed_rows(keys, trees, (part.stop - part.start for part in parts))
 
 
 class BatchHelpers:
@@ -92,7 +179,7 @@ class BatchHelpers:
 
         Raises ValueError for a column that is stacked already, and for a batch that is already by module.
         """
-        _entries(batch, column, single_agent_episode).append(item_to_add)
+        _entries(batch, column, single_agent_episode).append(owned(item_to_add))
 
     @staticmethod
     def add_n_batch_items(
@@ -107,29 +194,37 @@ class BatchHelpers:
         if isinstance(items_to_add, list):
             if len(items_to_add) != num_items:
                 raise ValueError(f"{len(items_to_add)} items for column {column!r}, {num_items} announced")
-            entries.extend(items_to_add)
+            entries.extend(map(owned, items_to_add))
         elif num_items:
-            entries.append(Items(items_to_add, num_items))
+            entries.append(Items(read_only(items_to_add), num_items))
 
     @staticmethod
     def foreach_batch_item_change_in_place(batch: Batch, column: str | Sequence[str], func: Callable[..., Any]) -> None:
         """Put `func(item, episode id, agent id, module id)` in the place of each item of `column`; several columns go together.
 
-        With several columns `func` takes and gives a tuple of items. Ids are None for items without an episode.
-        Raises ValueError for a column that is not there, or is not made of individual items.
+        With several columns `func` takes and gives a tuple of items. Ids are None for items without an episode. The steps of a
+        numpy'ized episode come as RLlib has them: all at once, as arrays (T, ...), and `func` gives as many. One by one come
+        end flags that are asked for alone, and columns of which another has single items.
+
+        Raises ValueError for a column that is not there, or is stacked for good, and where `func` gives another number of rows.
         """
         names = [column] if isinstance(column, str) else list(column)
         missing = [name for name in names if name not in batch]
         if missing:
             raise ValueError(f"no columns {missing} in the batch; there are {sorted(map(str, batch))}")
+        if isinstance(batch, RowsOfEpisodes):
+            batch.update(refiled(batch, batch.episodes, names))
         columns = [batch[name] for name in names]
+        one_by_one = set(names) <= {Columns.TERMINATEDS, Columns.TRUNCATEDS}
         for key in columns[0] if isinstance(columns[0], dict) else [None]:
             lists = [part if key is None else part[key] for part in columns]
-            if any(not isinstance(part, list) or any(isinstance(item, Items) for item in part) for part in lists):
+            if any(not isinstance(part, list) for part in lists):
                 raise ValueError(f"columns {names} hold stacked rows: change them as arrays, or before they are stacked")
-            _change_each(
-                lists, (*key, None, None)[:3] if key is not None else (None,) * 3, func, single=isinstance(column, str)
-            )
+            if one_by_one or any(_counts(part) != _counts(lists[0]) for part in lists):
+                for part in lists:
+                    part[:] = _single_items(part)
+            ids = (*key, None, None)[:3] if key is not None else (None,) * 3
+            _change_each(names, lists, ids, func, single=isinstance(column, str))
 
     @staticmethod
     def switch_batch_from_column_to_module_ids(batch: Mapping[str, Mapping[Any, Any]]) -> dict[Any, dict[str, Any]]:
@@ -186,8 +281,27 @@ def _entries(batch: Batch, column: str, episode: SingleAgentEpisode | None) -> l
     raise ValueError(f"column {column!r} is already {type(held).__name__}: items cannot be added to it")
 
 
-def _change_each(lists: list[list[Any]], ids: tuple[Any, ...], func: Callable[..., Any], *, single: bool) -> None:
+def _counts(entries: list[Any]) -> list[int | None]:
+    return [entry.count if isinstance(entry, Items) else None for entry in entries]
+
+
+def _single_items(entries: list[Any]) -> list[Any]:
+    """Each row of `Items` as an item of its own."""
+    return [item for entry in entries for item in (unstack(owned(entry.tree)) if isinstance(entry, Items) else [entry])]
+
+
+def _change_each(
+    names: list[str], lists: list[list[Any]], ids: tuple[Any, ...], func: Callable[..., Any], *, single: bool
+) -> None:
     for i, items in enumerate(zip(*lists, strict=True)):
-        changed = func(items[0] if single else items, *ids)
-        for part, item in zip(lists, [changed] if single else changed, strict=True):
-            part[i] = item
+        handed = [owned(item.tree) if isinstance(item, Items) else item for item in items]
+        changed = func(handed[0] if single else tuple(handed), *ids)
+        for name, part, before, after in zip(names, lists, items, [changed] if single else changed, strict=True):
+            part[i] = _as_items(name, after, before.count) if isinstance(before, Items) else after
+
+
+def _as_items(name: str, rows: Tree, count: int) -> Items:
+    found = {len(leaf) if np.ndim(leaf) else None for leaf in leaves(rows)}
+    if found != {count}:
+        raise ValueError(f"column {name!r}: {count} rows were to be changed, and the function gave {sorted(map(str, found))}")
+    return Items(map_leaves(np.asarray, rows), count)

@@ -8,12 +8,14 @@ change, before any data is read; a piece that cannot take what comes before it i
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, overload
 
 import gymnasium as gym
 
+from offline_cli.connectors.batch_items import RowsOfEpisodes, SingleEpisodes
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.what_it_wants import what_it_wants
 from offline_cli.episodes.batch import EpisodeBatch
@@ -105,7 +107,10 @@ class ConnectorPipelineV2(ConnectorV2):
             if isinstance(episodes, EpisodeBatch) and piece.whole_arrays:
                 batch, episodes = piece.on_episode_batch(batch=batch, episodes=episodes, **call)
             else:
-                episodes = list(episodes) if isinstance(episodes, EpisodeBatch) else episodes
+                if isinstance(episodes, EpisodeBatch):
+                    episodes = SingleEpisodes(episodes)
+                if isinstance(episodes, SingleEpisodes) and not (piece.whole_arrays or self._stacks_before(piece)):
+                    batch = RowsOfEpisodes(batch, episodes)
                 batch = piece(batch=batch, episodes=episodes, **call)
         except Exception as err:
             err.add_note(f"in connector piece {name}")
@@ -117,6 +122,13 @@ class ConnectorPipelineV2(ConnectorV2):
                 fix="end its __call__ with `return batch`",
             )
         return batch, episodes
+
+    def _stacks_before(self, piece: ConnectorV2) -> bool:
+        """Whether columns are stacked for good before they come to this piece: no helper takes them apart again."""
+        from offline_cli.connectors.common.batch_individual_items import BatchIndividualItems
+
+        before = itertools.takewhile(lambda one: one is not piece, self.pieces())
+        return any(isinstance(one, BatchIndividualItems) for one in before)
 
     # ---- pieces by name ----
 

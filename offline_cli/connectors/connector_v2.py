@@ -1,4 +1,4 @@
-"""ConnectorV2, the base of every piece between episodes and a module; refuses to know what any piece does.
+"""ConnectorV2, the base of every piece between episodes and a module.
 
 The call contract, the batch layout (`batch_items.py`) and the helpers are RLlib's, so that a piece written for RLlib runs here
 after changing its import line. What differs: spaces are set both at once; states that cannot be merged raise.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
 from offline_cli.connectors.states import same_state, shown_names
@@ -16,7 +16,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, SpaceMismatch
 from offline_cli.spaces import Space
 
-__all__ = ["Batch", "ConnectorV2", "Episodes", "Items"]
+__all__ = ["STANDARD", "Batch", "ConnectorV2", "Episodes", "Items"]
+
+STANDARD: Final = frozenset({"as_learner_connector", "multi_agent"})
 
 
 class ConnectorV2(BatchHelpers, ABC):
@@ -40,10 +42,27 @@ class ConnectorV2(BatchHelpers, ABC):
     fills_obs: ClassVar[bool] = False  # puts observations into the batch
     before_obs: ClassVar[bool] = False  # comes too late once they are there, and raises
 
-    def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None, **_: Any) -> None:
+    def __init__(
+        self, input_observation_space: Space | None = None, input_action_space: Space | None = None, **standard: Any
+    ) -> None:
+        """`standard`: options that RLlib's builders give to any piece (`STANDARD`), whether it has a use for them or not.
+
+        Raises BadPiece, which is a TypeError, for others: no constructor before this one has taken them.
+        """
+        if standard.keys() - STANDARD:
+            raise self._unknown_options(standard)
         self._observation_space: Space | None = None
         self._action_space: Space | None = None
         self.set_input_spaces(input_observation_space, input_action_space)
+
+    def _unknown_options(self, given: Mapping[str, Any]) -> BadPiece:
+        from offline_cli.connectors.piece_options import option_mistakes, signature_of
+
+        name, signature = type(self).__name__, signature_of(type(self))
+        mistakes = [mistake for option in given if option not in STANDARD for mistake in option_mistakes(signature, [option])]
+        unknown = "; ".join(mistake for mistake in mistakes if mistake.startswith("unknown"))
+        fix = "correct the name; a class of your own takes its options out of what it passes on to super().__init__"
+        return BadPiece(f"{name}: {unknown}", where=f"piece {name}", fix=fix)
 
     @abstractmethod
     def __call__(

@@ -26,9 +26,10 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.piece_options import Signature, option_mistakes, signature_of
 from offline_cli.connectors.pipeline_building import Setting, assembled
 from offline_cli.connectors.registry import Maker, imported, own_pieces, registered
-from offline_cli.errors import BadConfig, StorageNotFound
+from offline_cli.errors import BadConfig
 from offline_cli.json_text import deeper_than
 from offline_cli.spaces import Space
+from offline_cli.storage.links import not_found
 from offline_cli.storage.schemas import load_schema, mistakes
 
 __all__ = ["PieceEntry", "PipelineFile", "load_pipeline", "parse_pipeline", "pipeline_of", "read_pipeline"]
@@ -114,7 +115,7 @@ def read_pipeline(path: str | PathLike[str], *, kind: Kind | None = None, truste
     try:
         text = Path(path).read_bytes()
     except (FileNotFoundError, IsADirectoryError) as err:
-        raise StorageNotFound("no such pipeline file", where=str(path), fix="check the path") from err
+        raise not_found(path, "no such pipeline file", where=str(path), fix="check the path") from err
     return pipeline_of(text, where=str(path), kind=kind, trusted=trusted)
 
 

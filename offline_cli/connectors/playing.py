@@ -8,6 +8,7 @@ of recurrent modules travel from step to step in there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,4 +104,6 @@ def _acts(outputs: dict[str, Any]) -> Acts:
         what = f"the module-to-env pipeline gave no {Columns.ACTIONS!r}, but {sorted(outputs)}"
         raise BadPiece(what, where="module-to-env pipeline", fix="keep GetActions in it, or make actions in the module")
     actions = outputs.pop(Columns.ACTIONS)
-    return Acts(actions, outputs.pop(Columns.ACTIONS_FOR_ENV, actions), outputs)
+    if Columns.ACTIONS_FOR_ENV not in outputs:
+        return Acts(actions, deepcopy(actions), outputs)  # environments may write into what they are given
+    return Acts(actions, outputs.pop(Columns.ACTIONS_FOR_ENV), outputs)

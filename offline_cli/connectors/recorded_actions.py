@@ -1,4 +1,4 @@
-"""Actions as recordings have them, beside those that an environment takes; refuses what the action space does not hold.
+"""Actions as recordings have them, beside those that an environment takes; the two share no memory.
 
 Boxes of floats are recorded as the module-to-env pipeline leaves them in `actions`, before they are fitted to the environment;
 choices and integer boxes as the environment takes them.
@@ -34,6 +34,8 @@ class RecordedActions:
         """Recorded and taken, leaves (B, ...), of `actions` and `actions_for_env`. Raises BadPiece."""
         taken = dict(self._typed(for_env))
         recorded = {path: leaf if path in self._raw else taken[path] for path, leaf in self._typed(actions)}
+        # Environments may write into what they are given.
+        taken = {path: leaf.copy() if np.may_share_memory(leaf, recorded[path]) else leaf for path, leaf in taken.items()}
         return unflatten_like(actions, list(recorded.values())), unflatten_like(for_env, list(taken.values()))
 
     def _typed(self, actions: Tree) -> Iterator[tuple[str, Any]]:

@@ -34,7 +34,6 @@ from offline_cli.storage.writer import DatasetWriter
 __all__ = ["WRITERS", "ConvertResult", "convert"]
 
 WRITERS: Final = ("episodes", "columns")
-KEPT_REJECTS = 1000  # rows set aside that are held before they are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,14 @@ class ConvertResult:
     duplicates_dropped: int
     fragments_stitched: int
     rows_quarantined: int  # rows that could not be read: skipped, or set aside
+    episodes_lost: int | None  # of the sources, and not written, but for duplicates and `limit`; None: a source does not say
     rejected: tuple[Mapping[str, str], ...]  # the first 10 of them: where, code, what
     assumptions: Mapping[str, int]  # by kind
-    dropped_columns: tuple[str, ...]  # of tables: what became of no part of an episode
+    dropped_columns: tuple[str, ...]  # what became no part of an episode, by name
+    dropped_reasons: Mapping[str, str]  # by the same names
     action_scale: str
     spaces_inferred: bool
+    on_error: str  # what became of rows that could not be read: "fail" | "skip" | "quarantine"
     dry_run: bool  # nothing was written
     preview: Preview | None  # only of a dry run
     seconds: float
@@ -114,7 +116,7 @@ def convert(
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
     check_target(target, overwrite=overwrite, resume=resume)
-    stream = read_episodes(
+    with read_episodes(
         places,
         from_=from_,
         on_error=on_error,
@@ -125,28 +127,29 @@ def convert(
         tables=tables,
         storage_options=storage_options,
         on_progress=on_progress,
-    )
-    writer_at = partial(
-        DatasetWriter,
-        format=cast(Literal["episodes", "columns"], to),
-        observation_space=stream.observation_space,
-        action_space=stream.action_space,
-        action_scale=stream.action_scale,
-        environment=Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None,
-        spaces_inferred=stream.spaces_inferred,
-        provenance=_provenance(places, stream, command),
-        compression=compression,
-        max_rows_per_file=max_rows_per_file,
-        tally=stream.tally,
-        identity=json.dumps([[place.url for place in places], from_, on_error, env, action_scale, limit, said_of_tables]),
-        check_ids=False,  # reading has done so
-    )
-    if dry_run:
-        shown = preview(stream, writer_at)
-        return _result(stream, target, to, (shown.episodes, shown.steps, 0), started, shown)
-    manifest = _written(writer_at(target, overwrite=overwrite, resume=resume), stream, target)
-    counts = manifest.counts.episodes, manifest.counts.steps, len(manifest.shards)
-    return _result(stream, target, to, counts, started, None)
+    ) as stream:
+        writer_at = partial(
+            DatasetWriter,
+            format=cast(Literal["episodes", "columns"], to),
+            observation_space=stream.observation_space,
+            action_space=stream.action_space,
+            action_scale=stream.action_scale,
+            environment=Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None,
+            spaces_inferred=stream.spaces_inferred,
+            provenance=_provenance(places, stream, command),
+            compression=compression,
+            max_rows_per_file=max_rows_per_file,
+            tally=stream.tally,
+            identity=json.dumps([[place.url for place in places], from_, on_error, env, action_scale, limit, said_of_tables]),
+            check_ids=False,  # reading has done so
+        )
+        if dry_run:
+            stream.set_aside_to(lambda _: None)
+            shown = preview(stream, writer_at)
+            return _result(stream, target, to, (shown.episodes, shown.steps, 0), started, shown)
+        manifest = _written(writer_at(target, overwrite=overwrite, resume=resume), stream, target)
+        counts = manifest.counts.episodes, manifest.counts.steps, len(manifest.shards)
+        return _result(stream, target, to, counts, started, None)
 
 
 def _check_numbers(to: str, limit: int | None, workers: int) -> None:
@@ -160,18 +163,18 @@ def _check_numbers(to: str, limit: int | None, workers: int) -> None:
 def _written(writer: DatasetWriter, stream: EpisodeStream, target: Location) -> Manifest:
     try:
         with writer:
+            stream.set_aside_to(writer.quarantine)
             for batch in stream:
                 writer.write(_without(batch, writer.ids_written))
-                if len(stream.rejects.kept) >= KEPT_REJECTS:
-                    writer.quarantine(stream.rejects.kept)
-            writer.quarantine(stream.rejects.kept)
+            stream.rejects.hand_on()
             counts = {
                 "duplicate-episode": stream.tally.duplicates_dropped,
                 "stitched-fragment": stream.tally.fragments_stitched,
                 "unreadable-row": stream.rejects.count,
             }
-            kept = {kind: count for kind, count in counts.items() if count}
-            return writer.commit(assumptions=ChainMap(kept, stream.tally.assumptions))  # the writer may still add to the tally
+            kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
+            counted = ChainMap(kept, stream.tally.assumptions)  # the writer may still add to the tally
+            return writer.commit(assumptions=counted, episodes_lost=stream.episodes_lost)
     except KeyboardInterrupt as interrupt:
         raise _interrupted(target) from interrupt
 
@@ -220,11 +223,14 @@ def _result(
         duplicates_dropped=stream.tally.duplicates_dropped,
         fragments_stitched=stream.tally.fragments_stitched,
         rows_quarantined=stream.rejects.count,
+        episodes_lost=stream.episodes_lost,
         rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
-        assumptions=dict(stream.tally.assumptions),
-        dropped_columns=tuple(dict.fromkeys(name for table in stream.tables for name in table.dropped_columns)),
+        assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
+        dropped_columns=tuple(stream.tally.dropped_columns),
+        dropped_reasons=dict(stream.tally.dropped_columns),
         action_scale=stream.action_scale,
         spaces_inferred=stream.spaces_inferred,
+        on_error=str(stream.rejects.on_error),
         dry_run=shown is not None,
         preview=shown,
         seconds=time.monotonic() - started,

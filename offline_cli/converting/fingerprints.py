@@ -26,6 +26,7 @@ _KEY = np.frombuffer(os.urandom(8), np.uint64)[0]
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
+BLOCK = 1 << 16  # rows that are mixed at a time
 MAX_WORDS = 64  # 8-byte words per step; above, hashing the bytes of each episode is faster than mixing columns
 
 
@@ -46,15 +47,29 @@ def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
 
 def _sums(leaves: list[NDArray[np.generic]], starts: NDArray[np.int64]) -> NDArray[np.uint64]:
     """(E,) for each episode the sum over its rows of a mix of position and words."""
-    lengths = np.diff(starts)
-    rows = np.arange(int(starts[-1]), dtype=np.uint64) - np.repeat(starts[:-1].astype(np.uint64), lengths)
+    totals = np.zeros(len(starts), np.uint64)  # of the rows before each start
+    before = np.zeros(1, np.uint64)
+    for first in range(0, int(starts[-1]), BLOCK):  # blocks stay in the processor's cache, and long episodes take no memory
+        stop = min(first + BLOCK, int(starts[-1]))
+        sums = np.cumsum(np.concatenate([before, _mixed_rows(leaves, starts, first, stop)]), dtype=np.uint64)
+        here = slice(*np.searchsorted(starts, [first, stop], side="right").tolist())
+        totals[here] = sums[starts[here] - first]
+        before = sums[-1:]
+    return totals[1:] - totals[:-1]
+
+
+def _mixed_rows(leaves: list[NDArray[np.generic]], starts: NDArray[np.int64], first: int, stop: int) -> NDArray[np.uint64]:
+    """(stop - first,) of each of these rows the mix."""
+    episodes = slice(int(np.searchsorted(starts, first, side="right")) - 1, int(np.searchsorted(starts, stop)))
+    begins = starts[episodes]
+    ends = np.clip(starts[episodes.start : episodes.stop + 1], first, stop)
+    lengths = ends[1:] - ends[:-1]
+    rows = np.arange(first, stop, dtype=np.uint64) - np.repeat(begins.astype(np.uint64), lengths)
     rows += _KEY
     for leaf in leaves:
-        for words in _words(leaf):
+        for words in _words(leaf[first:stop]):
             rows = _mix(rows, words)
-    totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(rows, dtype=np.uint64)])
-    sums: NDArray[np.uint64] = totals[starts[1:]] - totals[starts[:-1]]
-    return sums
+    return rows
 
 
 def _mix(state: NDArray[np.uint64], words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -6,7 +6,7 @@ The order is: what the source declares, then `env`, then inference from all the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,27 @@ from offline_cli.errors import BadEpisode, SpaceMismatch
 from offline_cli.spaces import Space, describe, infer_space
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["Extremes", "as_space", "check_fits", "check_same_shapes", "only_discrete"]
+__all__ = [
+    "Extremes",
+    "as_space",
+    "check_fits",
+    "check_same_extra",
+    "check_same_extra_names",
+    "check_same_shapes",
+    "check_same_values",
+    "extra_dtypes",
+    "only_discrete",
+]
+
+NUMBERS = "iuf"  # kinds of dtypes that have a common one
+TWO_DATASETS = "convert the two kinds of recording into two datasets"
 
 
 @dataclass(slots=True)
 class Extremes:
-    """Smallest and largest values of each leaf over many batches: all that inference needs of the data."""
+    """Smallest and largest values of each leaf over many batches, and dtypes: all that inference needs of the data."""
 
+    extra_dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)  # of extra model outputs, by dotted path of the leaf
     _obs: list[Tree] = field(default_factory=list)
     _actions: list[Tree] = field(default_factory=list)
 
@@ -33,11 +47,19 @@ class Extremes:
         """Take one more batch into account."""
         if batch.num_steps:
             self.see_values(batch.obs, batch.actions)
+            self.see_extra(extra_dtypes(batch))
 
     def see_values(self, obs: Tree, actions: Tree) -> None:
         """Take some observations and actions, at least one of each, into account."""
         self._obs.append(map_leaves(_extremes, obs))
         self._actions.append(map_leaves(_extremes, actions))
+
+    def see_extra(self, dtypes: Mapping[str, np.dtype[Any]]) -> None:
+        """Numbers of two dtypes get one that holds both."""
+        for path, dtype in dtypes.items():
+            known = self.extra_dtypes.get(path, dtype)
+            both_numbers = known.kind in NUMBERS and dtype.kind in NUMBERS
+            self.extra_dtypes[path] = np.result_type(known, dtype) if both_numbers else known
 
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space that all batches fit: integers become Discrete, vectors of them only in actions."""
@@ -48,15 +70,49 @@ class Extremes:
 
 
 def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
-    """Raise BadEpisode, naming the first episode of each, where no space can have both; dtypes may differ."""
-    for name in ("obs", "actions"):
-        mine, theirs = (getattr(batch, name) for batch in (first, other))
-        if first is not other and _shapes(mine) != _shapes(theirs):
-            raise BadEpisode(
-                f"two kinds of episodes: {name} is {_in_words(mine)}, and {_in_words(theirs)}",
-                where=f"episodes {first.ids[0]} and {other.ids[0]}",
-                fix="convert the two kinds of recording into two datasets",
-            )
+    """Raise BadEpisode, naming the first episode of each, where no dataset can have both; dtypes of numbers may differ."""
+    if first is not other:
+        where = f"episodes {first.ids[0]} and {other.ids[0]}"
+        check_same_values(first, other.obs, other.actions, where=where)
+        check_same_extra(first, other)
+
+
+def check_same_extra(first: EpisodeBatch, other: EpisodeBatch) -> None:
+    """Raise BadEpisode where the extra model outputs are others, or no dtype holds both."""
+    _check_same_extra(_kinds(first.extra), _kinds(other.extra), f"episodes {first.ids[0]} and {other.ids[0]}")
+
+
+def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
+    """Of the extra model outputs, by dotted path of the leaf."""
+    return {path: leaf.dtype for name, tree in batch.extra.items() for path, leaf in flatten(tree, name)}
+
+
+def check_same_extra_names(first: EpisodeBatch, paths: Collection[str], *, where: str) -> None:
+    """Raise BadEpisode where the extra model outputs are others than those with leaves at `paths`."""
+    _check_same_extra(dict.fromkeys(_kinds(first.extra), "there"), dict.fromkeys(paths, "there"), where)
+
+
+def _check_same_extra(mine: Mapping[str, str], theirs: Mapping[str, str], where: str) -> None:
+    if mine != theirs:
+        path = next(path for path in (*mine, *theirs) if mine.get(path) != theirs.get(path))
+        what = f"extra {path} is {mine.get(path, 'missing')} in one and {theirs.get(path, 'missing')} in the other"
+        raise BadEpisode(f"two kinds of episodes: {what}", where=where, fix=TWO_DATASETS)
+
+
+def check_same_values(first: EpisodeBatch, obs: Tree, actions: Tree, *, where: str) -> None:
+    """Raise BadEpisode where no space has values of both shapes."""
+    for name, mine, theirs in (("obs", first.obs, obs), ("actions", first.actions, actions)):
+        if _shapes(mine) != _shapes(theirs):
+            what = f"two kinds of episodes: {name} is {_in_words(mine)}, and {_in_words(theirs)}"
+            raise BadEpisode(what, where=where, fix=TWO_DATASETS)
+
+
+def _kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
+    """What dtypes and shapes can be in one column, in words, by path."""
+    leaves = [(path, leaf) for name, tree in extra.items() for path, leaf in flatten(tree, name)]
+    return {
+        path: f"{'number' if leaf.dtype.kind in NUMBERS else leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves
+    }
 
 
 def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
@@ -95,9 +151,15 @@ def check_fits(tree: Tree, space: Space, *, name: str, said_by: str, where: str)
         raise SpaceMismatch(
             f"{problems[0]}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
             where=where,
-            fix="name the environment that was recorded with --env, or leave --env out to infer spaces from the data",
+            fix=_other_space(said_by),
             details={"problems": problems},
         )
+
+
+def _other_space(said_by: str) -> str:
+    if said_by.startswith("--env "):
+        return f"name the environment that was recorded in place of {said_by}, or leave --env out to infer spaces from the data"
+    return "name the environment that was recorded with --env, or correct what the source says"
 
 
 def _problems(tree: Tree, space: Space, name: str) -> Iterator[str]:

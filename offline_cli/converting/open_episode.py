@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["OpenEpisode", "agree", "chains", "final_is_repeated", "join", "tail"]
+__all__ = ["OpenEpisode", "agree", "chains", "join", "lacks_final", "tail"]
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class OpenEpisode:
             return self.length
         if agree(self._head(piece.num_steps), piece):
             return 0
-        return self.length if follows or final_is_repeated(last) else None
+        return self.length if follows or lacks_final(last) else None
 
 
 def join(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
@@ -135,6 +135,7 @@ def join(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
         multi_agent_ids=_first(parts.multi_agent_ids),
         custom_data=None if parts.custom_data is None else ({k: v for part in parts.custom_data for k, v in part.items()},),
         clock=None if parts.clock is None else np.array([[parts.clock[0, 0], parts.clock[-1, 1]]]),
+        final_missing=None if parts.final_missing is None else parts.final_missing[-1:],
     )
 
 
@@ -210,9 +211,9 @@ def chains(before: EpisodeBatch, after: EpisodeBatch) -> bool:
     return _same_row(before.obs, -1, after.obs, 0)
 
 
-def final_is_repeated(piece: EpisodeBatch) -> bool:
-    """Whether the final observation equals the one acted on last, as where the source has no next observations."""
-    return piece.num_steps > 0 and _same_row(piece.obs, -1, piece.obs, -2)
+def lacks_final(piece: EpisodeBatch) -> bool:
+    """Whether the source has no final observation of this piece, so that the one acted on last is repeated in its place."""
+    return piece.final_missing is not None and bool(piece.final_missing[-1])
 
 
 def _same_row(left: Tree, i: int, right: Tree, j: int) -> bool:

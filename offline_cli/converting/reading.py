@@ -3,17 +3,24 @@
 Decisions:
 
 * Spaces are those that the sources declare, else those of `env`, else inferred from all the data and marked so.
-* All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs.
+* All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs,
+  unless the caller names those that it uses (`extra_outputs.py`).
 * The scale of actions without a Box of floats is `env`: there is only one. Others have the scale that the source declares,
   else the one that the caller says, else `unknown`; sources of different scales are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Final, Self
 
+import numpy as np
+
+from offline_cli.converting.extra_outputs import ExtraOutputs
 from offline_cli.converting.fitting import as_space, check_fits, only_discrete
 from offline_cli.converting.whole_episodes import WholeEpisodes
 from offline_cli.engines.processes import helpers
@@ -30,20 +37,28 @@ from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, Source
 from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.conforming import conform
 from offline_cli.storage.locations import Sources
-from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.quarantine import WaitingRejects
+from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
 
 __all__ = ["EpisodeStream", "read_episodes", "read_opened"]
 
 BY_SOURCE: Final = "the source"
+Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
 
 
 @dataclass(slots=True)
 class EpisodeStream:
-    """Whole episodes in batches, read while iterating, once; `tally` and `rejects` are complete when it ends."""
+    """Whole episodes in batches, read while iterating, once; `tally` and `rejects` are complete when it ends.
+
+    A context manager: its end, an error in reading and `close` close the sources. Use it with `with`: else files and threads
+    stay open where you stop halfway, or raise.
+    """
 
     observation_space: Space
     action_space: Space
@@ -58,36 +73,65 @@ class EpisodeStream:
     tables: list[TableSource]  # those of the sources which are tables
     tally: Tally
     rejects: Rejects
+    _waiting: WaitingRejects
+    _extra_dtypes: Mapping[str, np.dtype[Any]]
     _episodes: Iterator[EpisodeBatch]
     _said_by: str
+    _sources: Scope
+    _lost_before: Counter[str] = field(default_factory=Counter)  # as the manifests of datasets among the sources say, by reason
+    _lost_before_in_all: int | None = 0  # and in all, for which a manifest may give fewer reasons; None: one does not say
     _started: bool = False
+
+    def close(self) -> None:
+        """Read no further."""
+        self._sources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._sources.__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         if self._started:
             raise RuntimeError("a stream of episodes can be read once")
         self._started = True
         first: EpisodeBatch | None = None
-        for batch in self._episodes:
-            fitted = self._fit(batch)
-            if first is None:
-                first = fitted
-            _check_structure(first, fitted)
-            yield fitted
+        with self:
+            for batch in self._episodes:
+                fitted = self._fit(batch)
+                if first is None:
+                    first = fitted
+                _check_structure(first, fitted)
+                yield fitted
+
+    @property
+    def lost_by_reason(self) -> Mapping[str, int]:
+        """Episodes of the sources that are not in the stream, as far as they are known; by `Lost`."""
+        return self.rejects.lost + self._lost_before
+
+    @property
+    def episodes_lost(self) -> int | None:
+        """How many in all; None where a dataset among the sources does not say how many it lost itself."""
+        before = self._lost_before_in_all
+        return None if before is None else before + self.rejects.lost.total()
+
+    def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
+        """Hand the rows set aside under `quarantine` to `keep`: those so far now, later ones whenever some are together.
+
+        What is held at the end goes with `rejects.hand_on()`.
+        """
+        self._waiting.hand_to(keep)
+        self.rejects.keep = keep
 
     def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
         """`batch` in the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
         if self._said_by == BY_SOURCE and not self.spaces_inferred:
-            self._check_same_spaces(batch)
+            _check_same_spaces(batch, self.observation_space, self.action_space)
         batch = _structured(batch, (self.observation_space, self.action_space))
         where = f"episode {batch.ids[0]} of {', '.join(self.locations)}"
         _check_batch(batch, (self.observation_space, self.action_space), said_by=self._said_by, where=where)
-        return conform(batch, self.observation_space, self.action_space)
-
-    def _check_same_spaces(self, batch: EpisodeBatch) -> None:
-        pairs = ((batch.observation_space, self.observation_space), (batch.action_space, self.action_space))
-        for name, (own, common) in zip(("observation", "action"), pairs, strict=True):
-            if own is not None and not same_space(own, common):
-                raise _two_spaces(name, ("the first episode", common), (f"episode {batch.ids[0]}", own))
+        return conform(batch, self.observation_space, self.action_space, self._extra_dtypes)
 
 
 def read_episodes(
@@ -100,6 +144,7 @@ def read_episodes(
     limit: int | None = None,
     workers: int = WORKERS,
     tables: TableOptions | None = None,
+    extras: Extras = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
@@ -108,6 +153,7 @@ def read_episodes(
     `env`: an environment by name, for sources without spaces. `action_scale`: `env` or `normalized`, for sources that do not
     say it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
     files read at a time, and processes that read large SampleBatch JSON. `tables`: how to read those that are tables.
+    `extras`: chooses the extra model outputs that are kept, from the opened sources; None: all, which have to be the same ones.
     Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
@@ -123,6 +169,8 @@ def read_episodes(
         limit=limit,
         workers=workers,
         memory_limit=MEMORY_LIMIT if tables is None else tables.memory_limit,
+        extras=extras,
+        temp_dir=None if tables is None else tables.temp_dir,
         on_progress=on_progress,
     )
 
@@ -137,36 +185,80 @@ def read_opened(
     limit: int | None = None,
     workers: int = WORKERS,
     memory_limit: int = MEMORY_LIMIT,
+    extras: Extras = None,
+    temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`."""
-    _prepare(opened, env_spaces, workers, on_progress)
-    episodes = WholeEpisodes(opened, OnError(on_error), on_progress, limit, memory_limit)
-    first = episodes.first()
-    if env_spaces is not None:
-        _check_batch(first, env_spaces, said_by=f"--env {env}", where=f"episode {first.ids[0]} of {opened[0].location}")
-    observation, action, said_by = _declared(opened, first, env, env_spaces)
-    inferred = observation is None or action is None
-    if observation is None or action is None:
-        guessed = episodes.inferred_spaces()
-        observation, action = observation or guessed[0], action or guessed[1]
-    return EpisodeStream(
-        observation_space=observation,
-        action_space=action,
-        spaces_inferred=inferred or (env is None and any(map(_is_inferred, opened))),
-        action_scale=_scale(opened, action, action_scale),
-        environment_id=env or _common([source.environment_id for source in opened]),
-        environment_kwargs=_environment_kwargs(opened) if env is None else {},
-        formats=[source.format for source in opened],
-        locations=[source.location for source in opened],
-        commands=[line for source in opened if isinstance(source, OwnSource) for line in source.commands],
-        complete=all(source.dataset.manifest.complete for source in opened if isinstance(source, OwnSource)),
-        tables=[source for source in opened if isinstance(source, TableSource)],
-        tally=episodes.tally,
-        rejects=episodes.rejects,
-        _episodes=iter(episodes),
-        _said_by=said_by,
-    )
+    with Scope() as scope:
+        for source in opened:
+            scope.enter(closing(source))
+        _prepare(opened, env_spaces, workers, on_progress)
+        episodes = WholeEpisodes(
+            opened,
+            OnError(on_error),
+            on_progress,
+            limit,
+            memory_limit=memory_limit,
+            temp_dir=temp_dir,
+            extras=None if extras is None else extras(opened),
+        )
+        scope.enter(closing(episodes.waiting))
+        first = episodes.first()
+        if env_spaces is not None:
+            _check_batch(first, env_spaces, said_by=f"--env {env}", where=f"episode {first.ids[0]} of {opened[0].location}")
+        observation, action, said_by = _declared(opened, first, env, env_spaces)
+        inferred = observation is None or action is None
+        if observation is None or action is None:
+            guessed = episodes.inferred_spaces()
+            observation, action = observation or guessed[0], action or guessed[1]
+        else:
+            by_source = said_by == BY_SOURCE and not inferred
+            spaces = observation, action
+            episodes.compare_later_sources(lambda batch: _check_same_spaces(batch, *spaces) if by_source else None)
+        made_from = [source.dataset.manifest for source in opened if isinstance(source, OwnSource)]
+        return EpisodeStream(
+            observation_space=observation,
+            action_space=action,
+            spaces_inferred=inferred or (env is None and any(map(_is_inferred, opened))),
+            action_scale=_scale(opened, action, action_scale),
+            environment_id=env or _common([source.environment_id for source in opened]),
+            environment_kwargs=_environment_kwargs(opened) if env is None else {},
+            formats=[source.format for source in opened],
+            locations=[source.location for source in opened],
+            commands=[line for source in opened if isinstance(source, OwnSource) for line in source.commands],
+            complete=all(manifest.complete for manifest in made_from),
+            tables=[source for source in opened if isinstance(source, TableSource)],
+            tally=episodes.tally,
+            rejects=episodes.rejects,
+            _waiting=episodes.waiting,
+            _extra_dtypes=episodes.extra_dtypes,
+            _episodes=iter(episodes),
+            _said_by=said_by,
+            _lost_before=_lost_before(made_from),
+            _lost_before_in_all=_lost_before_in_all(made_from),
+            _sources=scope.moved(),
+        )
+
+
+def _lost_before(manifests: Sequence[Manifest]) -> Counter[str]:
+    """What the makers of datasets lost, by reason."""
+    found: Counter[str] = Counter()
+    for manifest in manifests:
+        found.update({kind.value: manifest.assumptions.get(kind, 0) for kind in Lost})
+    return +found
+
+
+def _lost_before_in_all(manifests: Sequence[Manifest]) -> int | None:
+    lost = [manifest.episodes_lost for manifest in manifests]
+    return None if None in lost else sum(count for count in lost if count is not None)
+
+
+def _check_same_spaces(batch: EpisodeBatch, observation: Space, action: Space) -> None:
+    pairs = ((batch.observation_space, observation), (batch.action_space, action))
+    for name, (own, common) in zip(("observation", "action"), pairs, strict=True):
+        if own is not None and not same_space(own, common):
+            raise _two_spaces(name, ("the first episode", common), (f"episode {batch.ids[0]}", own))
 
 
 def _structured(batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatch:

@@ -12,6 +12,7 @@ Decisions:
 * What is unfinished at the end becomes a truncated episode, counted as `unfinished-episode`; one with a gap is refused.
 * An episode that lost a row to `skip` or `quarantine` (`Rejects.incomplete`) is set aside whole: where the row was its first
   or its last, what is left would look like an episode, and begin or end in the wrong place.
+* Every id that is refused counts once as a lost episode, by reason (`Rejects.lost`), however many parts or copies it has.
 """
 
 from __future__ import annotations
@@ -27,19 +28,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.converting.fingerprints import fingerprints
-from offline_cli.converting.open_episode import OpenEpisode, chains, final_is_repeated
+from offline_cli.converting.open_episode import OpenEpisode, chains, lacks_final
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.source import AFTER_END, CONTINUES, UNKNOWN_START, Places
 from offline_cli.key_index import KnownIds
-from offline_cli.tally import UNFINISHED, OnError, Rejects, Tally
+from offline_cli.tally import UNFINISHED, Lost, OnError, Rejects, Tally
 from offline_cli.trees import flatten
 
 __all__ = ["Stitcher"]
 
 NO_NEXT_OBS = "missing-final-observation"
 SEARCHES = 100  # for the place of an earlier episode: each takes as long as there are episodes
-GAP, LOST = "gap-in-episode", "incomplete-episode"
+GAP, LOST, CONFLICT = "gap-in-episode", "incomplete-episode", "conflicting-episode"
+AFTER, MIXED = "steps-after-end", "mixed-structures"
+REASONS = {
+    GAP: Lost.GAP,
+    LOST: Lost.BAD_ROW,
+    CONFLICT: Lost.CONFLICT,
+    AFTER: Lost.STEPS_AFTER_END,
+    MIXED: Lost.MIXED_STRUCTURES,
+}
 
 
 @dataclass(slots=True)
@@ -81,9 +90,10 @@ class Stitcher:
                 if name not in self._passed:
                     repeated.passed.append(entry)
                     self._note([name], [repeated.prints[entry]], np.zeros(1, np.int64), None, place)
+                    self._count_final(batch, entry, place)
                     continue
                 if repeated.prints[entry] == self._prints[self._passed.number(name)]:
-                    self.tally.drop_duplicate(partial(_at, place, name))
+                    self._drop_duplicate(batch, entry, place)
                     continue
             completed = self._take(batch.select([entry]), place)
             done += [*repeated.taken(), *completed] if completed else []
@@ -96,6 +106,7 @@ class Stitcher:
     def finish(self) -> Iterator[EpisodeBatch]:
         """The episodes that nothing ended, as truncated ones, once every source has been read."""
         done: list[EpisodeBatch] = []
+        self._passed.met(self._open)  # all at once; below they are looked up one by one
         for name, episode in list(self._open.items()):
             if episode.location != self.tally.location:
                 yield from _gather(done)
@@ -113,7 +124,13 @@ class Stitcher:
                 self.tally.assume(UNFINISHED, places=_place(episode.place, name))
                 done.append(self._close(name, truncated=True))
         self._open.clear()
+        self._count_unseen()
         yield from _gather(done)
+
+    def _count_unseen(self) -> None:
+        """Episodes of which every row was lost: their ids are all that is known of them."""
+        names = [name for name in self.rejects.incomplete if name not in self._refused]
+        self.rejects.lose_episodes(Lost.BAD_ROW, len(names) - len(self._passed.met(names)))
 
     # ---- whole batches ----
 
@@ -132,7 +149,8 @@ class Stitcher:
         self, batch: EpisodeBatch, prints: list[int], entries: NDArray[np.int64], places: Places | None, location: str
     ) -> EpisodeBatch:
         self._note(batch.ids, prints, entries, places, location)
-        return _from_its_start(batch)
+        self._count_finals(batch, entries, places, location)
+        return _as_whole(batch)
 
     def _note(
         self, names: Sequence[str], prints: list[int], entries: NDArray[np.int64], places: Places | None, location: str
@@ -154,6 +172,28 @@ class Stitcher:
             ordinal -= count
         raise AssertionError(name)
 
+    # ---- what is counted of whole episodes, passed on or dropped as duplicates ----
+
+    def _count_finals(self, batch: EpisodeBatch, entries: NDArray[np.int64], places: Places | None, location: str) -> None:
+        """`entries` and `places`, or else `location`, say where the episodes of `batch` stand."""
+        if batch.final_missing is None:
+            return
+        missing = np.flatnonzero(batch.final_missing).tolist()
+
+        def in_words() -> Iterator[str]:
+            return (_at(location if places is None else places[int(entries[e])], batch.ids[e]) for e in missing)
+
+        self.tally.assume(NO_NEXT_OBS, len(missing), places=in_words)
+
+    def _count_final(self, batch: EpisodeBatch, entry: int, place: str) -> None:
+        if batch.final_missing is not None and batch.final_missing[entry]:
+            self.tally.assume(NO_NEXT_OBS, places=_place(place, batch.ids[entry]))
+
+    def _drop_duplicate(self, batch: EpisodeBatch, entry: int, place: str) -> None:
+        """What was assumed of it is counted as of the first one: counts are of all that was read."""
+        self._count_final(batch, entry, place)
+        self.tally.drop_duplicate(partial(_at, place, batch.ids[entry]))
+
     # ---- one fragment ----
 
     def _take(self, piece: EpisodeBatch, place: str) -> list[EpisodeBatch]:
@@ -173,7 +213,7 @@ class Stitcher:
         difference = episode.structure_difference(piece)
         if difference:
             what = f"its rows at {episode.place} are of another structure: {difference}"
-            self._refuse(episode, _broken(name, what, place, "mixed-structures"), piece)
+            self._refuse(episode, _broken(name, what, place, MIXED), piece)
             return []
         start = _start(episode, piece)
         if start is None:
@@ -194,33 +234,31 @@ class Stitcher:
         if int(fingerprints(whole)[0]) != self._prints[self._passed.number(name)]:
             self._refuse(episode, self._two_episodes(name, episode.place))
         else:
-            self.tally.drop_duplicate(lambda: _at(episode.place, name))
+            self._count_joints(episode)
+            self._drop_duplicate(whole, 0, episode.place)
             del self._open[name]
         return []
 
     def _close(self, name: str, *, truncated: bool = False) -> EpisodeBatch:
         """Count what joining takes, and pass the episode on."""
         episode = self._open.pop(name)
-        self.tally.fragments_stitched += len(episode.pieces) - 1
-        self.tally.assume("repeated-steps", episode.refilled, places=_place(episode.place, name))
-        for before, after in zip(episode.pieces, episode.pieces[1:], strict=False):
-            self._count_joint(before, after)
+        self._count_joints(episode)
         whole = episode.joined()
         if truncated:
             whole = replace(whole, truncated=np.ones(1, np.bool_))
         return self._pass(whole, fingerprints(whole).tolist(), np.zeros(1, np.int64), None, episode.place)
 
+    def _count_joints(self, episode: OpenEpisode) -> None:
+        self.tally.fragments_stitched += len(episode.pieces) - 1
+        self.tally.assume("repeated-steps", episode.refilled, places=_place(episode.place, episode.pieces[0].ids[0]))
+        for before, after in zip(episode.pieces, episode.pieces[1:], strict=False):
+            self._count_joint(before, after)
+
     def _count_joint(self, before: EpisodeBatch, after: EpisodeBatch) -> None:
-        if not self._take_back_final(before) and not chains(before, after):
+        if not lacks_final(before) and not chains(before, after):
             start = 0 if before.t_started is None else int(before.t_started[0])
             step = f", step {start + before.num_steps}" if start >= 0 else ""
             self.tally.assume("broken-chain", places=lambda: [f"episode {before.ids[0]}{step}"])
-
-    def _take_back_final(self, piece: EpisodeBatch) -> bool:
-        """Whether the reader counted the final observation of `piece` as missing; that is not so any more."""
-        counted = self.tally.assumptions[NO_NEXT_OBS] > 0 and final_is_repeated(piece)
-        self.tally.assume(NO_NEXT_OBS, -int(counted))
-        return counted
 
     # ---- what cannot be an episode ----
 
@@ -230,12 +268,14 @@ class Stitcher:
         self._refused.add(name)
         self._open.pop(name, None)
         self._set_aside(error, pieces)
+        problem = error.details[PROBLEM]
+        if problem != LOST or name not in self._passed:  # a copy that lost a row, of an episode passed on, is no loss
+            self.rejects.lose_episodes(REASONS[problem])
 
     def _set_aside(self, error: BadData, pieces: Sequence[EpisodeBatch]) -> None:
         keep = self.rejects.on_error is OnError.QUARANTINE
         for piece in pieces:
             self.rejects.add(error, raw=_as_json(piece) if keep else b"", rows=piece.num_steps)
-            self._take_back_final(piece)
 
     def _lost_a_row(self, name: str, place: str) -> BadData:
         what = f"a row of it, or one that may be of it, was lost at {self.rejects.incomplete[name]}"
@@ -249,7 +289,7 @@ class Stitcher:
             f"two different episodes have the id {name}",
             where=f"{first} and {place}",
             fix="give each recording its own ids, or --on-error skip to leave the second one out",
-            details={PROBLEM: "conflicting-episode"},
+            details={PROBLEM: CONFLICT},
         )
 
 
@@ -272,7 +312,7 @@ class _Repeated:
             return []
         chosen = self.batch.select(self.passed)
         self.passed.clear()
-        return [_from_its_start(chosen)]
+        return [_as_whole(chosen)]
 
 
 def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
@@ -283,8 +323,10 @@ def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
     return whole
 
 
-def _from_its_start(batch: EpisodeBatch) -> EpisodeBatch:
-    return batch if batch.t_started is None else replace(batch, t_started=None)
+def _as_whole(batch: EpisodeBatch) -> EpisodeBatch:
+    """`batch` without what only fragments have to say."""
+    is_whole = batch.t_started is None and batch.final_missing is None
+    return batch if is_whole else replace(batch, t_started=None, final_missing=None)
 
 
 def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:
@@ -303,7 +345,7 @@ def _gap(name: str, episode: OpenEpisode) -> BadData:
 
 
 def _after_end(name: str, place: str, what: str = "it has steps after its end") -> BadData:
-    return _broken(name, what, place, "steps-after-end")
+    return _broken(name, what, place, AFTER)
 
 
 def _broken(name: str, what: str, place: str, problem: str) -> BadData:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any, cast
 
-from offline_cli.converting.fitting import Extremes, check_same_shapes
+import numpy as np
+
+from offline_cli.converting.extra_outputs import ExtraOutputs
+from offline_cli.converting.fitting import (
+    Extremes,
+    check_same_extra,
+    check_same_extra_names,
+    check_same_shapes,
+    check_same_values,
+    extra_dtypes,
+)
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData
@@ -15,8 +27,9 @@ from offline_cli.formats.memory import MEMORY_LIMIT, room_for_data
 from offline_cli.formats.source import ROWS, Placed, Scannable, Source
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
+from offline_cli.storage.quarantine import WaitingRejects
 from offline_cli.tally import OnError, Rejects, Tally
-from offline_cli.trees import leaves
+from offline_cli.trees import Tree, leaves
 
 __all__ = ["WholeEpisodes", "stitched"]
 
@@ -33,17 +46,25 @@ class WholeEpisodes:
     on_progress: OnProgress
     limit: int | None = None  # episodes; nothing is read, counted or inferred beyond them
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole conversion may take
+    extras: ExtraOutputs | None = None  # None: all extra model outputs are kept
+    temp_dir: str | None = None  # where rows that were set aside wait
     tally: Tally = field(default_factory=Tally)
     rejects: Rejects = field(default_factory=Rejects)
+    extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # that hold all values, once spaces are inferred
+    waiting: WaitingRejects = field(init=False)  # what `rejects` has handed on so far
     _ahead: deque[EpisodeBatch] = field(default_factory=deque)  # drawn already
     _rest: Iterator[EpisodeBatch] = field(default_factory=lambda: iter(()))
 
     def __post_init__(self) -> None:
+        self.waiting = WaitingRejects(self.temp_dir)
         self._begin()
 
     def _begin(self) -> None:
-        self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error), deque()
-        self._rest = _limited(stitched(self.sources, self.tally, self.rejects, self.on_progress), self.limit)
+        for source in self.sources:
+            source.close()  # a reading before this one may have stopped in the middle
+        self.waiting.close()
+        self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
+        self._rest = _limited(stitched(self.sources, self.tally, self.rejects, self.on_progress, self.extras), self.limit)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         while self._ahead:
@@ -72,18 +93,19 @@ class WholeEpisodes:
     def inferred_spaces(self) -> tuple[Space, Space]:
         """Observation and action space that all episodes fit. Raises BadEpisode where no space has the shapes of all.
 
-        Episodes are held until their spaces are known, as far as memory allows; where it does not and every value matters, the
-        rest is looked at and read again: by itself where the sources offer that (`Scannable`), else as episodes.
+        Episodes are held until their spaces are known, as far as memory allows; where it does not, the rest is looked at and
+        read again: by itself where the sources offer that (`Scannable`), else as episodes.
         """
         first, size, holding = self.first(), 0, True
         extremes, held, keep = Extremes(), deque[EpisodeBatch](), min(KEEP, room_for_data(self.memory_limit) // 8)
+        self.extra_dtypes = extremes.extra_dtypes
         for batch in chain(self._ahead, self._rest):
             check_same_shapes(first, batch)
             extremes.see(batch)
             size += batch.nbytes
             if size <= keep:
                 held.append(batch)
-            elif holding and (not _values_matter(batch) or self._scanned(extremes)):
+            elif holding and self._scanned(first, extremes):
                 self._rest, self._ahead = chain([batch], self._rest), held
                 return extremes.spaces()
             else:
@@ -94,23 +116,56 @@ class WholeEpisodes:
             self._begin()
         return extremes.spaces()
 
-    def _scanned(self, extremes: Extremes) -> bool:
+    def compare_later_sources(self, check_spaces: Callable[[EpisodeBatch], None]) -> None:
+        """See which dtypes hold the extra model outputs of all sources, by the first batch of each: spaces do not tell.
+
+        `check_spaces` may raise for the spaces that a batch declares. Raises BadEpisode where the sources have different
+        outputs, before anything of them is passed on.
+        """
+        first, extremes = self.first(), Extremes()
+        if self.limit is not None or len(self.sources) == 1 or not first.num_steps:
+            return
+        extremes.see_extra(extra_dtypes(first))
+        for source in self.sources[1:]:
+            if isinstance(source, Scannable):
+                self._see_extra(source, source.location, first, extremes)
+                continue
+            with closing(cast(Any, source.fragments(Tally(), Rejects(OnError.SKIP)))) as batches:
+                batch: EpisodeBatch | None = next(batches, None)
+            source.close()
+            if batch is not None and batch.num_steps:
+                check_spaces(batch)
+                batch = batch if self.extras is None else self.extras.of(batch, source.location)
+                check_same_extra(first, batch)
+                extremes.see_extra(extra_dtypes(batch))
+        self.extra_dtypes = extremes.extra_dtypes
+
+    def _see_extra(self, source: Scannable, location: str, first: EpisodeBatch, extremes: Extremes) -> None:
+        extra = source.extra_dtypes()
+        extra = extra if self.extras is None else self.extras.of_dtypes(extra)
+        check_same_extra_names(first, extra, where=f"episode {first.ids[0]} and {location}")
+        extremes.see_extra(extra)
+
+    def _scanned(self, first: EpisodeBatch, extremes: Extremes) -> bool:
         """Whether all sources offer their values without putting episodes together; `extremes` have seen them then."""
         sources = [source for source in self.sources if isinstance(source, Scannable)]
         if len(sources) < len(self.sources) or self.limit is not None:
             return False
         for source in sources:
-            for obs, actions in source.values():
-                extremes.see_values(obs, actions)
+            self._see_extra(source, source.location, first, extremes)
+            where = f"episode {first.ids[0]} and {source.location}"
+            with closing(source.values()) as values:
+                for obs, actions in values:
+                    check_same_values(first, obs, actions, where=where)
+                    extremes.see_values(obs, actions)
+                    if not _values_matter(obs, actions):
+                        break
         return True
 
 
-def _values_matter(batch: EpisodeBatch) -> bool:
+def _values_matter(obs: Tree, actions: Tree) -> bool:
     """Whether a space of this data follows from its values: integers are categories, whose number is the largest one's."""
-    counted = [
-        *(leaf for leaf in leaves(batch.obs) if leaf.ndim == 1),
-        *(leaf for leaf in leaves(batch.actions) if leaf.ndim <= 2),
-    ]
+    counted = [*(leaf for leaf in leaves(obs) if leaf.ndim == 1), *(leaf for leaf in leaves(actions) if leaf.ndim <= 2)]
     return any(leaf.dtype.kind in "iu" for leaf in counted)
 
 
@@ -126,12 +181,16 @@ def _limited(batches: Iterator[EpisodeBatch], limit: int | None) -> Iterator[Epi
             return
 
 
-def stitched(sources: Sequence[Source], tally: Tally, rejects: Rejects, on_progress: OnProgress) -> Iterator[EpisodeBatch]:
+def stitched(
+    sources: Sequence[Source], tally: Tally, rejects: Rejects, on_progress: OnProgress, extras: ExtraOutputs | None = None
+) -> Iterator[EpisodeBatch]:
     """The whole episodes of `sources`, in their order; while a batch is handed on, `tally.location` is that of its source."""
     stitcher, progress = Stitcher(tally, rejects), _SourcesRead(sources, tally)
     for source in sources:
         for batch in source.fragments(tally, rejects):
             places = source.places if isinstance(source, Placed) else None
+            if extras is not None:
+                batch = extras.of(batch, source.location)
             yield from stitcher.feed(batch, places, source.location)
             on_progress(progress.now())
     yield from stitcher.finish()

@@ -51,7 +51,10 @@ class Inspection:
     columns: Mapping[str, Any]  # the same without quantiles, by column
     duplicates_dropped: int
     rows_quarantined: int
+    episodes_lost: int | None  # that were in the source and are not among these; None: the manifest does not say
     assumptions: Mapping[str, int]
+    dropped_columns: tuple[str, ...]  # what became no part of an episode, by name; of a dataset, nothing is known
+    dropped_reasons: Mapping[str, str]  # by the same names
     complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
     from_manifest: bool  # False: every episode has been read
 
@@ -97,7 +100,8 @@ def inspect(
     if len(opened) == 1 and isinstance(opened[0], OwnSource):
         found = _from_manifest(opened[0])
     else:
-        found = _by_reading(read_opened(opened, on_error=on_error, memory_limit=memory_limit, on_progress=on_progress))
+        with read_opened(opened, on_error=on_error, memory_limit=memory_limit, on_progress=on_progress) as stream:
+            found = _by_reading(stream)
     if expect:
         _check(found, expect)
     return found
@@ -124,7 +128,10 @@ def _from_manifest(source: OwnSource) -> Inspection:
         columns=statistics["columns"],
         duplicates_dropped=0,
         rows_quarantined=0,
+        episodes_lost=manifest.episodes_lost,
         assumptions=manifest.assumptions,
+        dropped_columns=(),
+        dropped_reasons={},
         complete=manifest.complete,
         from_manifest=True,
     )
@@ -153,7 +160,10 @@ def _by_reading(stream: EpisodeStream) -> Inspection:
         columns=statistics["columns"],
         duplicates_dropped=stream.tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,
-        assumptions={kind: count for kind, count in stream.tally.assumptions.items() if count},
+        episodes_lost=stream.episodes_lost,
+        assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
+        dropped_columns=tuple(stream.tally.dropped_columns),
+        dropped_reasons=dict(stream.tally.dropped_columns),
         complete=stream.complete,
         from_manifest=False,
     )

@@ -21,10 +21,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from offline_cli.engines.messages import receive, send
+from offline_cli.scopes import Reading, Scope
 
 __all__ = ["helpers", "mapped", "processors"]
 
@@ -53,17 +55,24 @@ def helpers(workers: int, nbytes: int | None) -> int:
 
 def mapped(
     function: Callable[[T], R], items: Iterable[T], *, workers: int, size: Callable[[T], int] = lambda _: 0
-) -> Iterator[R]:
+) -> Reading[R]:
     """`function(item)` of each, in order; raises in its turn what it, or the iterable, raises, and goes no further.
 
     `workers`: processes beside this one. `function`, items and results can be pickled, and calls do not depend on each other.
     Items are taken from the iterable some time before their turn, fewer of them where `size`, in bytes, is large.
     """
+    return Reading(lambda scope: _mapped(function, items, workers, size, scope))
+
+
+def _mapped(
+    function: Callable[[T], R], items: Iterable[T], workers: int, size: Callable[[T], int], scope: Scope
+) -> Iterator[R]:
     processes = _begun(function, workers)
     if not processes:
         yield from map(function, items)
         return
-    with _asked(function, processes) as ahead:
+    with scope.part() as held:
+        ahead: _Ahead[T, R] = held.enter(_Asked(function, processes))
         source, failed, is_ended = iter(items), None, False
         while ahead or not is_ended:
             while not is_ended and len(ahead) <= AHEAD * len(processes) and ahead.nbytes < HELD:
@@ -93,29 +102,33 @@ def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
     return processes
 
 
-@contextmanager
-def _asked(function: Callable[[T], R], processes: Sequence[_Worker]) -> Iterator[_Ahead[T, R]]:
+class _Asked(Generic[T, R]):
     """Within it, each of the processes is asked by a thread of its own; at its end there are none, whatever they are at."""
-    free, mine = deque(processes), threading.local()
 
-    def greet() -> None:
-        mine.worker = free.popleft()  # there are as many threads as workers
-        mine.worker.greet()
+    def __init__(self, function: Callable[[T], R], processes: Sequence[_Worker]) -> None:
+        free, mine = deque(processes), threading.local()
 
-    def call(item: T) -> R:
-        result: R = mine.worker.ask(item)
-        return result
+        def greet() -> None:
+            mine.worker = free.popleft()  # there are as many threads as workers
+            mine.worker.greet()
 
-    try:
-        with ThreadPoolExecutor(len(processes), thread_name_prefix="offline-cli-worker", initializer=greet) as threads:
-            try:
-                yield _Ahead(function, call, threads)
-            finally:
-                threads.shutdown(wait=False, cancel_futures=True)
-                for worker in processes:
-                    worker.stop()
-    finally:
-        for worker in processes:
+        def call(item: T) -> R:
+            result: R = mine.worker.ask(item)
+            return result
+
+        self._processes = processes
+        self._threads = ThreadPoolExecutor(len(processes), thread_name_prefix="offline-cli-worker", initializer=greet)
+        self._ahead: _Ahead[T, R] = _Ahead(function, call, self._threads)
+
+    def __enter__(self) -> _Ahead[T, R]:
+        return self._ahead
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._processes:
+            worker.stop()
+        self._threads.shutdown(wait=True)
+        for worker in self._processes:
             worker.join()
 
 

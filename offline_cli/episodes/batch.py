@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeBatch", "Infos"]
 
 Infos = Sequence[Mapping[str, Any]]
+LONG: Final = 1000  # steps of an episode; what indices of its rows take is more than what they save
 _Form = tuple[np.dtype[Any], tuple[int, ...]]
 """Of one step."""
 
@@ -52,6 +53,7 @@ class EpisodeBatch:
     multi_agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
     custom_data: tuple[Mapping[str, Any], ...] | None = None  # (E,); None: all empty
     clock: NDArray[np.float64] | None = None  # (E, 2) seconds at start and at last step by the recorder's clock; NaN: unknown
+    final_missing: NDArray[np.bool_] | None = None  # (E,) of fragments: the last observation repeats the one before; None: none
     observation_space: Space | None = None  # of one observation; None: unknown
     action_space: Space | None = None
 
@@ -77,6 +79,7 @@ class EpisodeBatch:
             "multi_agent_ids",
             "custom_data",
             "clock",
+            "final_missing",
         ):
             value = getattr(self, name)
             if value is not None:
@@ -114,7 +117,11 @@ class EpisodeBatch:
         found = np.zeros(len(self), np.float64)
         for length in np.unique(lengths).tolist():  # those of one length at once: the same pairwise sums as one by one
             episodes = np.flatnonzero(lengths == length)
-            found[episodes] = self.rewards[self.starts[episodes][:, None] + np.arange(length)].sum(axis=1)
+            if length >= LONG:
+                for episode, first in zip(episodes.tolist(), self.starts[episodes].tolist(), strict=True):
+                    found[episode] = self.rewards[first : first + length].sum()
+            else:
+                found[episodes] = self.rewards[self.starts[episodes][:, None] + np.arange(length)].sum(axis=1)
         return found
 
     @property
@@ -134,13 +141,20 @@ class EpisodeBatch:
         """(N,) row of the observation that each step acted on; `step_rows() + 1` is the one it led to."""
         return np.arange(self.num_steps, dtype=np.int64) + np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
-    def acted_obs(self) -> Tree:
-        """Leaves (N, *obs_shape): the observation each step acted on."""
+    def acted_obs(self, *, view: bool = False) -> Tree:
+        """Leaves (N, *obs_shape): the observation each step acted on.
+
+        `view`: the caller changes none of them, so that those of a single episode, which may be large, need no copy.
+        """
+        if view and len(self) == 1:
+            return map_leaves(lambda leaf: leaf[:-1], self.obs)
         rows = self.step_rows()
         return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)  # many times faster than leaf[rows]
 
-    def next_obs(self) -> Tree:
-        """Leaves (N, *obs_shape): the observation each step led to."""
+    def next_obs(self, *, view: bool = False) -> Tree:
+        """Leaves (N, *obs_shape): the observation each step led to; `view` as in `acted_obs`."""
+        if view and len(self) == 1:
+            return map_leaves(lambda leaf: leaf[1:], self.obs)
         rows = self.step_rows() + 1
         return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)
 
@@ -197,6 +211,7 @@ class EpisodeBatch:
             multi_agent_ids=None if self.multi_agent_ids is None else tuple(self.multi_agent_ids[i] for i in index),
             custom_data=None if self.custom_data is None else tuple(self.custom_data[i] for i in index),
             clock=None if self.clock is None else self.clock[chosen],
+            final_missing=None if self.final_missing is None else self.final_missing[chosen],
             observation_space=self.observation_space,
             action_space=self.action_space,
         )
@@ -239,6 +254,7 @@ class EpisodeBatch:
             multi_agent_ids=_join_names(batches, "multi_agent_ids"),
             custom_data=_join_custom(batches),
             clock=_join_optional(batches, "clock", lambda b: np.full((len(b), 2), np.nan)),
+            final_missing=_join_optional(batches, "final_missing", lambda b: np.zeros(len(b), np.bool_)),
             observation_space=first.observation_space,
             action_space=first.action_space,
         )

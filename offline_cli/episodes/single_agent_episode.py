@@ -11,8 +11,10 @@ not here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -21,10 +23,13 @@ from offline_cli.episodes.accessors import EpisodeAccessors
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.buffers.writing import check_item
 from offline_cli.errors import BadEpisode, UsageError
+from offline_cli.trees import Tree
 
 __all__ = ["SingleAgentEpisode"]
 
 Part = slice  # the class has a method of that name
+Grown = tuple[InfiniteLookbackBuffer, Tree]  # a numpy'ized buffer, and its arrays with one more record
+NO_OUTPUTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class SingleAgentEpisode(EpisodeAccessors):
@@ -44,10 +49,9 @@ class SingleAgentEpisode(EpisodeAccessors):
                 f"a reset at timestep {self.t} of an episode with {len(self.observations)} observations",
                 fix="begin a new SingleAgentEpisode for each env.reset()",
             )
-        kept = self._infos_for(infos)
+        if infos or self._infos is not None:
+            self.infos.append(infos or {})  # before the observation: both have one length
         self.observations.append(observation)
-        if kept is not None:
-            kept.append(infos or {})
         self._start_time = time.perf_counter()
 
     def add_env_step(
@@ -66,8 +70,9 @@ class SingleAgentEpisode(EpisodeAccessors):
         Raises BadEpisode, leaving the episode as it was, when it is done or not yet reset, when the names of the extra model
         outputs are not those of the steps before, and when a numpy'ized episode's spaces do not contain the step.
         """
-        flags = {"terminated": terminated, "truncated": truncated}
-        self.checked_step(observation, action, reward, infos, extra_model_outputs=extra_model_outputs, **flags)()
+        extra = extra_model_outputs or NO_OUTPUTS
+        grown = self._checked_step(observation, action, reward, extra)
+        self._commit_step(observation, action, reward, infos, terminated, truncated, extra, grown)
 
     def checked_step(
         self,
@@ -84,33 +89,75 @@ class SingleAgentEpisode(EpisodeAccessors):
 
         For who adds steps to several episodes, to all of them or to none. Raises as `add_env_step`.
         """
-        extra = extra_model_outputs or {}
-        self._check_step(extra)
-        add = self._checked_data(observation, action, reward, extra)
+        extra = extra_model_outputs or NO_OUTPUTS
+        grown = self._checked_step(observation, action, reward, extra)
+        return partial(self._commit_step, observation, action, reward, infos, terminated, truncated, extra, grown)
 
-        def commit() -> None:
-            kept = self._infos_for(infos)
-            add()
-            if kept is not None:
-                kept.append(infos or {})
-            self.t += 1
-            self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-            self._last_step_time = time.perf_counter()
-            if self._start_time is None:
-                self._start_time = self._last_step_time
+    def _checked_step(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Sequence[Grown]:
+        """The arrays of numpy'ized buffers with this step; raises before anything is added.
 
-        return commit
-
-    def _infos_for(self, infos: Mapping[str, Any] | None) -> InfiniteLookbackBuffer | None:
-        """Where `infos` go; None while all are empty. To be asked before an observation is added: both have one length."""
-        return self.infos if infos or self._infos is not None else None
-
-    def _check_step(self, extra: Mapping[str, Any]) -> None:
-        if self.is_done:
+        Environments add every step through here and `_commit_step`: each call and each object less counts.
+        """
+        if self.is_terminated or self.is_truncated:
             raise self._bad("a step after the episode was done", fix="begin a new SingleAgentEpisode")
-        if not self.is_reset:
+        seen, held = self.observations, self.extra_model_outputs
+        if not (len(seen) if seen.finalized else len(seen.data) > seen.lookback):
             raise self._bad("a step before the reset", fix="call add_env_reset first")
-        self.check_outputs(extra)
+        if extra or held:
+            self.check_outputs(extra)
+        if seen.finalized or self.rewards.finalized or self.actions.finalized or (held and _any_arrays(held)):
+            return self._grown(observation, action, reward, extra)
+        return ()
+
+    def _grown(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> list[Grown]:
+        if self.is_numpy:
+            check_item(observation, self._observation_space, where=f"episode {self.id_}, observation of timestep {self.t + 1}")
+            check_item(action, self._action_space, where=f"episode {self.id_}, action of timestep {self.t}")
+        held = self.extra_model_outputs
+        added = [(self.observations, observation), (self.actions, action), (self.rewards, reward)]
+        added += [(held[name], value) for name, value in extra.items() if name in held]
+        return [(buffer, buffer.appended(item)) for buffer, item in added if buffer.finalized]
+
+    def _commit_step(
+        self,
+        observation: Any,
+        action: Any,
+        reward: Any,
+        infos: Mapping[str, Any] | None,
+        terminated: bool,
+        truncated: bool,
+        extra: Mapping[str, Any],
+        grown: Sequence[Grown],
+    ) -> None:
+        kept = self._infos
+        if infos or kept is not None:
+            (self.infos if kept is None else kept).append(infos or {})  # before the observation: both had one length
+        if not grown:
+            self.observations.data.append(observation)
+            self.actions.data.append(action)
+            self.rewards.data.append(reward)
+        else:
+            self._add_grown(((self.observations, observation), (self.actions, action), (self.rewards, reward)), grown)
+        if extra:
+            held = self.extra_model_outputs
+            for name, value in extra.items():
+                if name not in held:
+                    held[name] = InfiniteLookbackBuffer([value])
+                elif not held[name].finalized:
+                    held[name].data.append(value)
+        self.t += 1
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+        self._last_step_time = now = time.perf_counter()
+        if self._start_time is None:
+            self._start_time = now
+
+    @staticmethod
+    def _add_grown(added: Sequence[tuple[InfiniteLookbackBuffer, Any]], grown: Sequence[Grown]) -> None:
+        for buffer, item in added:
+            if not buffer.finalized:
+                buffer.data.append(item)
+        for buffer, arrays in grown:  # those of extra outputs, too
+            buffer.replace(arrays)
 
     def check_outputs(self, extra: Mapping[str, Any]) -> None:
         """Raise BadEpisode unless the extra model outputs of a step have the names of those of the steps before."""
@@ -120,22 +167,6 @@ class SingleAgentEpisode(EpisodeAccessors):
                 f"extra model outputs {sorted(extra)} at timestep {self.t}, {sorted(self.extra_model_outputs)} before",
                 fix="give the same ones at every step",
             )
-
-    def _checked_data(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Callable[[], None]:
-        if self.is_numpy:
-            check_item(observation, self._observation_space, where=f"episode {self.id_}, observation of timestep {self.t + 1}")
-            check_item(action, self._action_space, where=f"episode {self.id_}, action of timestep {self.t}")
-        outputs = {name: self.extra_model_outputs.get(name, InfiniteLookbackBuffer()) for name in extra}
-        added = [(self.observations, observation), (self.actions, action), (self.rewards, reward)]
-        added += [(outputs[name], value) for name, value in extra.items()]
-        arrays = [buffer.appended(item) if buffer.finalized else None for buffer, item in added]
-
-        def add() -> None:
-            for (buffer, item), array in zip(added, arrays, strict=True):
-                buffer.append(item) if array is None else buffer.replace(array)
-            self.extra_model_outputs.update(outputs)
-
-        return add
 
     def to_numpy(self) -> Self:
         """Turn the lists of steps into arrays, in place: leaves (T+1, *obs_shape), (T, *action_shape), rewards (T,) float64.
@@ -217,3 +248,10 @@ class SingleAgentEpisode(EpisodeAccessors):
     def get_temporary_timestep_data(self, *_: Any, **__: Any) -> Any:
         """Gone from RLlib. Raises UsageError, naming `custom_data`."""
         raise UsageError("temporary timestep data is gone", where=f"episode {self.id_}", fix="episode.custom_data[key]")
+
+
+def _any_arrays(buffers: Mapping[str, InfiniteLookbackBuffer]) -> bool:
+    for buffer in buffers.values():  # noqa: SIM110  a generator would take five times as long
+        if buffer.finalized:
+            return True
+    return False

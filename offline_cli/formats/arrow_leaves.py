@@ -1,9 +1,9 @@
 """Arrow columns as trees of numpy arrays, whole columns at a time; refuses rows without a value and ragged rows by place.
 
-Every layout that RLlib, Ray and our own `columns` format write is known: numbers and booleans; packed cells; Ray's
-tensor types, registered or not (without ray installed Arrow gives their storage and leaves the type's name in the field's
-metadata); arrow.fixed_shape_tensor; lists of one length, nested to any depth; structs, which are dicts by key, or tuples
-where the mark of our own `columns` format says so.
+Every layout that RLlib, Ray and our own `columns` format write is known: numbers and booleans; packed cells; values that Ray
+pickled because Arrow has no type for them, which are trees; Ray's tensor types, registered or not (without ray installed Arrow
+gives their storage and leaves the type's name in the field's metadata); arrow.fixed_shape_tensor; lists of one length, nested
+to any depth; structs, which are dicts by key, or tuples where the mark of our own `columns` format says so.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.packed import looks_packed, unpack, unpack_cells
+from offline_cli.formats.packed import is_pickle, looks_packed, tree_of_value, unpack, unpack_cells, unpickle, unpickle_cells
 from offline_cli.json_text import from_json
 from offline_cli.trees import Tree
 
-__all__ = ["holds_numbers", "infos_of", "is_text", "tree_of", "tree_of_following"]
+__all__ = ["infos_of", "is_text", "tree_of", "tree_of_following", "why_no_infos", "why_no_numbers"]
 
 EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 MAX_EMPTY = 1 << 20  # of a dimension beside one of no size: numpy has limits of its own there
@@ -36,20 +36,39 @@ def is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
 
 
-def holds_numbers(column: pa.ChunkedArray, field: pa.Field) -> bool:
-    """Whether `tree_of` can make arrays of the column: by its type, and for texts by whether the first one is packed."""
+def why_no_numbers(column: pa.ChunkedArray, field: pa.Field) -> str:
+    """What keeps `tree_of` from making arrays of the column, by its type or the first of its texts or bytes; "": nothing."""
     kind = field.type
     if is_text(kind) or _is_bytes(kind):
-        first = next((value for value in column.slice(0, 64).to_pylist() if value is not None), None)
-        return looks_packed(first)
+        first = pc.index(column.is_valid(), True).as_py()
+        return _why_no_cell(column[first].as_py()) if first >= 0 else f"no value in the first {len(column)} rows"
+    return "" if _holds_numbers(kind) else f"{_in_words(kind)}, and not numbers"
+
+
+def _why_no_cell(first: Any) -> str:
+    if looks_packed(first):
+        return ""
+    if not is_pickle(first):
+        return f"{'text' if isinstance(first, str) else 'bytes'}, and not numbers"
+    try:
+        tree_of_value(unpickle(first, where="").value, where="")
+    except BadData as error:
+        return error.what
+    return ""
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
     while isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
         kind = kind.storage_type
     if isinstance(kind, pa.FixedShapeTensorType):
         return True
     if pa.types.is_struct(kind):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
-        return all(not is_text(part.type) and not _is_bytes(part.type) and holds_numbers(column, part) for part in fields)
+        return all(_holds_numbers(kind.field(i).type) for i in range(kind.num_fields))
     return _is_number(kind)
+
+
+def _in_words(kind: pa.DataType) -> str:
+    return str(kind)[:80]
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -63,12 +82,19 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
+def why_no_infos(kind: pa.DataType) -> str:
+    """What keeps `infos_of` from making dicts of a column of this type; "": nothing."""
+    return (
+        "" if is_text(kind) or _is_bytes(kind) or pa.types.is_struct(kind) else f"{_in_words(kind)}, and neither JSON nor dicts"
+    )
+
+
 def infos_of(column: pa.ChunkedArray, field: pa.Field, *, where: Where) -> list[dict[str, Any]] | None:
-    """(N,) dicts of a column of JSON texts, packed dicts or structs; None where all are empty. Raises BadEpisode."""
+    """(N,) dicts of JSON texts, packed or pickled dicts, or structs; None where all are empty. Raises BadEpisode."""
     if pa.types.is_struct(field.type):
         structs = [{k: v for k, v in (row or {}).items() if v is not None} for row in column.to_pylist()]
         return structs if any(structs) else None
-    if not is_text(field.type):
+    if why_no_infos(field.type):
         return None
     if not pc.any(pc.not_equal(column, pa.scalar("{}", field.type))).as_py():
         return None
@@ -76,9 +102,13 @@ def infos_of(column: pa.ChunkedArray, field: pa.Field, *, where: Where) -> list[
     return infos if any(infos) else None
 
 
-def _info(text: str, place: str, name: str) -> dict[str, Any]:
+def _info(text: str | bytes, place: str, name: str) -> dict[str, Any]:
+    value: Any
     try:
-        value = unpack(text, where=place, object_lists=True) if looks_packed(text) else from_json(text)
+        if is_pickle(text):
+            value = unpickle(text, where=place, object_lists=True).value  # type: ignore[arg-type]  # of bytes only
+        else:
+            value = unpack(text, where=place, object_lists=True) if looks_packed(text) else from_json(text)
     except ValueError as error:
         raise _bad_info(f"is not JSON: {error}", place, name) from error
     if not isinstance(value, dict):
@@ -141,7 +171,8 @@ def _tree(array: pa.Array, field: pa.Field, where: Where) -> Tree:
     if name.startswith((RAY_TENSOR, RAY_VARIABLE)):
         return _ray_tensor(array, name, _shape_in(metadata.get(EXTENSION_METADATA, b"")), field.name, where)
     if is_text(kind) or _is_bytes(kind):
-        return unpack_cells(array, where=lambda row: f"{where(row)}, column {field.name}")
+        read = unpickle_cells if len(array) and is_pickle(array[0].as_py()) else unpack_cells
+        return read(array, where=lambda row: f"{where(row)}, column {field.name}")
     if pa.types.is_struct(kind):
         return _struct(array, metadata, where)
     return _numbers(array, field.name, where)

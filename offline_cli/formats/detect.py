@@ -7,6 +7,7 @@ pictures beside the data are passed over.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,7 +30,8 @@ from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.packing import packing_of, unpacked_head
 from offline_cli.formats.tables.text_heads import is_named_csv, looks_like_csv
 from offline_cli.json_text import from_json
-from offline_cli.storage.layout import BATCHES, holds_dataset
+from offline_cli.scopes import Scope
+from offline_cli.storage.layout import BATCHES, RUN_CONFIG, RUN_POLICY, holds_dataset
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.tally import Rejects
@@ -144,7 +146,23 @@ def _of_folder(location: Location, asked: _Asked) -> Source:
     if any(file.path == location.join(BATCHES).path for file in files):
         fix = "name the recordings that they were made from (provenance in batches.json)"
         raise NoData("train batches are here, not recordings", where=location.url, fix=fix)
+    _refuse_runs(files)
     return _of_files(files, location.url, asked)
+
+
+def _refuse_runs(files: Sequence[Location]) -> None:
+    """Raise NoData where all files are those of training runs, whose metrics would pass for a table."""
+    paths = {file.path: file for file in files}
+    runs = [path.removesuffix(RUN_POLICY) for path in paths if path.endswith(f"/{RUN_POLICY}")]
+    runs = [run for run in runs if f"{run}{RUN_CONFIG}" in paths]
+    if runs and all(path.startswith(tuple(runs)) for path in paths):
+        run = paths[f"{runs[0]}{RUN_POLICY}"].url.removesuffix(f"/{RUN_POLICY}")
+        run = shlex.quote(run)
+        fix = (
+            f"play it with offline-cli evaluate {run} --env ENV, record with it: offline-cli record ENV --policy {run} --out D,"
+            f" or train on: offline-cli train-bc D --out {run} --resume"
+        )
+        raise NoData("this is a run of train-bc, not recordings", where=run, fix=fix)
 
 
 def _is_data(file: Location, folder: Location) -> bool:
@@ -299,7 +317,8 @@ def _lines_kind(files: Sequence[Location]) -> str:
     starts = set[bytes]()
     for file in files[:LINES_LOOKED_AT]:
         try:
-            line = next(lines_of(file, Rejects()), None)
+            with Scope() as scope:
+                line = next(lines_of(file, Rejects(), scope), None)
         except BadData as error:
             damaged = damaged or error
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from offline_cli.formats.source import BYTES, UNKNOWN_SCALE, Places
+from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 
 __all__ = ["FileSource", "Openable"]
@@ -46,6 +47,11 @@ class FileSource:
     unit: str = field(default=BYTES, init=False)
     done: int = field(default=0, init=False)
     places: Places | None = field(default=None, init=False)
+    scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)  # owns what its readings hold open
+
+    def close(self) -> None:
+        """See `Source`."""
+        self.scope.close()
 
     @property
     def size(self) -> int | None:

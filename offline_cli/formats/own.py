@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.source import ROWS
+from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import Location
@@ -32,6 +33,7 @@ class OwnSource:
     size: int | None
     unit: str = ROWS
     done: int = 0
+    scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, location: Location) -> OwnSource:
@@ -59,8 +61,13 @@ class OwnSource:
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
         """The episodes of its shards, whole; `rows_in` counts rows of their tables."""
         self.done = 0
-        for batch in self.dataset.batches():
-            rows = len(batch) if self.format == "episodes" else batch.num_steps
-            self.done += rows
-            tally.rows_in += rows
-            yield batch
+        with self.scope.part() as held:
+            for batch in held.enter(self.dataset.batches()):
+                rows = len(batch) if self.format == "episodes" else batch.num_steps
+                self.done += rows
+                tally.rows_in += rows
+                yield batch
+
+    def close(self) -> None:
+        """See `Source`."""
+        self.scope.close()

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offline_cli.scopes import Scope
+from offline_cli.storage.arrow_files import threads_may_read
 from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_ranges import file_ranges
 from offline_cli.storage.reading_pool import reading_pool
@@ -28,7 +30,11 @@ PAGES = 1 << 20  # packed bytes of one column, in a row group that is larger
 def parquet_batches(
     stream: Any, *, columns: Sequence[str] | None, rows: int, at_once: int = AT_ONCE, use_threads: bool = True
 ) -> Iterator[pa.RecordBatch]:
-    """All rows of an open file, in order, in batches of at most `rows` of them. `columns`: top-level names; None: all."""
+    """All rows of an open file, in order, in batches of at most `rows` of them. `columns`: top-level names; None: all.
+
+    `stream`: see `arrow_file`, which gives one that Arrow's threads may read.
+    """
+    threaded = threads_may_read(stream)
     metadata = pq.read_metadata(stream)
     check_footer(metadata)
     bunches = list(_bunches(metadata, columns, at_once))
@@ -40,17 +46,20 @@ def parquet_batches(
         parquet = pq.ParquetFile(
             stream,
             metadata=metadata,
-            pre_buffer=small,
+            pre_buffer=small and threaded,
             buffer_size=0 if small else PAGES,
             page_checksum_verification=True,
         )
-        yield from parquet.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=use_threads)
+        yield from parquet.iter_batches(
+            batch_size=rows, row_groups=groups, columns=columns, use_threads=use_threads and threaded
+        )
 
 
-def one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same, validated, each of them read by a thread while the one before it is worked on."""
+def one_ahead(batches: Iterator[pa.RecordBatch], scope: Scope) -> Iterator[pa.RecordBatch]:
+    """The same, validated, each of them read by a thread of `scope` while the one before it is worked on."""
     valid = map(validated, batches)
-    with reading_pool(1) as pool:
+    with scope.part() as held:
+        pool = held.enter(reading_pool(1))
         coming = pool.submit(next, valid, None)
         while (batch := coming.result()) is not None:
             coming = pool.submit(next, valid, None)

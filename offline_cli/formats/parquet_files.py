@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData
 from offline_cli.formats.parquet_batches import one_ahead, parquet_batches
+from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.ahead import Ahead
-from offline_cli.storage.arrow_extensions import extension_failures
+from offline_cli.storage.arrow_extensions import extension_failures, without_objects
+from offline_cli.storage.arrow_files import arrow_file, threads_may_read
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 from offline_cli.storage.parquet_bombs import bytes_in_memory, refuse_bomb
@@ -31,7 +33,7 @@ from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_ranges import file_ranges
 from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.remote_files import expect
-from offline_cli.tally import Rejects
+from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
 
@@ -71,7 +73,7 @@ class Chunk:
 def schema_of(file: Location) -> pa.Schema:
     """The columns of a Parquet file. Raises BadData for one that is cut or damaged."""
     with _damage(file.url), file.open() as stream:
-        return _schema(pq.ParquetFile(stream), file.url)
+        return _schema(pq.ParquetFile(stream, pre_buffer=False), file.url)
 
 
 def _schema(parquet: pq.ParquetFile, url: str) -> pa.Schema:
@@ -102,12 +104,20 @@ def _damage(url: str) -> Iterator[None]:
 
 
 def chunks(
-    files: Sequence[Location], rejects: Rejects, *, columns: Sequence[str] | None = None, workers: int = WORKERS
+    files: Sequence[Location],
+    rejects: Rejects,
+    *,
+    columns: Sequence[str] | None = None,
+    workers: int = WORKERS,
+    scope: Scope | None = None,
 ) -> Iterator[Chunk]:
-    """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`."""
+    """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
+
+    `scope` owns files and threads while they are read.
+    """
     waiting: list[_Part] = []
     rows = size = 0
-    for part in _parts(files, rejects, columns, workers):
+    for part in _parts(files, rejects, columns, workers, part_of(scope)):
         full = rows >= ROWS or size >= BYTES
         if waiting and (full or part.first or part.lost_before or not _same_columns(waiting[0].table, part.table)):
             yield _chunk(waiting)
@@ -141,25 +151,32 @@ def _chunk(parts: list[_Part]) -> Chunk:
     return Chunk(pa.concat_tables(tables), urls, starts, parts[0].first, nbytes, parts[0].lost_before)
 
 
-def _parts(files: Sequence[Location], rejects: Rejects, columns: Sequence[str] | None, workers: int) -> Iterator[_Part]:
+def _parts(
+    files: Sequence[Location], rejects: Rejects, columns: Sequence[str] | None, workers: int, scope: Scope
+) -> Iterator[_Part]:
     lost = ""
-    for file, small in _read_ahead(files, columns, workers):
-        try:
-            for part in _parts_of(file, small, columns):
-                yield replace(part, lost_before=lost) if lost else part
-                lost = ""
-        except BadData as error:
-            rejects.add(error)
-            lost = error.where
+    with scope:
+        for file, small in _read_ahead(files, columns, workers, scope):
+            try:
+                for part in _parts_of(file, small, columns, scope):
+                    yield replace(part, lost_before=lost) if lost else part
+                    lost = ""
+            except BadData as error:
+                rejects.add(error)
+                rejects.lose_episodes(Lost.UNREADABLE)
+                lost = error.where
 
 
 Small = Future[tuple[pa.Table | None, int]]
 
 
-def _read_ahead(files: Sequence[Location], columns: Sequence[str] | None, workers: int) -> Iterator[tuple[Location, Small]]:
+def _read_ahead(
+    files: Sequence[Location], columns: Sequence[str] | None, workers: int, scope: Scope
+) -> Iterator[tuple[Location, Small]]:
     """Each file, and its reading, which others are begun before it is asked for."""
     shared = Ahead()
-    with reading_pool(min(workers, max(1, len(files)))) as pool:
+    with scope.part() as held:
+        pool = held.enter(reading_pool(min(workers, max(1, len(files)))))
         ahead: deque[tuple[Location, Small]] = deque()
         pending = iter(files)
         while True:
@@ -170,19 +187,19 @@ def _read_ahead(files: Sequence[Location], columns: Sequence[str] | None, worker
             yield ahead.popleft()
 
 
-def _parts_of(file: Location, small: Small, columns: Sequence[str] | None) -> Iterator[_Part]:
+def _parts_of(file: Location, small: Small, columns: Sequence[str] | None, scope: Scope) -> Iterator[_Part]:
     with _damage(file.url):
         table, size = small.result()
     if table is None:
-        yield from _read_big(file, columns)
+        yield from _read_big(file, columns, scope)
     elif table.num_rows:
         yield _Part(file.url, 0, table, size)
 
 
 def _read_small(file: Location, columns: Sequence[str] | None, ahead: Ahead) -> tuple[pa.Table | None, int]:
     """The whole file, or None for one that is to be read in parts; and the bytes that are stored of it."""
-    with file.open(ahead) as stream:
-        parquet = pq.ParquetFile(stream, page_checksum_verification=True)
+    with file.open(ahead) as stream, arrow_file(stream) as source:
+        parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
         check_footer(parquet.metadata)
         stored = stream.seek(0, io.SEEK_END)
         names = _schema(parquet, file.url).names
@@ -193,17 +210,19 @@ def _read_small(file: Location, columns: Sequence[str] | None, ahead: Ahead) -> 
         expect(stream, lambda: file_ranges(parquet.metadata, wanted))
         table = parquet.read(columns=wanted, use_threads=False)
         table.validate(full=True)  # text that is not UTF-8 is a file's to answer for
-        return table, stored
+        return without_objects(table), stored
 
 
-def _read_big(file: Location, columns: Sequence[str] | None) -> Iterator[_Part]:
-    with _damage(file.url), file.open() as stream:
-        parquet = pq.ParquetFile(stream)
+def _read_big(file: Location, columns: Sequence[str] | None, scope: Scope) -> Iterator[_Part]:
+    with _damage(file.url), scope.part() as held:
+        stream = held.enter(file.open())
+        source = held.enter(arrow_file(stream))
+        parquet = pq.ParquetFile(stream, pre_buffer=False)
         check_footer(parquet.metadata)
         wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
         total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
         rows = max(1, min(ROWS, total * BYTES // max(1, bytes_in_memory(parquet.metadata))))
         first = 0
-        for batch in one_ahead(parquet_batches(stream, columns=wanted, rows=rows)):
-            yield _Part(file.url, first, pa.Table.from_batches([batch]), stored * batch.num_rows // total)
+        for batch in one_ahead(parquet_batches(source, columns=wanted, rows=rows), held):
+            yield _Part(file.url, first, without_objects(pa.Table.from_batches([batch])), stored * batch.num_rows // total)
             first += batch.num_rows

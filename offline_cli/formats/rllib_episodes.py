@@ -19,7 +19,7 @@ from offline_cli.errors import BadData
 from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.parquet_files import WORKERS, Chunk, chunks
 from offline_cli.formats.source import Places
-from offline_cli.tally import Rejects, Tally
+from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["RllibEpisodesSource"]
 
@@ -38,7 +38,7 @@ class RllibEpisodesSource(FileSource):
         """Batches of the episodes as they stand, a new one where their structure changes."""
         self.done = 0
         decoder = BatchDecoder(rejects, tally)
-        for chunk in chunks(self.files, rejects, columns=[Columns.ITEM], workers=self.workers):
+        for chunk in chunks(self.files, rejects, columns=[Columns.ITEM], workers=self.workers, scope=self.scope):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
             items = _items(chunk, rejects)
@@ -67,5 +67,6 @@ def _items(chunk: Chunk, rejects: Rejects) -> pa.ChunkedArray | None:
             ),
             rows=chunk.table.num_rows,
         )
+        rejects.lose_episodes(Lost.UNREADABLE, chunk.table.num_rows)
         return None
     return chunk.table[Columns.ITEM]

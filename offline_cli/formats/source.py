@@ -9,13 +9,13 @@ A reader knows its bytes and nothing of ids seen elsewhere: it yields batches wh
   observations chain;
 * `terminated` and `truncated` are set only where its own last step had the flag;
 * the final observation is the last row's next observation where the source has one. Where it has none, the last observation
-  is repeated in its place and the reader counts `missing-final-observation`; stitching takes the next fragment's first
-  observation instead, where there is one, and takes the count back.
+  is repeated in its place and `final_missing` is set. Stitching takes the next fragment's first observation instead, where
+  there is one; it counts `missing-final-observation` where an episode is whole and still lacks its own. Readers do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -116,6 +116,12 @@ class Source(Protocol):
         Counts rows and assumptions in `tally`, hands every bad row to `rejects`. Raises BadData, UnsafeData, StorageError.
         """
 
+    def close(self) -> None:
+        """Close what readings that were left half read hold open, in the thread that calls this; it can be read again after.
+
+        A reading that comes to its end, or to an error, closes its own. One that is dropped closes nothing: see `scopes`.
+        """
+
 
 @runtime_checkable
 class Placed(Protocol):
@@ -128,7 +134,10 @@ class Placed(Protocol):
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A source of which it costs much more to put episodes together than to look at their values."""
+    """A source of which it costs much more to put episodes together than to look at their values; each leaf has one dtype."""
 
-    def values(self) -> Iterator[tuple[Tree, Tree]]:
+    def values(self) -> Generator[tuple[Tree, Tree], None, None]:
         """All observations and actions, in any order, in the structure of its batches; counts nothing and refuses nothing."""
+
+    def extra_dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """Of the extra model outputs, by dotted path of the leaf."""

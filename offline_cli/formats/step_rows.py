@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["Keys", "StepRows", "fragments_of_rows", "timesteps"]
+
+LONG: Final = 1000  # rows of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[n
 
 
 def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()) -> tuple[EpisodeBatch, NDArray[np.int64]]:
-    """A batch with one entry per run of rows, and (E,) the first row of each; counts joints, broken chains, missing finals.
+    """A batch with one entry per run of rows, and (E,) the first row of each; counts joints and broken chains.
 
     `lost`: ids of episodes known to have lost rows, whose chains are broken for that reason and are not counted.
     """
@@ -86,8 +89,6 @@ def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()
         broken = _without_lost(joined & ~chains, rows.keys, lost)
         tally.assume("broken-chain", int(broken.sum()), places=lambda: _steps_in_words(rows, np.flatnonzero(broken) + 1))
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    if rows.next_obs is None:
-        tally.assume("missing-final-observation", len(first))
     return _batch(rows, first, _starts(rows, first, same, chains)), first
 
 
@@ -135,6 +136,7 @@ def _batch(rows: StepRows, first: NDArray[np.int64], t_started: NDArray[np.int64
         extra=rows.extra,
         infos=_infos(rows, starts),
         t_started=t_started,
+        final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else None,
         agent_ids=_names(rows.keys.agent_ids, codes),
         module_ids=_names(rows.keys.module_ids, codes),
         multi_agent_ids=None if rows.keys.multi_agent_ids is None else _names(rows.keys.multi_agent_ids, codes),
@@ -145,7 +147,11 @@ def _with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.in
     """(N+E, ...) the observations acted on, and after those of each run the final one of its last row."""
     runs = np.arange(len(starts) - 1)
     out = np.empty((len(acted) + len(runs), *acted.shape[1:]), acted.dtype)
-    out[np.arange(len(acted)) + np.repeat(runs, np.diff(starts))] = acted
+    if len(acted) >= LONG * len(runs):  # run by run: indices of their rows would take more than rows of a few numbers
+        for run, (first, stop) in enumerate(pairwise(starts.tolist())):
+            out[first + run : stop + run] = acted[first:stop]
+    else:
+        out[np.arange(len(acted)) + np.repeat(runs, np.diff(starts))] = acted
     out[starts[1:] + runs] = final[starts[1:] - 1]
     return out
 

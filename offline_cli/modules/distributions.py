@@ -1,7 +1,10 @@
 """Action heads: likelihood, entropy, greedy and drawn actions for every action space; refuses spaces without a density.
 
-A head turns a flat row of network outputs into a distribution over actions, all on tensors and without a wait for the device,
-so that a whole update can be captured as a CUDA graph. Names follow `offline_cli.spaces`: Discrete counts from its `start`.
+A head reads a flat row of numbers, `action_dist_inputs`, as a distribution over actions, all on tensors and without a wait for
+the device, so that a whole update can be captured as a CUDA graph. It reads them as RLlib does, so that a recording of them
+tells every reader which distribution was played: the limits of the log standard deviation are in the numbers already, because
+`RLModule` passes what a network puts out through `limited`. Names follow `offline_cli.spaces`: Discrete counts from its
+`start`.
 
 Box actions are Gaussian with a spread of its own per dimension, in the units of networks: about [-1, 1] within the bounds, see
 `action_units`. `for_env` alone turns them into what an environment takes.
@@ -40,6 +43,7 @@ ACCURACY: Final = "accuracy"  # share of actions whose greedy guess is right in 
 MSE: Final = "mse"  # mean over dimensions of the squared error, in the units of networks: 2 is the width of the bounds
 # Experts are exact, so that likelihood alone would narrow the Gaussian without end, and a few steps would drown all others.
 # A floor of 0.05 (the bounds are 2 apart) trains Pendulum's clone in 800 updates; with 0.007 it is not there after 1200.
+# docs/training.md states both limits.
 LOG_STD_RANGE: Final = (-3.0, 2.0)
 
 
@@ -47,6 +51,15 @@ class ActionHead(nn.Module, ABC):
     """A distribution over one action space, made from rows of `size` network outputs."""
 
     size: int
+    limits: Tensor | None  # (2, size): the least and the most that each input may be; None: no input is limited
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("limits", None, persistent=False)
+
+    def limited(self, outputs: Tensor) -> Tensor:
+        """What a network puts out (B, ..., size) as inputs of the distribution that is learned, played and recorded."""
+        return outputs if self.limits is None else torch.clamp(outputs, self.limits[0], self.limits[1])
 
     @abstractmethod
     def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
@@ -205,6 +218,9 @@ class DiagonalGaussian(ActionHead):
         self.shape = space.shape
         self.dimensions = math.prod(space.shape)
         self.size = 2 * self.dimensions
+        unlimited = torch.tensor([[-math.inf], [math.inf]]).expand(2, self.dimensions)
+        log_std = torch.tensor(LOG_STD_RANGE)[:, None].expand(2, self.dimensions)
+        self.limits = torch.cat([unlimited, log_std], 1)
         self._by_environment = normalized and np.dtype(space.dtype).kind == "f"
         self._span = span_of(space)
         self._space = self._environment = space
@@ -222,7 +238,7 @@ class DiagonalGaussian(ActionHead):
 
     def _moments(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = _split(inputs, [self.dimensions, self.dimensions])
-        return mean, log_std.clamp(*LOG_STD_RANGE)
+        return mean, log_std
 
     def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
         """(B,) density of actions (B, *shape)."""
@@ -265,6 +281,7 @@ class Nested(ActionHead):
         self.parts = nn.ModuleList(parts)
         self.sizes = [part.size for part in parts]
         self.size = sum(self.sizes)
+        self.limits = _joined_limits(parts)
 
     def _heads(self, inputs: Tensor) -> list[tuple[ActionHead, Tensor]]:
         return list(zip(self._parts(), _split(inputs, self.sizes), strict=True))
@@ -364,6 +381,14 @@ def check_scale(action_scale: str, *, where: str) -> None:
 def _split(inputs: Tensor, sizes: list[int]) -> list[Tensor]:
     """Columns of `inputs` (B, sum of sizes) in blocks."""
     return list(torch.split_with_sizes(inputs, sizes, -1))
+
+
+def _joined_limits(parts: list[ActionHead]) -> Tensor | None:
+    """(2, sum of sizes); None where no part has limits."""
+    if all(part.limits is None for part in parts):
+        return None
+    free = torch.tensor([[-math.inf], [math.inf]])
+    return torch.cat([free.expand(2, part.size) if part.limits is None else part.limits for part in parts], 1)
 
 
 def _rows(actions: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from offline_cli.modules.distributions import (
-    LOG_STD_RANGE,
     ActionHead,
     Categorical,
     DiagonalGaussian,
@@ -49,7 +48,7 @@ def _drawn(head: ActionHead, inputs: Tensor, chance: Tensor) -> Tree:
         case MultiBernoulli():
             return (chance < torch.sigmoid(inputs)).long().reshape(-1, *head.shape)
         case DiagonalGaussian():
-            log_std = inputs[:, head.dimensions :].clamp(*LOG_STD_RANGE)
+            log_std = inputs[:, head.dimensions :]
             mean: Tensor = head.greedy(inputs)
             return mean + (torch.special.ndtri(chance) * log_std.exp()).reshape(mean.shape)
         case Nested():

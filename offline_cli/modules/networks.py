@@ -1,7 +1,8 @@
 """Encoders: any storable observation to one row of features; refuses spaces that cannot be stored.
 
-Leaves are encoded each in its way and put side by side: Discrete and MultiDiscrete one-hot, whole-range uint8 divided by 255,
-other numbers as float32, images (uint8, three axes, both sides of at least 36) through a small convolutional net.
+Leaves are encoded each in its way and put side by side: Discrete and MultiDiscrete one-hot, uint8 brought from the bounds of
+its space to [0, 1], other numbers as float32, images (uint8, three axes, both sides of at least 36) through a small
+convolutional net. Policies made before uint8 went by its bounds divide it by 255 (`BY_255`), as they were trained.
 """
 
 from __future__ import annotations
@@ -9,19 +10,34 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from offline_cli.spaces import Space, check_supported, leaf_spaces
+from offline_cli.episodes.one_hot import choice_counts
+from offline_cli.spaces import Space, check_supported, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves
 
-__all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "is_image", "mlp"]
+__all__ = [
+    "ACTIVATIONS",
+    "BY_255",
+    "BY_BOUNDS",
+    "ImageEncoder",
+    "ObservationEncoder",
+    "flattened_images",
+    "has_uint8",
+    "is_image",
+    "mlp",
+]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU}
 MIN_IMAGE_SIDE = 36  # the smallest that three convolutions with strides 4, 2, 1 leave something of
+BY_BOUNDS: Final = "bounds"
+BY_255: Final = "255"
+BYTE: Final = 255
 
 
 def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
@@ -36,10 +52,13 @@ def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
 class ObservationEncoder(nn.Module):
     """Trees of leaves (B, *shape) to features (B, size). Raises UnsupportedSpace."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, *, uint8_scaling: str = BY_BOUNDS) -> None:
+        """`uint8_scaling`: BY_BOUNDS or BY_255, else ValueError."""
         super().__init__()
         check_supported(space, where="observation space")
-        parts = [_leaf_encoder(leaf) for leaf in leaf_spaces(space).values()]
+        if uint8_scaling not in (BY_BOUNDS, BY_255):
+            raise ValueError(f"uint8 scaling {uint8_scaling!r} is neither {BY_BOUNDS!r} nor {BY_255!r}")
+        parts = [_leaf_encoder(leaf, uint8_scaling) for leaf in leaf_spaces(space).values()]
         self.parts = nn.ModuleList(parts)
         self.size = sum(part.size for part in parts)
 
@@ -67,6 +86,33 @@ class _Numbers(_LeafEncoder):
         return flat if self.scale == 1.0 else flat * self.scale
 
 
+class _Bounded(nn.Module):
+    """uint8 values (B, *shape) of a Box as float32 in [0, 1]: 0 at the lower bound, 1 at the upper one."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        self.low: Tensor
+        self.factor: Tensor
+        self.register_buffer("low", torch.as_tensor(low), persistent=False)
+        self.register_buffer("factor", torch.as_tensor(1 / np.maximum(high - low, 1)), persistent=False)  # one value: 0
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        return (leaf.float() - self.low) * self.factor
+
+
+class _BoundedNumbers(_LeafEncoder):
+    """uint8 values in one row."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self.size, self.bounded = math.prod(space.shape), _Bounded(space)
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        scaled: Tensor = self.bounded(leaf)
+        return scaled.reshape(leaf.shape[0], self.size)
+
+
 class _OneHot(_LeafEncoder):
     """Counted choices as ones and zeros. (`functional.one_hot` looks at the values, which a CUDA graph cannot.)"""
 
@@ -86,15 +132,16 @@ class _OneHot(_LeafEncoder):
 
 
 class ImageEncoder(_LeafEncoder):
-    """Three convolutions over uint8 images (B, H, W, C) or (B, C, H, W); C is the axis with the fewest entries.
+    """Three convolutions over uint8 images (B, H, W, C) or (B, C, H, W); C is that of the two axes with fewer entries.
 
     Source: Mnih et al. 2015, Methods (network of the deep Q-learning agent).
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, space: spaces.Box, *, uint8_scaling: str = BY_BOUNDS) -> None:
         super().__init__()
-        self.channels_last = shape[-1] <= shape[0]
-        channels, height, width = (shape[-1], *shape[:-1]) if self.channels_last else shape
+        self.bounded = None if _is_by_255(space, uint8_scaling) else _Bounded(space)
+        self.channels_last = _has_channels_last(space.shape)
+        channels, height, width = (space.shape[-1], *space.shape[:-1]) if self.channels_last else space.shape
         self.convolutions = nn.Sequential(
             nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()
         )
@@ -103,24 +150,48 @@ class ImageEncoder(_LeafEncoder):
 
     def forward(self, leaf: Tensor) -> Tensor:
         """(B, size)."""
-        images = leaf.permute(0, 3, 1, 2) if self.channels_last else leaf
-        features: Tensor = self.convolutions(images.float() / 255)
+        scaled = leaf.float() / BYTE if self.bounded is None else self.bounded(leaf)
+        features: Tensor = self.convolutions(scaled.permute(0, 3, 1, 2) if self.channels_last else scaled)
         return features.flatten(1)
 
 
-def _leaf_encoder(space: Space) -> _LeafEncoder:
+def _leaf_encoder(space: Space, uint8_scaling: str) -> _LeafEncoder:
     match space:
-        case spaces.Discrete():
-            return _OneHot([int(space.n)], [int(space.start)])
-        case spaces.MultiDiscrete():
-            return _OneHot(space.nvec.ravel().tolist(), space.start.ravel().tolist())
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return _OneHot(*(part.tolist() for part in choice_counts(space)))
         case spaces.Box() if is_image(space):
-            return ImageEncoder(space.shape)
-    return _Numbers(tuple(space.shape or ()), 1 / 255 if space.dtype == np.uint8 else 1.0)
+            return ImageEncoder(space, uint8_scaling=uint8_scaling)
+        case spaces.Box() if space.dtype == np.uint8 and not _is_by_255(space, uint8_scaling):
+            return _BoundedNumbers(space)
+    return _Numbers(tuple(space.shape or ()), 1 / BYTE if space.dtype == np.uint8 else 1.0)
+
+
+def _is_by_255(space: spaces.Box, uint8_scaling: str) -> bool:
+    return uint8_scaling == BY_255 or bool((space.low == 0).all() and (space.high == BYTE).all())
+
+
+def has_uint8(space: Space) -> bool:
+    """Whether a leaf is a uint8 Box, whose values are scaled."""
+    return any(isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 for leaf in leaf_spaces(space).values())
 
 
 def is_image(space: Space) -> bool:
     """Whether values of a leaf space go through the convolutional net."""
-    if not isinstance(space, spaces.Box):
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
         return False
-    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= MIN_IMAGE_SIDE
+    sides = space.shape[:-1] if _has_channels_last(space.shape) else space.shape[1:]
+    return min(sides) >= MIN_IMAGE_SIDE
+
+
+def _has_channels_last(shape: tuple[int, ...]) -> bool:
+    return shape[-1] <= shape[0]
+
+
+def flattened_images(space: Space, name: str) -> list[str]:
+    """One sentence for each leaf with two or more axes that the convolutional net does not take. `name`: of `space`."""
+    return [
+        f"{path}, {describe(leaf)}, are flattened to {math.prod(leaf.shape or ())} numbers for the MLP, without their layout: "
+        f"the convolutional net takes uint8 images with three axes, height and width at least {MIN_IMAGE_SIDE}"
+        for path, leaf in leaf_spaces(space, name).items()
+        if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and not is_image(leaf)
+    ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, build_head
-from offline_cli.modules.networks import ACTIVATIONS, ObservationEncoder, is_image, mlp
+from offline_cli.modules.networks import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, is_image, mlp
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces
 
@@ -28,10 +28,17 @@ class FeedForwardPolicy(RLModule):
     """Encoder, hidden layers, one linear layer to the action head's inputs."""
 
     def __init__(
-        self, observation_space: Space, action_space: Space, head: ActionHead, *, hidden: Sequence[int], activation: str
+        self,
+        observation_space: Space,
+        action_space: Space,
+        head: ActionHead,
+        *,
+        hidden: Sequence[int],
+        activation: str,
+        uint8_scaling: str = BY_BOUNDS,
     ) -> None:
         super().__init__(observation_space, action_space, head)
-        self.encoder = ObservationEncoder(observation_space)
+        self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
         self.network = mlp([self.encoder.size, *hidden, head.size], activation)
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,12 +71,13 @@ def build_module(
     hidden: Sequence[int] = (256, 256),
     activation: str = "relu",
     action_scale: str = "unknown",
+    uint8_scaling: str = BY_BOUNDS,
     seed: int = 0,
 ) -> RLModule:
     """A policy with fresh weights that follow from `seed` alone, on the CPU.
 
-    `activation` is a key of `networks.ACTIVATIONS`, else ValueError. Raises UnsupportedSpace, and BadConfig for Box actions of
-    unknown scale, and for a network that no machine holds.
+    `activation` is a key of `networks.ACTIVATIONS`, `uint8_scaling` BY_BOUNDS or BY_255, else ValueError. Raises
+    UnsupportedSpace, and BadConfig for Box actions of unknown scale, and for a network that no machine holds.
     """
     numbers = fewest_numbers(observation_space, action_space, hidden)
     if len(hidden) > MAX_LAYERS:
@@ -82,4 +90,6 @@ def build_module(
     head = build_head(action_space, action_scale=action_scale)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return FeedForwardPolicy(observation_space, action_space, head, hidden=hidden, activation=activation)
+        return FeedForwardPolicy(
+            observation_space, action_space, head, hidden=hidden, activation=activation, uint8_scaling=uint8_scaling
+        )

@@ -1,59 +1,127 @@
-"""RLModule, what every policy is: named tensors in, named tensors out; refuses to know losses, data or environments.
+"""RLModule, what every policy is: named tensors in, named tensors out.
 
 The three forward methods follow RLlib: `forward_inference` to play greedily, `forward_exploration` to play with chance and
 `forward_train` inside an update. Each takes a batch (`Columns.OBS` at least) and gives a dict with
-`Columns.ACTION_DIST_INPUTS`, from which `action_head` makes actions, their likelihood and their entropy.
+`Columns.ACTION_DIST_INPUTS`, from which `action_head` makes actions, their likelihood and their entropy. They are within the
+head's limits already: what is learned, played and recorded is one distribution.
+
+Classes written for RLlib run after changing their import line. They are made from spaces and a `model_config`, make networks in
+`setup()`, and define `_forward`, or `_forward_inference` and `_forward_exploration`. What they put out are inputs of the action
+head that fits the action space, or of distribution classes that they name, or actions; as in RLlib, they are not limited.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
-from offline_cli.modules.distributions import ActionHead
+from offline_cli.errors import BadConfig
+from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
 __all__ = ["RLModule"]
 
 
-class RLModule(nn.Module, ABC):
-    """A policy over the given spaces. Subclasses define `_forward`, and override another forward where it differs."""
+class RLModule(nn.Module):
+    """A policy over the given spaces. Subclasses define `_forward`, and override another forward where it differs.
+
+    `action_head` is None where the class names distributions of its own (`get_inference_action_dist_cls` and its like, or the
+    attribute `action_dist_cls`): those play between connector pipelines, and are not trained here.
+    """
+
+    catalog: Any = None  # RLlib's modules have one; here networks are made in `setup`
+    action_dist_cls: Any = None
+    action_head: ActionHead
 
     def __init__(
         self,
         observation_space: Space,
         action_space: Space,
-        action_head: ActionHead,
+        action_head: ActionHead | None = None,
         model_config: Mapping[str, Any] | None = None,
+        *,
+        inference_only: bool = False,
+        catalog_class: Any = None,
     ) -> None:
-        """`model_config`: what connector pieces ask for by RLlib's names: `max_seq_len` of a stateful module."""
+        """`model_config`: what connector pieces ask for by RLlib's names: `max_seq_len` of a stateful module.
+
+        Without `action_head` the class is taken for one in RLlib's manner, and Box actions for normalized ones. Raises
+        BadConfig for a `catalog_class`, UnsupportedSpace.
+        """
         super().__init__()
+        if catalog_class is not None:
+            what, fix = f"{type(self).__name__} wants a catalog ({catalog_class!r})", "make the networks in setup()"
+            raise BadConfig(what, where="RLModule", fix=fix)
         self.model_config = dict(model_config or {})
         self.observation_space = observation_space
         self.action_space = action_space
-        self.action_head = action_head
+        self.inference_only = inference_only
+        self.in_rllibs_manner = action_head is None
+        self.setup()
+        self._check_head_is_free()
+        if action_head is None and not self._names_distributions():
+            action_head = build_head(action_space, action_scale="normalized")
+        self.action_head = cast(ActionHead, action_head)
 
-    @abstractmethod
+    def _check_head_is_free(self) -> None:
+        """Raise BadConfig where `setup` has made a network of its own called as the distribution is here."""
+        if not isinstance(getattr(self, "action_head", None), (ActionHead, type(None))):
+            what = f"{type(self).__name__}.setup() makes a network called action_head, which is the name of the distribution"
+            raise BadConfig(what, where="RLModule", fix="give the network another name, for example self.logits")
+
+    def setup(self) -> None:
+        """Make the networks: called once, when spaces and `model_config` are there."""
+
+    def _names_distributions(self) -> bool:
+        own = type(self).get_inference_action_dist_cls is not RLModule.get_inference_action_dist_cls
+        return own or self.action_dist_cls is not None
+
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """`batch[OBS]`: a tree of leaves (B, *shape). Gives at least ACTION_DIST_INPUTS, (B, action_head.size)."""
+        """`batch[OBS]`: a tree of leaves (B, *shape). Gives at least ACTION_DIST_INPUTS, (B, action_head.size), not limited."""
+        name = type(self).__name__
+        fix = "define _forward(self, batch), or _forward_inference and _forward_exploration"
+        raise BadConfig(f"{name} does not say what it puts out", where=f"module {name}", fix=fix)
+
+    def _forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return self._forward(batch)
+
+    def _forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return self._forward(batch)
+
+    def _forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return self._forward(batch)
+
+    def _limited(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """`outputs` with ACTION_DIST_INPUTS within the limits of the action head."""
+        inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
+        if inputs is None or self.in_rllibs_manner or not isinstance(self.action_head, ActionHead):
+            return outputs
+        return {**outputs, Columns.ACTION_DIST_INPUTS: self.action_head.limited(inputs)}
 
     def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """For playing greedily."""
-        return self._forward(batch)
+        return self._limited(self._forward_inference(batch))
 
     def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """For playing with chance."""
-        return self._forward(batch)
+        return self._limited(self._forward_exploration(batch))
 
     def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """For an update: gradients flow."""
-        return self._forward(batch)
+        return self._limited(self._forward_train(batch))
+
+    def get_inference_action_dist_cls(self) -> Any:
+        """The class of the distribution to play greedily by, where the module names one: RLlib's, or one with its methods."""
+        return self.action_dist_cls
+
+    def get_exploration_action_dist_cls(self) -> Any:
+        """The same, to play with chance by."""
+        return self.action_dist_cls or self.get_inference_action_dist_cls()
 
     def get_initial_state(self) -> dict[str, Any]:
         """The state of one row before its first step; empty: the module remembers nothing between steps."""

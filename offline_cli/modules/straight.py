@@ -33,6 +33,7 @@ def straight_forward(module: RLModule) -> Callable[[Tensor], Tensor] | None:
     if not plain or len(space.shape or ()) != 1 or any(_has_hooks(part) for part in module.modules()):
         return None
     assert isinstance(module, FeedForwardPolicy), "just looked at"
+    limited = module.action_head.limited
     layers = [(*_detached(linear), _call(then)) for linear, then in _pairs(module.network)]
 
     def forward(features: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ def straight_forward(module: RLModule) -> Callable[[Tensor], Tensor] | None:
             features = functional.linear(features, weight, bias)
             if activation is not None:
                 features = activation(features)
-        return features
+        return limited(features)
 
     return forward
 

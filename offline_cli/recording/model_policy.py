@@ -18,10 +18,11 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, StorageNotFound
+from offline_cli.errors import BadConfig, BadData, MissingPackage
 from offline_cli.recording.policy import Acted
 from offline_cli.recording.rows import rows_of
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.storage.links import not_found
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["ModelPolicy", "load_model"]
@@ -78,7 +79,7 @@ def load_model(file: str, *, device: str) -> tuple[Any, str]:
     """
     path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` adds the ending itself
     if not path.is_file():
-        raise StorageNotFound(f"{file} does not exist", where=f"--policy sb3:{file}", fix="check the path")
+        raise not_found(file, f"{file} does not exist", where=f"--policy sb3:{file}", fix="check the path")
     described = _described(path)
     module, name = _maker(described, path)
     try:

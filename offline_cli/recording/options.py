@@ -10,7 +10,7 @@ from typing import Any, Final
 from gymnasium.vector import AutoresetMode
 
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, UsageError
+from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
 from offline_cli.recording.own_vector_slots import resets_by
 from offline_cli.recording.pieces import read_pieces
 from offline_cli.recording.plan import OWN_CLASS, Plan
@@ -89,20 +89,25 @@ def _plain(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def resolved_plan(plan: Plan, environment: Environment) -> Plan:
-    """`plan` with a definite `vectorize`. Raises BadConfig for a vector class that is not there, or cannot be used."""
+    """`plan` with a definite `vectorize`. Raises BadConfig for a vector class that is not there, or cannot be used,
+    SpaceMismatch for one of other spaces."""
     if plan.vectorize == "auto":
         return replace(plan, vectorize=OWN_CLASS if _can_use_own_class(environment) else "sync")
     if plan.vectorize == OWN_CLASS:
         if not environment.has_vector_class:
             why = "inside wrappers" if plan.wrappers else "of its own"
             raise BadConfig(f"{plan.env} has no vector class {why}", where="--vectorize", fix="--vectorize sync, or async")
+        differences = environment.vector_misfits()
+        if differences:
+            fix = "--vectorize sync, or async"
+            raise SpaceMismatch.of(differences, where=f"--vectorize {OWN_CLASS} of {plan.env}", fix=fix)
         resets_by(environment.vector(plan.num_envs), plan.env)
     return plan
 
 
 def _can_use_own_class(environment: Environment) -> bool:
-    """Whether it has one that says how it resets itself."""
-    if not environment.has_vector_class:
+    """Whether it has one that plays in the environment's spaces and says how it resets itself."""
+    if not environment.vector_class_fits:
         return False
     said = (environment.vector(1).metadata or {}).get("autoreset_mode")
     return isinstance(said, AutoresetMode) or said in {mode.value for mode in AutoresetMode}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import gymnasium as gym
 import torch
 
+from offline_cli.columns import Columns
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.converting.misfits import misfits
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.recording.model_policy import ModelPolicy, is_transposed_image, load_model
 from offline_cli.recording.pieces import Pieces
@@ -21,10 +23,11 @@ from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.policy import Policy
 from offline_cli.recording.python_policy import FunctionPolicy, imported
 from offline_cli.recording.random_policy import RandomPolicy
+from offline_cli.recording.rows import zero_rows
 from offline_cli.recording.run_policy import ModulePolicy, fingerprint_of
 from offline_cli.spaces import Space
 from offline_cli.training.policy_files import load_policy
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["open_policy"]
 
@@ -81,8 +84,12 @@ class _Play:
 
     def module(self, module: RLModule, fingerprint: str, trained: TrainedPipeline | None) -> Policy | PipedPolicy:
         """The quick way where nothing is in between, and nothing remembered."""
-        if self.pieces or trained is not None or module.is_stateful():
-            return PipedPolicy(
+        if self.explore and getattr(module, "action_head", None) is None:  # as some classes in RLlib's manner have it
+            what = f"{type(module).__name__} draws from a distribution class of its own, and those draws follow no seed"
+            fix = "--no-explore, or leave the distribution to the action head that fits the action space"
+            raise BadConfig(what, where=f"--policy {self.name}", fix=fix)
+        if self.pieces or trained is not None or module.is_stateful() or module.in_rllibs_manner:
+            between = PipedPolicy(
                 module,
                 self.pieces,
                 self.environment,
@@ -92,12 +99,35 @@ class _Play:
                 fingerprint=fingerprint,
                 name=self.name,
             )
+            if module.in_rllibs_manner and not (self.pieces or module.is_stateful()):
+                self._check_outputs(module)
+            return between
         spaces = self.environment.observation_space, self.environment.action_space
         theirs = module.observation_space, module.action_space
         _check_fits(list(zip(theirs, spaces, KINDS, strict=True)), self.name, self.environment)
         policy = ModulePolicy(module, explore=self.explore, device=torch.device(self.device), fingerprint=fingerprint)
         policy.play_in(spaces[1])
         return policy
+
+    def _check_outputs(self, module: RLModule) -> None:
+        """Raise BadConfig, naming what is missing, for a module that puts out nothing to act on."""
+        kind, where = type(module).__name__, f"--policy {self.name}"
+        seen = map_leaves(
+            lambda leaf: torch.as_tensor(leaf, device=self.device), zero_rows(self.environment.observation_space, 1)
+        )
+        forward = module.forward_exploration if self.explore else module.forward_inference
+        try:
+            with torch.inference_mode():
+                outputs = forward({Columns.OBS: seen})
+        except OfflineCliError:
+            raise
+        except Exception as err:
+            fix = "check the module by itself, in Python"
+            raise BadData(f"{kind} raised {err!r} for an observation of zeros", where=where, fix=fix) from err
+        wanted = (Columns.ACTIONS, Columns.ACTION_DIST_INPUTS)
+        if not any(name in outputs for name in wanted):
+            what = f"{kind} puts out {sorted(map(str, outputs))}, neither {wanted[0]!r} nor {wanted[1]!r}"
+            raise BadConfig(what, where=where, fix="return one of the two from its forward methods")
 
     def refuse_pieces(self, what: str) -> None:
         """Raise BadConfig where the user gave pipelines, which need a network between them."""
@@ -112,7 +142,7 @@ def _forms() -> str:
 
 def _python(play: _Play, example: Callable[[], Tree] | None) -> Policy | PipedPolicy:
     name, environment = play.name, play.environment
-    found = imported(name.removeprefix(PYTHON))
+    found = imported(name.removeprefix(PYTHON), lambda kind: _made(kind, environment))
     if isinstance(found, RLModule):
         return play.module(found, _hash_of_weights(found), None)
     predicts = callable(getattr(found, "predict", None))
@@ -125,6 +155,23 @@ def _python(play: _Play, example: Callable[[], Tree] | None) -> Policy | PipedPo
         return ModelPolicy(found, environment.action_space, explore=play.explore, fingerprint=name)
     spaces = environment.observation_space, environment.action_space
     return FunctionPolicy(found, name.removeprefix(PYTHON), *spaces, explore=play.explore, example=example)
+
+
+def _made(kind: type[Any], environment: Environment) -> Any:
+    """An object of this class: without arguments, or of the environment's spaces where it is a module in RLlib's manner."""
+    if not issubclass(kind, RLModule):
+        return kind()
+    parameters = inspect.signature(kind).parameters.values()
+    given: dict[str, Any] = {
+        "observation_space": environment.observation_space,
+        "action_space": environment.action_space,
+        "model_config": {},
+    }
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # weights that nobody loads are the same in each process
+        return kind(**given)
 
 
 def _hash_of_weights(module: RLModule) -> str:

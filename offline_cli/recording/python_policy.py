@@ -8,7 +8,7 @@ The attribute may be
   called `rng` gets a numpy Generator, or for a batch a list of B, that follows from the episode and the step, so that draws
   from it are the same however the recording is cut up.
 * a class, which is made without arguments, or any object that can be called: as the function.
-* an RLModule: as the module of a run.
+* an RLModule: as the module of a run; or a class of those in RLlib's manner, which is made from the environment's spaces.
 * an object with `predict(observations, deterministic=...)`, a model of stable-baselines3 for one.
 
 Where it has `observation_space` and `action_space`, these are held against the environment's.
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, SpaceMismatch
 from offline_cli.recording.policy import Acted
 from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.recording.uniform import sampled
@@ -186,8 +186,11 @@ def _parameters(call: Callable[..., Any]) -> set[str]:
         return set()
 
 
-def imported(name: str) -> Any:
-    """The attribute that `package.module:attribute` names; a plain class is made. Raises BadConfig, MissingPackage, BadData."""
+def imported(name: str, made: Callable[[type[Any]], Any] = lambda kind: kind()) -> Any:
+    """The attribute that `package.module:attribute` names, for a class what `made` makes of it.
+
+    Raises BadConfig, MissingPackage, BadData.
+    """
     where, fix = f"--policy python:{name}", "python:package.module:attribute, importable from the current folder"
     module, colon, attribute = name.rpartition(":")
     if not colon or not module or module.startswith("."):
@@ -196,7 +199,10 @@ def imported(name: str) -> Any:
         sys.path.append("")  # the current folder, as `python -m` has it and a console script does not
     try:
         found = getattr(importlib.import_module(module), attribute)
-        return found() if inspect.isclass(found) else found
+        return made(found) if inspect.isclass(found) else found
+    except OfflineCliError as err:
+        err.where = f"{where}: {err.where}"
+        raise
     except ModuleNotFoundError as err:
         if f"{module}.".startswith(f"{err.name}."):
             raise BadConfig(f"there is no module {err.name!r}", where=where, fix=fix) from err

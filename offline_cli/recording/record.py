@@ -176,7 +176,7 @@ def _recorded(
             if not complete and not have.episodes:
                 raise nothing_kept(out, player.failure, stop.requested)
             learned = player.learned()
-            manifest = writer.commit(complete=complete, provenance=learned.provenance())
+            manifest = writer.commit(complete=complete, provenance=learned.provenance(), episodes_lost=0)
             result = fill(manifest, new_steps=have.steps - before.steps)
     except KeyboardInterrupt as err:  # a second signal
         raise interrupted_twice(out) from err

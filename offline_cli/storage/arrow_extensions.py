@@ -1,4 +1,7 @@
-"""Extension types that packages register with Arrow (Ray its tensors) and that break at a file's word; refuses such a file.
+"""Extension types that packages register with Arrow (Ray its tensors, and Python objects) and what they do at a file's word.
+
+A column of Ray's pickled objects is unpickled by Ray wherever a value of it becomes a Python object, where ray is imported. So
+such columns never leave a reader of files: `without_objects` gives their bytes, as Arrow does where ray is not imported.
 
 Arrow gives a registered type the metadata that a file's columns carry, as soon as the schema is read, and lets through whatever
 the type makes of them: a TypeError of Ray's, for one. To the reader that is a broken file, as any other is.
@@ -8,13 +11,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["extension_failures"]
+__all__ = ["OBJECTS", "extension_failures", "without_objects"]
 
 MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of metadata
+
+
+OBJECTS: Final = "ray.data.arrow_pickled_object"
+EXTENSION_NAME: Final = b"ARROW:extension:name"
+
+
+def without_objects(data: Any) -> Any:
+    """A table or record batch with bytes in place of pickled objects, of whose type the fields' metadata tells."""
+    if not any(map(_holds_objects, data.schema.types)):
+        return data
+    for index, field in enumerate(data.schema):
+        plain = _plain(field)
+        if plain is not field:
+            data = data.set_column(index, plain, data.column(index).cast(plain.type))
+    return data
+
+
+def _holds_objects(kind: Any) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.extension_name == OBJECTS or _holds_objects(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _holds_objects(kind.value_type)
+    return any(_holds_objects(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _plain(field: Any) -> Any:
+    """The field itself where it holds no objects."""
+    if not _holds_objects(field.type):
+        return field
+    if isinstance(field.type, pa.BaseExtensionType) and field.type.extension_name == OBJECTS:
+        metadata = {**(field.metadata or {}), EXTENSION_NAME: OBJECTS.encode()}
+        return field.with_type(field.type.storage_type).with_metadata(metadata)
+    return field.with_type(_plain_type(field.type))
+
+
+def _plain_type(kind: Any) -> Any:
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if types.is_struct(kind):
+        return pa.struct([_plain(kind.field(number)) for number in range(kind.num_fields)])
+    if types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_field), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_field))
+    return pa.list_(_plain(kind.value_field)) if types.is_list(kind) else kind
 
 
 @contextmanager

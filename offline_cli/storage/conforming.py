@@ -18,20 +18,27 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, flatten
+from offline_cli.trees import Tree, flatten, unflatten_like
 
 __all__ = ["check_shapes", "conform"]
 
 
-def conform(batch: EpisodeBatch, observation_space: Space, action_space: Space) -> EpisodeBatch:
-    """`batch` with leaves of exactly the spaces' keys, shapes and dtypes. Raises BadEpisode, naming the column."""
+def conform(
+    batch: EpisodeBatch, observation_space: Space, action_space: Space, extra_dtypes: Mapping[str, np.dtype[Any]] | None = None
+) -> EpisodeBatch:
+    """`batch` with leaves of exactly the spaces' keys, shapes and dtypes. Raises BadEpisode, naming the column.
+
+    `extra_dtypes`: those of extra model outputs, by dotted path of the leaf.
+    """
     obs = _fit(batch.obs, observation_space, Columns.OBS, batch, cast=True)
     actions = _fit(batch.actions, action_space, Columns.ACTIONS, batch, cast=True)
     rewards = np.ascontiguousarray(batch.rewards, np.float64)
-    extra = {name: batch.extra[name] for name in sorted(batch.extra)}
+    extra = {name: _with_dtypes(batch.extra[name], name, extra_dtypes or {}, batch) for name in sorted(batch.extra)}
     if batch.observation_space is observation_space and batch.action_space is action_space and rewards is batch.rewards:
-        fits = list(extra) == list(batch.extra) and _is_same(obs, batch.obs) and _is_same(actions, batch.actions)
-        if fits:  # the usual case, and many batches are a single short episode
+        fits = list(extra) == list(batch.extra) and all(extra[name] is batch.extra[name] for name in extra)
+        if (
+            fits and _is_same(obs, batch.obs) and _is_same(actions, batch.actions)
+        ):  # the usual case, and many batches are a single short episode
             return batch
     return replace(
         batch,
@@ -42,6 +49,13 @@ def conform(batch: EpisodeBatch, observation_space: Space, action_space: Space) 
         observation_space=observation_space,
         action_space=action_space,
     )
+
+
+def _with_dtypes(tree: Tree, name: str, dtypes: Mapping[str, np.dtype[Any]], batch: EpisodeBatch) -> Tree:
+    found = list(flatten(tree, name))
+    if all(dtypes.get(path, leaf.dtype) == leaf.dtype for path, leaf in found):
+        return tree
+    return unflatten_like(tree, [_cast(leaf, dtypes.get(path, leaf.dtype), path, batch) for path, leaf in found])
 
 
 def _is_same(fitted: Tree, tree: Tree) -> bool:

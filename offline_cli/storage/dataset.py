@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, Uncommitted
+from offline_cli.scopes import Reading, Scope
 from offline_cli.storage.layout import DATASET, MANIFEST, WRITING
 from offline_cli.storage.liveness import heard_from, holder_at_work
 from offline_cli.storage.locations import Location, open_location
@@ -48,23 +49,28 @@ class Dataset:
             raise NoData("no dataset is here: there is no manifest.json", where=folder.url, fix=fix)
         return Dataset(folder, Manifest.from_bytes(place.read_bytes(), where=place.url))
 
-    def batches(self, columns: Sequence[str] | None = None, target_steps: int = TARGET_STEPS) -> Iterator[EpisodeBatch]:
+    def batches(self, columns: Sequence[str] | None = None, target_steps: int = TARGET_STEPS) -> Reading[EpisodeBatch]:
         """All episodes in the manifest's order, streamed: one row group or so is in memory; of remote shards, a few parts more.
 
         `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
         and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
         (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, cut or changed.
+        Whoever does not read to the end uses it with `with`, or calls its `close`.
         """
+        return Reading(lambda scope: self._batches(columns, target_steps, scope))
+
+    def _batches(self, columns: Sequence[str] | None, target_steps: int, scope: Scope) -> Iterator[EpisodeBatch]:
         found = self.manifest
         reader = ShardReader(found.format, found.observation_space, found.action_space, columns, target_steps)
         places = [(self.location.join(shard.path), shard.bytes) for shard in found.shards]
-        with ShardsAhead(places, reader.columns_of) as coming:
+        with scope.part() as held:
+            coming = held.enter(ShardsAhead(places, reader.columns_of))
             for shard in found.shards:
-                yield from self._episodes(shard, reader, coming)
+                yield from self._episodes(shard, reader, coming, held)
 
-    def _episodes(self, shard: Shard, reader: ShardReader, coming: ShardsAhead) -> Iterator[EpisodeBatch]:
+    def _episodes(self, shard: Shard, reader: ShardReader, coming: ShardsAhead, scope: Scope) -> Iterator[EpisodeBatch]:
         place, episodes = self.location.join(shard.path), 0
-        for batch in reader.read(place, rows=shard.rows, opening=coming.turn()):
+        for batch in reader.read(place, rows=shard.rows, opening=coming.turn(), scope=scope):
             episodes += len(batch)
             yield batch
             coming.advance()  # not before: who looks at the first episodes alone needs no other shard

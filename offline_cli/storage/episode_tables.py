@@ -53,12 +53,13 @@ def to_table(batch: EpisodeBatch, *, where: str, tally: Tally) -> Any:
 
 
 def _binary(items: list[bytes]) -> Any:
-    """A pa.BinaryArray over one copy of the items; Arrow's own builder makes two."""
+    """A pa.BinaryArray over one copy of the items, none of a single one; Arrow's own builder makes two."""
     ends = np.cumsum(np.fromiter(map(len, items), np.int64, len(items)))
     if not len(ends) or ends[-1] > MAX_BINARY:
         return pa.array(items, pa.binary())
     offsets = np.concatenate([[0], ends]).astype(np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(items), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(items))])
+    data = items[0] if len(items) == 1 else b"".join(items)
+    return pa.Array.from_buffers(pa.binary(), len(items), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def from_table(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from offline_cli.errors import OfflineCliError, StorageError, StorageNotFound, UsageError
 from offline_cli.storage.blanking import blanked
+from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import NoAnswer
 from offline_cli.storage.provider_errors import explained, set_up
 
@@ -59,6 +60,8 @@ def _of_a_client(err: Exception, url: str, doing: str) -> StorageError:
 
 
 def _of_os_error(err: OSError, url: str, doing: str) -> StorageError:
+    if isinstance(err, (FileNotFoundError, FileExistsError)) and (broken := dangling_link(str(err.filename or url), shown=url)):
+        return broken
     if isinstance(err, FileNotFoundError):
         return StorageNotFound(f"{url} does not exist", where=url, fix="check the path, or the bucket's name")
     if isinstance(err, PermissionError):

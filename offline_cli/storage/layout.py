@@ -6,6 +6,8 @@ D/_writing.json                       a writer is, or was, at work
 D/_part-*                             a local file being written; never in data/
 D/quarantine/rows-000000.parquet      rows set aside
 
+RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py says what else is in it
+
 A folder of train batches is written in the same way: `batches.json` is its commit, and `data/batch-000000.parquet` (or
 `.safetensors`) its files. No generation is in their names unless one that is being overwritten has these names already.
 """
@@ -29,6 +31,8 @@ __all__ = [
     "MANIFEST",
     "PART_PREFIX",
     "QUARANTINE",
+    "RUN_CONFIG",
+    "RUN_POLICY",
     "SHARD_PATH",
     "TRAIN_BATCHES",
     "WRITING",
@@ -46,6 +50,8 @@ WRITING: Final = "_writing.json"
 DATA: Final = "data"
 QUARANTINE: Final = "quarantine"
 PART_PREFIX: Final = "_part-"
+RUN_CONFIG: Final = "config.toml"
+RUN_POLICY: Final = "policy.json"
 
 SHARD_PATH: Final = re.compile(r"data/shard-(?P<generation>[0-9a-f]{8})-(?P<number>[0-9]{6,12})\.parquet", re.ASCII)
 BATCH_PATH: Final = re.compile(

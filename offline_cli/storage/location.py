@@ -22,6 +22,7 @@ from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.cache import RemoteCache
 from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import Patience, Pending
 from offline_cli.storage.provider_errors import has_code, no_bucket
 from offline_cli.storage.stored_versions import StoredVersion
@@ -174,7 +175,8 @@ class Location:
         """The error of this place when nothing is here: of its bucket, where that is missing too."""
         if self._has_no_bucket():
             return no_bucket(self.url)
-        return StorageNotFound(f"{self.url} does not exist", where=self.url, fix="check the path")
+        nothing = StorageNotFound(f"{self.url} does not exist", where=self.url, fix="check the path")
+        return (dangling_link(self.path, shown=self.url) if self.is_local else None) or nothing
 
     def _has_no_bucket(self) -> bool:
         """Whether the bucket is missing; False too where the store does not say."""

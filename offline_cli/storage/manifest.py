@@ -19,8 +19,7 @@ from offline_cli.storage.statistics_form import is_column
 
 __all__ = ["Counts", "Environment", "Manifest", "Shard"]
 
-SCHEMA = "manifest.v1.json"
-VERSION = 1
+VERSION = 2  # that is written; those before are read for ever
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
 FIX = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
@@ -71,12 +70,14 @@ class Manifest:
     compression: str
     counts: Counts
     shards: tuple[Shard, ...]  # in reading order
-    statistics: Mapping[str, Any]  # columns by path, return, length: see schemas/manifest.v1.json
+    statistics: Mapping[str, Any]  # columns by path, return, length: see schemas/manifest.v2.json
     assumptions: Mapping[str, int]
     provenance: Mapping[str, Any]  # the only part that differs between two runs of one command
+    episodes_lost: int | None = None  # of the sources, and in no shard; None: not known, as of every manifest of version 1
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, as schemas/manifest.v1.json describes them."""
+        """Plain values, as schemas/manifest.v2.json describes them; what is not known has no key."""
+        lost = {} if self.episodes_lost is None else {"episodes_lost": self.episodes_lost}
         return {
             "format": self.format,
             "version": VERSION,
@@ -91,6 +92,7 @@ class Manifest:
             "shards": [asdict(shard) for shard in self.shards],
             "statistics": dict(self.statistics),
             "assumptions": dict(sorted(self.assumptions.items())),
+            **lost,
             "provenance": dict(self.provenance),
         }
 
@@ -129,7 +131,14 @@ class Manifest:
             statistics=document["statistics"],
             assumptions=_whole(document["assumptions"]),
             provenance=document["provenance"],
+            episodes_lost=_whole(document).get("episodes_lost"),
         )
+
+
+def schema_of(version: Any) -> str:
+    """The schema of a manifest that says it has this version; that of the newest where nobody knows the version."""
+    known = version if isinstance(version, int) and 1 <= version <= VERSION else VERSION
+    return f"manifest.v{int(known)}.json"
 
 
 def _parsed(data: bytes, where: str) -> dict[str, Any]:
@@ -153,7 +162,7 @@ def _mistakes(document: dict[str, Any]) -> list[str]:
     if isinstance(statistics, dict) and isinstance(columns, dict):
         doubtful = {path: column for path, column in columns.items() if not is_column(column)}
         document = {**document, "statistics": {**statistics, "columns": doubtful}}
-    return mistakes(document, SCHEMA)
+    return mistakes(document, schema_of(document.get("version")))
 
 
 def _contradictions(document: dict[str, Any]) -> list[str]:

@@ -12,10 +12,13 @@ keep with it all frames above, and their shard, in memory for good.
 from __future__ import annotations
 
 import io
+import weakref
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from offline_cli.storage.arrow_files import let_go
 
 __all__ = ["check_footer"]
 
@@ -24,21 +27,28 @@ SIZE: Final = 1 << 62  # of the file without bytes: more than any offset that is
 
 def check_footer(metadata: pq.FileMetaData) -> None:
     """Raise what Arrow raises of a broken file (OSError without a number, ArrowException) where one of its chunks cannot be."""
-    empty = _NoBytes()
+    reads: list[int] = []
+    empty = _NoBytes(reads)
+    gone = weakref.ref(empty)
     reader = pq.ParquetFile(pa.PythonFile(empty, mode="r"), metadata=metadata, pre_buffer=True)  # looks up all chunks first
+    del empty
     try:
         next(reader.iter_batches(row_groups=range(metadata.num_row_groups), use_threads=False), None)
     except (OSError, pa.ArrowException):
-        if not empty.was_read:
+        if not reads:
             raise
+    finally:
+        del reader
+        let_go(gone)  # all chunks are asked for at once, by threads that go on after the first answer
 
 
 class _NoBytes(io.RawIOBase):
     """A file that has a size and nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: list[int]) -> None:
+        """`reads` gets where the file is read: once it is, the footer was gone through."""
         super().__init__()
-        self.was_read = False  # so the footer was gone through
+        self._reads = reads
         self._at = 0
 
     def seekable(self) -> bool:
@@ -55,5 +65,5 @@ class _NoBytes(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        self.was_read = True
+        self._reads.append(self._at)
         return b""

@@ -15,6 +15,7 @@ from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
 from offline_cli.errors import PROBLEM, BadData
+from offline_cli.scopes import Scope, part_of
 from offline_cli.spaces import Space
 from offline_cli.storage import episode_tables, step_tables
 from offline_cli.storage.arrow_trees import is_numeric
@@ -45,13 +46,15 @@ class ShardReader:
         size: int | None = None,
         rows: int | None = None,
         opening: AbstractContextManager[OpenShard] | None = None,
+        scope: Scope | None = None,
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
-        `size`, `rows`: what its manifest says of it. `opening`: the shard, if it has been opened. Raises BadData, naming the
-        shard, where it is missing, has another size, is cut, or holds other columns than its spaces ask for.
+        `size`, `rows`: what its manifest says of it. `opening`: the shard, if it has been opened. `scope` owns it. Raises
+        BadData, naming the shard, where it is missing, has another size, is cut, or has other columns than its spaces ask for.
         """
-        with opening or opened(location, size=size) as file:
+        with part_of(scope) as held:
+            file = held.enter(opening or opened(location, size=size))
             if rows is not None and file.metadata.num_rows != rows:
                 what = f"the shard has {file.metadata.num_rows} rows, its manifest says {rows}"
                 raise BadData(what, where=location.url, fix=FIX)

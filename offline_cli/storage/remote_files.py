@@ -43,7 +43,7 @@ def buffered_reader(
     `begin`: as `fetch`, without waiting for the bytes; None: nothing is fetched beforehand. `ahead`: shared by files that are
     read one after the other. `align`: ranges begin and end at multiples of it.
     """
-    return io.BufferedReader(_RangeReader(fetch, size, begin, ahead or Ahead(), align, on_close), BUFFER)
+    return _Buffered(_RangeReader(fetch, size, begin, ahead or Ahead(), align, on_close), BUFFER)
 
 
 def expect(stream: Any, ranges: Callable[[], list[Range]]) -> None:
@@ -68,6 +68,14 @@ def fetch_end(stream: Any) -> None:
     raw = getattr(stream, "raw", None)
     if isinstance(raw, _RangeReader):
         raw.fetch_end()
+
+
+class _Buffered(io.BufferedReader):
+    def __del__(self) -> None:
+        raw = self.raw
+        if isinstance(raw, _RangeReader):
+            raw.drop()
+        super().__del__()
 
 
 class _RangeReader(io.RawIOBase):
@@ -127,6 +135,15 @@ class _RangeReader(io.RawIOBase):
         self._parts = []
         if self._on_close is not None and not sys.is_finalizing():
             self._on_close(sys.exc_info()[0] not in (None, GeneratorExit))
+
+    def drop(self) -> None:
+        """Be closed without a word, where nobody has closed it: the garbage collector may wait for no lock, and no storage."""
+        self._shared, self._on_close = Ahead(), None
+        self._parts = []
+
+    def __del__(self) -> None:
+        self.drop()
+        super().__del__()
 
     # ---- what is known to come ----
 

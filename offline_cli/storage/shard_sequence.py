@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.storage.believable import believable
 from offline_cli.storage.layout import shard_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
@@ -48,10 +49,13 @@ class ShardSequence:
         self.schemas.append(schema)
 
     def write(self, batch: EpisodeBatch, table: Any) -> None:
-        """Append the pa.Table of `batch` to the open shard, opening one where none is."""
+        """Append the pa.Table of `batch` to the open shard, opening one where none is, or where it is compressed otherwise."""
+        compression = believable(table, self._compression)
+        if self._open is not None and self._open.compression != compression:
+            self.close()
         if self._open is None:
             self._schema = table.schema
-            self._open = self._writer(self.next_path, table.schema)
+            self._open = self._writer(self.next_path, table.schema, compression)
         self._open.write(table, rows_per_group=rows_per_group(table))
         self._episodes += len(batch)
         self._steps += batch.num_steps
@@ -82,7 +86,7 @@ class ShardSequence:
         try:
             with opened(place, size=shard.bytes) as file:
                 for table in map(change, read_row_groups(file, place)):
-                    writer = writer or self._writer(shard.path, table.schema)
+                    writer = writer or self._writer(shard.path, table.schema, self._compression)
                     writer.write(table, rows_per_group=table.num_rows)
                     self.schemas[number] = table.schema
             assert writer is not None, "a finished shard has rows"
@@ -95,5 +99,5 @@ class ShardSequence:
             raise
         self.finished[number] = Shard(shard.path, shard.episodes, shard.rows, shard.steps, size, digest)
 
-    def _writer(self, path: str, schema: Any) -> ShardWriter:
-        return ShardWriter(self._folder.join(path), schema, folder=self._folder, compression=self._compression)
+    def _writer(self, path: str, schema: Any, compression: str) -> ShardWriter:
+        return ShardWriter(self._folder.join(path), schema, folder=self._folder, compression=compression)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
@@ -20,7 +21,8 @@ import pyarrow.parquet as pq
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, StorageNotFound, UsageError
 from offline_cli.storage.ahead import Ahead
-from offline_cli.storage.arrow_extensions import extension_failures
+from offline_cli.storage.arrow_extensions import extension_failures, without_objects
+from offline_cli.storage.arrow_files import arrow_file, threads_may_read
 from offline_cli.storage.behind import Behind
 from offline_cli.storage.blocks import BLOCK_BYTES
 from offline_cli.storage.failures import storage_failures
@@ -66,6 +68,7 @@ class ShardWriter:
     def __init__(self, target: Location, schema: Any, *, folder: Location, compression: str) -> None:
         """`schema`: a pa.Schema. `folder`: the dataset folder."""
         self.target = target
+        self.compression = compression
         self.rows = 0
         self._file = StagedFile(target, folder=folder)
         self._behind = Behind()
@@ -143,19 +146,33 @@ def _paths(kind: Any, path: str) -> Iterator[str]:
 class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
     """A Parquet file, and the stream that it is read from. Raises what Arrow raises."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        super().__init__(stream, page_checksum_verification=True)
+    def __init__(self, stream: BinaryIO, source: Any = None) -> None:
+        """`source`: what Arrow reads in place of `stream`."""
+        source = stream if source is None else source
+        self.is_threaded = threads_may_read(source)
+        super().__init__(source, page_checksum_verification=True, pre_buffer=self.is_threaded)
         self.stream = stream
 
 
-@contextmanager
-def opened(location: Location, *, size: int | None = None) -> Iterator[OpenShard]:
-    """The Parquet file at `location`, closed at the end. `size`: the bytes it must have; None: any.
+class opened:  # noqa: N801  reads as what it gives, as in contextlib
+    """The Parquet file at a location, closed at the end; a context manager that does nothing when it is dropped.
 
-    Raises BadData where the shard is missing, has another size, or is no Parquet.
+    Entering it raises BadData where the shard is missing, has another size, or is no Parquet.
     """
-    with opened_stream(location, size=size) as stream:
-        yield parsed(stream, location)
+
+    def __init__(self, location: Location, *, size: int | None = None) -> None:
+        """`size`: the bytes it must have; None: any."""
+        self._location, self._size, self._stack = location, size, ExitStack()
+
+    def __enter__(self) -> OpenShard:
+        with ExitStack() as stack:
+            stream = stack.enter_context(opened_stream(self._location, size=self._size))
+            shard = parsed(stream, self._location, stack.enter_context(arrow_file(stream)))
+            self._stack = stack.pop_all()
+        return shard
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
 
 
 def opened_stream(location: Location, *, size: int | None = None, ahead: Ahead | None = None) -> BinaryIO:
@@ -171,10 +188,10 @@ def opened_stream(location: Location, *, size: int | None = None, ahead: Ahead |
     return stream
 
 
-def parsed(stream: BinaryIO, location: Location) -> OpenShard:
-    """The footer of a shard's bytes. Raises BadData where they are no Parquet."""
+def parsed(stream: BinaryIO, location: Location, source: Any = None) -> OpenShard:
+    """The footer of a shard's bytes; `source`: what Arrow reads in place of them. Raises BadData where they are no Parquet."""
     with _parquet_failures(location):
-        shard = OpenShard(stream)
+        shard = OpenShard(stream, source)
         check_footer(shard.metadata)
         return shard
 
@@ -192,8 +209,8 @@ def read_row_groups(file: OpenShard, location: Location, *, columns: Sequence[st
         with _parquet_failures(location):
             refuse_bomb(location.open, file.metadata, location.size, where=location.url, columns=columns, group=group)
             ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
-            table = file.read_row_group(group, columns=columns, use_threads=True)
-        yield table
+            table = file.read_row_group(group, columns=columns, use_threads=file.is_threaded)
+        yield without_objects(table)
 
 
 @contextmanager

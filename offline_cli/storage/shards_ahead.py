@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
@@ -39,9 +39,9 @@ class ShardsAhead:
     def turn(self) -> AbstractContextManager[OpenShard]:
         """The next shard. Entering it raises what `opened` raises."""
         if self._coming:
-            return self._coming.popleft().opened()
+            return self._coming.popleft()
         place, size = self._places.popleft()
-        return _Coming(place, size, self._ahead).opened() if place.is_in_bucket else opened(place, size=size)
+        return _Coming(place, size, self._ahead) if place.is_in_bucket else opened(place, size=size)
 
     def advance(self) -> None:
         """Go on with those whose turn has not come; to be called now and then. Waits for nothing."""
@@ -97,18 +97,19 @@ class _Coming:
                 self._error = error
         return True
 
-    @contextmanager
-    def opened(self) -> Iterator[OpenShard]:
-        """The shard, closed at the end. Raises why it could not be opened."""
+    def __enter__(self) -> OpenShard:
+        """The shard. Raises why it could not be opened."""
         try:
             self._is_here.wait()
             if self._error is not None:
                 raise self._error
             assert self._stream is not None, "there is a stream or an error"
-            yield self._file or parsed(self._stream, self._place)
+            return self._file or parsed(self._stream, self._place)
         except BaseException:
             self.give_up()
             raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.give_up()
 
     def give_up(self) -> None:

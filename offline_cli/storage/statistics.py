@@ -166,7 +166,7 @@ class StatisticsBuilder:
 
     def add(self, batch: EpisodeBatch) -> None:
         """Count `batch`: observations acted on, actions, rewards, extra model outputs. Raises BadEpisode on a new shape."""
-        trees = {Columns.OBS: batch.acted_obs(), Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards}
+        trees = {Columns.OBS: batch.acted_obs(view=True), Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards}
         for name, tree in {**trees, **{name: batch.extra[name] for name in sorted(batch.extra)}}.items():
             for path, leaf in flatten(tree, name):
                 if leaf.dtype.kind in "biuf" and leaf.size:

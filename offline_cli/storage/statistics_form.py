@@ -1,4 +1,4 @@
-"""Whether a column's statistics have the form that schemas/manifest.v1.json asks for; refuses nothing, the schema says why.
+"""Whether a column's statistics have the form that schemas/manifest.v2.json asks for; refuses nothing, the schema says why.
 
 A manifest has as many of them as a table has columns, and a JSON Schema takes 6 ms for each.
 """

@@ -1,4 +1,7 @@
-"""One version of a file in a bucket, opened for reading, through a cache or not; refuses to give less than was asked for."""
+"""One version of a file in a bucket, opened for reading, through a cache or not: never bytes of two, all that were asked for.
+
+The store is asked once more at the end, unless all bytes came in one answer: a file may be replaced by one of the same size.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,19 @@ class StoredVersion:
         return cls(place, int(found["size"] or 0), _tag(found))
 
     def open(self, ahead: Ahead) -> BinaryIO:
-        """Its bytes, seekable."""
-        place, get, cached = self.place, self._get, self._cached()
-        if cached is not None:
-            get = cached.get
+        """Its bytes, seekable. Closing it raises StorageError where they may be of two versions."""
+        place, cached = self.place, self._cached()
+        requests: list[int] = []
+
+        def get(start: int, end: int) -> bytes:
+            requests.append(start)
+            return self._get(start, end) if cached is None else cached.get(start, end)
 
         def closed(failed: bool) -> None:
             if cached is not None:
                 self._end(cached, failed)
+            elif self.tag and len(requests) > 1 and not failed:  # one answer is of one version
+                self._check(place.ask("asking whether it changed", self._is_there))
 
         return buffered_reader(
             lambda start, end: place.ask("reading it", lambda: get(start, end)),
@@ -79,7 +87,11 @@ class StoredVersion:
     def _end(self, cached: CachedFile, failed: bool) -> None:
         if failed:
             cached.discard()
-        elif not cached.close(lambda: self.place.ask("asking whether it changed", self._is_there)):
+        else:
+            self._check(cached.close(lambda: self.place.ask("asking whether it changed", self._is_there)))
+
+    def _check(self, is_there: bool) -> None:
+        if not is_there:
             raise self._changed("another version is there")
 
 

@@ -74,7 +74,7 @@ class DatasetWriter:
 
         Spaces may be None for `episodes` only. `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file`
         counts arrays before compression; one episode larger than either has a file of its own. `provenance`: see
-        schemas/manifest.v1.json; what it lacks is filled in. `identity`: what is written, in a word that is the same for
+        schemas/manifest.v2.json; what it lacks is filled in. `identity`: what is written, in a word that is the same for
         the same content (`resume` asks for the same). `check_ids`: refuse an id that is there already; False where the caller
         knows that all differ. Raises UsageError, UnsupportedSpace.
         """
@@ -100,6 +100,7 @@ class DatasetWriter:
         self._adopted_ids: frozenset[str] = frozenset()
         self._ids = KnownIds() if check_ids else None  # of the episodes taken, adopted ones included
         self._episodes = 0  # taken, adopted ones included
+        self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
 
     def __enter__(self) -> Self:
         """Write the note.
@@ -210,8 +211,11 @@ class DatasetWriter:
     def quarantine(self, rejects: list[Reject]) -> None:
         """Write rows that were set aside to `quarantine/`, and empty the list."""
         if rejects:
+            if self._next_quarantine is None:
+                self._next_quarantine = next_number(self._location)
             with self._target.guard():
-                write_rejects(self._location, rejects, next_number(self._location))
+                write_rejects(self._location, rejects, self._next_quarantine)
+            self._next_quarantine += 1
             rejects.clear()
 
     # ---- ends ----
@@ -224,12 +228,14 @@ class DatasetWriter:
         observation_space: Space | None = None,
         action_space: Space | None = None,
         provenance: Mapping[str, Any] | None = None,
+        episodes_lost: int | None = None,
     ) -> Manifest:
         """Finish the last shard, write the manifest, remove what it replaces; the manifest.
 
         `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. Spaces given here
         replace those given first: an inferred one may be known better at the end, as long as its columns are the same.
-        `provenance`: what is known of it at the end alone.
+        `provenance`: what is known of it at the end alone. `episodes_lost`: how many of the source are not in it; None: not
+        known.
         """
         self._given_provenance.update(provenance or {})
         shards = self._open_shards()
@@ -239,7 +245,8 @@ class DatasetWriter:
             if self._rows.lacks(schema):
                 shards.rewrite(number, with_empty_infos)
         spaces = self._final_spaces(observation_space, action_space)
-        manifest = self._manifest(shards, spaces, complete, self._tally.assumptions if assumptions is None else assumptions)
+        counted = self._tally.assumptions if assumptions is None else assumptions
+        manifest = self._manifest(shards, spaces, complete, counted, episodes_lost)
         with self._target.guard():
             write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
             self._target.finish()
@@ -254,7 +261,12 @@ class DatasetWriter:
         return obs, actions
 
     def _manifest(
-        self, shards: ShardSequence, spaces: tuple[Space | None, Space | None], complete: bool, assumptions: Mapping[str, int]
+        self,
+        shards: ShardSequence,
+        spaces: tuple[Space | None, Space | None],
+        complete: bool,
+        assumptions: Mapping[str, int],
+        episodes_lost: int | None,
     ) -> Manifest:
         found = self._statistics
         unfinished = found.unfinished + assumptions.get(UNFINISHED, 0)
@@ -272,6 +284,7 @@ class DatasetWriter:
             statistics=found.as_json(),
             assumptions=dict(assumptions),
             provenance=self._provenance(complete=complete),
+            episodes_lost=episodes_lost,
         )
 
     def _provenance(self, *, complete: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
+from offline_cli.modules.networks import BY_BOUNDS, flattened_images
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
@@ -24,7 +25,7 @@ from offline_cli.training.devices import choose_device, choose_threads, use_thre
 from offline_cli.training.given_pipelines import Given
 from offline_cli.training.learned_states import check_same_learned
 from offline_cli.training.memory_bounds import check_training_fits
-from offline_cli.training.policy_files import describe_policy, learned_bytes, new_policy
+from offline_cli.training.policy_files import describe_policy, learned_bytes, new_policy, scaling_of
 from offline_cli.training.results import TrainResult
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import Session, check_same_run
@@ -40,23 +41,28 @@ _log = logging.getLogger(__name__)
 def fit(session: Session, stop: StopSignals) -> None:
     """Update, check and save until the session's checks end it. Raises Interrupted, saved, once a signal has come.
 
-    At the bound the last checkpoint is of the moment before the check that the bound alone asks for, so that a run which goes
-    on to a larger bound is as if it had had that from the start.
+    Every checkpoint is of the moment before what belongs to its number of updates (row of metrics, check, end of the run), so
+    that a run which goes on from there to another bound is as if it had had that from the start: to one that is reached already
+    as well.
     """
     state, bound = session.state, session.checks.bound
     while True:
+        if stop.requested is not None:
+            session.save()
+            session.folder.keep_policy(session.module.state_dict())
+            raise _interrupted(session, stop.requested)
         if state.update == bound:
             session.save()
-        with contextlib.suppress(StopRequested):  # the check that was cut short is made again by the run that goes on
+        else:
+            session.save_if_due()
+        try:
             session.settle(stop)
+        except StopRequested:  # the check that was cut short is made again by the run that goes on
+            continue
         if state.stopped_by is not None:
             if state.update < bound:
                 session.save()
             return
-        if stop.requested is not None:
-            session.save()
-            raise _interrupted(session, stop.requested)
-        session.save_if_due()
         session.advance()
 
 
@@ -85,6 +91,7 @@ def train_bc(
     overwrite: bool = False,
     dry_run: bool = False,
     from_: str = "auto",
+    module_id: str | None = None,
     action_scale: str | None = None,
     streaming: bool | None = None,
     memory_limit: int | None = None,
@@ -103,19 +110,24 @@ def train_bc(
 
     `resume` goes on with the run in `out`, whose configuration then stands for options that are None; where there is no
     checkpoint yet, it starts one. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had
-    it from the start. A finished run within its bound stays as it is. `dry_run` checks everything, data included, and writes
+    it from the start: with a bound that is reached already no update follows, and one below the updates made is refused. A
+    finished run within its bound stays as it is. `dry_run` checks everything, data included, and writes
     nothing. `command`: for the note that tells others who trains here.
+
+    One policy is trained: where the episodes are of several modules, `module_id` names the one whose episodes it learns from.
+    It belongs to the data and is not kept in the configuration: name it again to resume.
 
     `streaming` keeps the steps in a file in `temp_dir` while training, and in memory what `memory_limit`, in bytes, allows for
     the whole process: the same steps once per epoch, in an order that depends on the limit too. Without it, data that does not
     fit into a `memory_limit` is refused.
 
     Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box actions
-    of unknown scale; resuming with other settings, data or pipelines), and before any data is read for pipelines that are wrong
-    or do not fit; SpaceMismatch; UnknownEnvironment; MissingPackage; MissingDevice; what `read_episodes` raises for the data;
-    BadPiece where a piece raises on the data; BadData where the environment raises, or a piece beside it; Diverged;
-    Interrupted, with all saved; StorageError, which says from where `resume` goes on; TargetNotMet where `until_return` was not
-    confirmed within the bound (the best policy is kept all the same).
+    of unknown scale; episodes of several modules, or none of `module_id`; resuming with other settings, data or pipelines), and
+    before any data is read for pipelines that are wrong or do not fit; SpaceMismatch; UnknownEnvironment; MissingPackage;
+    MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises on the data; BadData where the
+    environment raises, or a piece beside it; Diverged; Interrupted, with all saved and a policy to play; StorageError, which
+    says from where `resume` goes on; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
+    kept all the same).
     """
     options = {
         "env": env,
@@ -150,20 +162,24 @@ def train_bc(
             pipeline=pipeline,
             env_to_module=env_to_module,
             from_=from_,
+            module_id=module_id,
             device=target.type,
             temp_dir=temp_dir,
             storage_options=storage_options,
             on_progress=on_progress,
         )
         held.callback(data.close)
-        module = new_policy(data, resolved)
+        checkpoint = folder.load_checkpoint() if resume else None
+        scaling = BY_BOUNDS if checkpoint is None else scaling_of(folder.policy(), where=folder.url)
+        module = new_policy(data, resolved, uint8_scaling=scaling)
         if isinstance(data.train, StepStore):
             check_training_fits(resolved.memory_limit, target.type, module, data.train.record, resolved.batch_size)
         state = TrainState(data=data.digest, device=target.type, pipeline=data.pipeline)
         state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
         tensors = None
-        checkpoint = folder.load_checkpoint() if resume else None
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
+        for note in flattened_images(data.observation_space, "observations"):
+            _log.warning("note: %s", note)
         described = describe_policy(data, resolved)
         if checkpoint is not None:
             check_same_run(checkpoint[0], state, where=folder.url)
@@ -193,7 +209,7 @@ def _train(
     """
     state, folder, bound = session.state, session.folder, session.checks.bound
     if state.update > bound:
-        fix = f"a bound of at least {state.update} updates, or train anew with --overwrite"
+        fix = f"{session.checks.least_bound(state.update)} or more, or train anew with --overwrite"
         raise BadConfig(f"{state.update} updates are made, and {bound} asked for", where=folder.url, fix=fix)
     known = None if tensors is None else folder.result()
     if known is not None and (state.stopped_by is not None or state.update == bound):
@@ -265,6 +281,7 @@ def _result(session: Session, kept: int) -> TrainResult:
         steps=data.steps,
         device=state.device,
         threads=state.threads,
+        notes=flattened_images(data.observation_space, "observations"),
     )
 
 
@@ -282,9 +299,11 @@ def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
 
 
 def _interrupted(session: Session, number: int) -> Interrupted:
+    update = session.state.update
     return Interrupted(
-        f"stopped by {signal.Signals(number).name} after {session.state.update} updates; all of them are saved",
+        f"stopped by {signal.Signals(number).name} after {update} updates; all of them are saved, and the policy of this last "
+        "checkpoint can be played until the run is resumed",
         where=session.folder.url,
         fix="the same command with --resume goes on from there",
-        details={"exit_code": 128 + number, "updates": session.state.update, "run": session.folder.url},
+        details={"exit_code": 128 + number, "updates": update, "policy_update": update, "run": session.folder.url},
     )

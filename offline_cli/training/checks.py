@@ -48,11 +48,16 @@ class Checks:
         self._module, self._config, self._val = module, config, val
         self._environment, self._pieces = environment, pieces
         self.bound = config.bound(updates_per_epoch)
-        self._every = config.check_every(updates_per_epoch)
+        self._every, self._per_epoch = config.check_every(updates_per_epoch), updates_per_epoch
 
     def due(self, update: int) -> bool:
         """Whether there is a check after that many updates."""
         return update > 0 and (update % self._every == 0 or update == self.bound)
+
+    def least_bound(self, updates: int) -> str:
+        """The option, with its least value, that allows for so many updates: `--epochs 12`."""
+        name = self._config.bound_name
+        return f"--{name} {updates if name == 'updates' else -(-updates // self._per_epoch)}"
 
     def measure(self, update: int, stop: StopSignals) -> dict[str, float]:
         """Figures by name: `val_*`, `eval_return_*`, `confirm_return_*`. Raises StopRequested, BadData from the environment."""

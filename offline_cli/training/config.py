@@ -11,7 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from offline_cli.errors import BadConfig, StorageNotFound
+from offline_cli.errors import BadConfig
+from offline_cli.storage.links import not_found
 from offline_cli.training.config_mistakes import BOUNDS, config_mistakes
 
 __all__ = ["BCConfig", "differences", "resolve_config"]
@@ -115,6 +116,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
-        raise StorageNotFound("no such config file", where=str(path), fix="check the path") from err
+        raise not_found(path, "no such config file", where=str(path), fix="check the path") from err
     except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
         raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err

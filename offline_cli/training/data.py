@@ -38,6 +38,7 @@ def load_data(
     pipeline: Given = None,
     env_to_module: Given = None,
     from_: str = "auto",
+    module_id: str | None = None,
     device: str = "cpu",
     temp_dir: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -49,7 +50,8 @@ def load_data(
     will run, whose libraries take memory.
 
     Raises what `read_episodes` raises, NoData without a step, BadData for values outside the spaces; BadConfig for an unknown
-    scale of Box actions, and where the memory limit does not do. Before the data is read: SpaceMismatch where the policy could
+    scale of Box actions, where the memory limit does not do, and for episodes of several modules of which `module_id` names
+    none. Before the data is read: SpaceMismatch where the policy could
     not play in `environment` or a piece cannot take the spaces, BadConfig where either pipeline is wrong, or cannot stream;
     after that BadPiece for what a piece raises, or a state that cannot be saved; StorageError where the disk is full.
     """
@@ -58,12 +60,14 @@ def load_data(
         "pipeline": pipeline,
         "env_to_module": env_to_module,
         "from_": from_,
+        "module_id": module_id,
         "storage_options": storage_options,
         "on_progress": on_progress,
     }
     if config.streaming:
         return stream_data(sources, config, device=device, temp_dir=temp_dir, **given)
-    return _in_memory(prepare(sources, config, **given), config, device)
+    with prepare(sources, config, **given) as lesson:
+        return _in_memory(lesson, config, device)
 
 
 def _in_memory(lesson: Lesson, config: BCConfig, device: str) -> TrainingData:

@@ -1,4 +1,4 @@
-"""Plays the policy of a finished run and measures its return; refuses environments that the policy does not fit."""
+"""Plays the policy of a run and measures its return; refuses environments that the policy does not fit."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def evaluate(
     them; what pieces of the same names learned in training goes to them. `module_to_env` likewise, after the policy.
     `lookback`: steps that pieces can look back on at least, which bounds memory; None: the whole episode.
 
+    Of a run that is not finished the policy of its last checkpoint plays.
+
     `run` may be a URL; `env` None: a gymnasium id that the run was trained with. The same seed and number of episodes give the
     same result; none of these episodes is played during training.
 
@@ -87,7 +89,7 @@ def evaluate(
             pieces=pieces,
             on_episodes=report,
         )
-    result = _result(played, environment.name, explore, seed)
+    result = _result(played, environment.name, explore, seed, loaded.checkpoint)
     if min_return is not None and not played.mean >= min_return:  # so that a NaN passes no gate
         raise TargetNotMet(
             f"a mean return of {played.mean:.2f} ± {played.ci95:.2f}, {min_return:g} wanted",
@@ -126,7 +128,7 @@ def _named(asked: str | None, trained_with: str | None, run: str) -> str:
     return trained_with
 
 
-def _result(played: Played, environment: str, explore: bool, seed: int) -> EvaluateResult:
+def _result(played: Played, environment: str, explore: bool, seed: int, checkpoint: int | None) -> EvaluateResult:
     return EvaluateResult(
         episodes=len(played.returns),
         return_mean=played.mean,
@@ -138,4 +140,5 @@ def _result(played: Played, environment: str, explore: bool, seed: int) -> Evalu
         environment=environment,
         explore=explore,
         seed=seed,
+        checkpoint=checkpoint,
     )

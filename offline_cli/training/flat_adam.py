@@ -1,4 +1,4 @@
-"""Adam over all weights as one flat tensor; refuses parameters of several dtypes or devices.
+"""Adam over all weights as one flat tensor, which has one dtype and one device.
 
 Weights and gradients of the module become views of two flat tensors, so that one step is a handful of operations whatever the
 number of layers, its whole state is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA
@@ -8,10 +8,13 @@ Source: Kingma and Ba 2015, Algorithm 1; equal to torch.optim.Adam to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from offline_cli.errors import BadConfig
 
 __all__ = ["FlatAdam"]
 
@@ -20,9 +23,19 @@ class FlatAdam:
     """Takes over `parameters` (their memory moves into `weights`); gradients must be accumulated, never replaced."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+        self,
+        parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
     ) -> None:
-        owners = list(parameters)
+        """`parameters`: of a module, with or without their names, which errors then tell. Raises BadConfig for parameters of
+        several dtypes or devices: one tensor would change the dtype of some.
+        """
+        named = [part if isinstance(part, tuple) else (str(number), part) for number, part in enumerate(parameters)]
+        _check_alike(named)
+        owners = [owner for _, owner in named]
         self.weights = torch.cat([owner.detach().reshape(-1) for owner in owners])
         self.gradients = torch.zeros_like(self.weights)
         self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
@@ -56,3 +69,14 @@ class FlatAdam:
     def tensors(self) -> dict[str, Tensor]:
         """All that a step changes but the weights, by name: to be saved, and written back in place with `copy_`."""
         return {"mean": self.mean, "square": self.square, "step_number": self.step_number}
+
+
+def _check_alike(named: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Raise BadConfig, naming the parameters that are unlike most of the others."""
+    forms = {name: f"{owner.dtype} on {owner.device}" for name, owner in named}
+    kinds = Counter(forms.values())
+    if len(kinds) > 1:
+        usual = kinds.most_common(1)[0][0]
+        problems = [f"parameter {name} is {form}, most are {usual}" for name, form in forms.items() if form != usual]
+        fix = "bring the module to one dtype and device before training, for example with module.float()"
+        raise BadConfig.of(problems, where="the parameters to train", fix=fix)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +22,19 @@ from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.formats.tables.options import TableOptions
 from offline_cli.progress import OnProgress
+from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
 from offline_cli.storage.locations import Sources
 from offline_cli.storage.urls import is_of_bucket
 from offline_cli.training.config import BCConfig
 from offline_cli.training.given_pipelines import Given, GivenPipeline, Side, read_given
 from offline_cli.training.learner_columns import choices_of, learner_columns
+from offline_cli.training.module_choice import of_one_module
 from offline_cli.training.play_pieces import PlayPieces, beside_learner, plays_alone
+from offline_cli.training.used_extras import UsedExtras
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["Lesson", "prepare"]
@@ -40,7 +44,7 @@ PLACE: Final = "learner pipeline"
 
 @dataclass(slots=True, eq=False)
 class Lesson:
-    """What is known before an episode is read."""
+    """What is known before an episode is read; a context manager, at whose end no source is open."""
 
     where: str  # the sources, for messages
     fetched: bool  # whether parts of some of them are fetched before they are read
@@ -53,13 +57,26 @@ class Lesson:
     environment: Environment | None
     pieces: PlayPieces | None  # what the policy plays between in `environment`; None: no pieces
     alone: bool  # the policy plays without pieces
+    module_id: str | None  # whose episodes are learned from; None: there is one module
+    extras: UsedExtras
     _open: Callable[[], EpisodeStream]
+    _streams: Scope  # owns those that are open
     _opened: list[EpisodeStream] = field(default_factory=list)  # one that nobody has read yet
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._streams.__exit__(kind, error, trace)
+
     def episodes(self) -> Iterator[EpisodeBatch]:
-        """All episodes that have a step, as they were recorded; each call reads the sources. Raises what reading raises."""
-        stream = self._opened.pop() if self._opened else self._open()
-        return filter(len, map(with_steps, stream))
+        """All episodes of the module that have a step, as they were recorded; each call reads the sources.
+
+        Raises what reading raises, and BadConfig at the end of the data where it holds several modules or not the one wanted.
+        """
+        with self._streams.part() as held:
+            stream = held.enter(self._opened.pop() if self._opened else self._open())
+            yield from of_one_module(filter(len, map(with_steps, stream)), self.module_id, where=self.where)
 
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
         """`episodes`, with actions as a network learns them. Raises BadData for values outside the spaces."""
@@ -69,8 +86,17 @@ class Lesson:
         return in_learner_units(episodes, actions, self.action_scale)
 
     def columns(self, episodes: EpisodeBatch, *, allow_empty: bool = False) -> dict[str, Tree]:
-        """What the pipeline makes of checked episodes: see `learner_columns`."""
-        return learner_columns(self.pipeline, episodes, self.announced, where=self.where, allow_empty=allow_empty)
+        """What the pipeline makes of checked episodes: see `learner_columns`.
+
+        Raises BadEpisode where a piece asks for an extra model output that not all sources have in one form.
+        """
+        try:
+            return learner_columns(self.pipeline, episodes, self.announced, where=self.where, allow_empty=allow_empty)
+        except OfflineCliError as err:
+            missed = None if self.extras.kept is None else self.extras.kept.missed_by(err)
+            if missed is None:
+                raise
+            raise missed from err
 
     def learned(self) -> tuple[TrainedPipeline | None, PlayPieces | None]:
         """What the policy takes to play, once the pieces have seen all that they learn from; they learn no more.
@@ -100,6 +126,7 @@ def prepare(
     pipeline: Given,
     env_to_module: Given,
     from_: str,
+    module_id: str | None,
     storage_options: Mapping[str, Any] | None,
     on_progress: OnProgress,
     tables: TableOptions | None = None,
@@ -118,11 +145,30 @@ def prepare(
             env=config.env,
             action_scale=config.action_scale,
             tables=tables,
+            extras=extras,
             storage_options=storage_options,
             on_progress=on_progress,
         )
 
-    stream = opened()
+    extras = UsedExtras(given)
+    with Scope() as scope:
+        stream = scope.enter(opened())
+        return _prepared(stream, scope, opened, config, environment, given, beside, module_id=module_id, extras=extras)
+
+
+def _prepared(
+    stream: EpisodeStream,
+    scope: Scope,
+    opened: Callable[[], EpisodeStream],
+    config: BCConfig,
+    environment: Environment | None,
+    given: GivenPipeline,
+    beside: Side,
+    *,
+    module_id: str | None,
+    extras: UsedExtras,
+) -> Lesson:
+    """The lesson takes over what `scope` holds; an error leaves it there."""
     where = ", ".join(stream.locations)
     check_known_scale(stream)
     said = stream.observation_space, stream.action_space
@@ -146,7 +192,10 @@ def prepare(
         environment=environment,
         pieces=pieces,
         alone=alone,
+        module_id=module_id,
+        extras=extras,
         _open=opened,
+        _streams=scope.moved(),
         _opened=[stream],
     )
 

@@ -5,8 +5,9 @@ favour short ones. No slot is ever read after its episode's end, so the environm
 
 * Single copies: each slot takes the next episode when its own ends, with that episode's own seed.
 * A policy between connector pieces plays in single copies too: pieces see episodes, each from its beginning to its end.
-* An environment's own vector class draws all its episodes from one generator: rounds of N slots, one seed per round. Results
-  are the same for the same seed and number of episodes, but episode i depends on how many are played.
+* An environment's own vector class, which plays where it has the environment's spaces, draws all its episodes from one
+  generator: rounds of N slots, one seed per round. Results are the same for the same seed and number of episodes, but episode
+  i depends on how many are played.
 
 The forward pass always sees the same number of rows, since results differ with the shape of a batch in the last digits.
 """
@@ -91,7 +92,7 @@ def play(
             played = _in_slots(chooser, environment, episodes, key, on_step, on_episodes)
         else:
             module.action_head.play_in(environment.action_space)
-            playing = _in_rounds if environment.has_vector_class else _in_slots
+            playing = _in_rounds if environment.vector_class_fits else _in_slots
             played = playing(Policy(module, **chance), environment, episodes, key, on_step, on_episodes)
     finally:
         module.train(was_training)

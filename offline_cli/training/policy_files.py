@@ -3,6 +3,9 @@ files that do not fit each other.
 
 Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
 has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state.
+
+Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
+to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
 """
 
 from __future__ import annotations
@@ -10,31 +13,38 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
+from torch import Tensor
 
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.errors import BadConfig, BadData, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.json_text import from_json
+from offline_cli.modules.networks import BY_255, BY_BOUNDS, has_uint8
 from offline_cli.modules.policy import build_module, fewest_numbers
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import space_from_json, space_to_json
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.config import BCConfig
 from offline_cli.training.data import TrainingData
-from offline_cli.training.run_folder import CONFIG, LEARNED, POLICY, WEIGHTS
+from offline_cli.training.run_folder import CONFIG, LEARNED, POLICY, RESULT, WEIGHTS, RunFolder
 
-__all__ = ["LoadedPolicy", "describe_policy", "learned_bytes", "load_policy", "new_policy", "policy_of"]
+__all__ = ["LoadedPolicy", "describe_policy", "learned_bytes", "load_policy", "new_policy", "policy_of", "scaling_of"]
+
+_log = logging.getLogger(__name__)
 
 FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
 ALONE, WITH_PIECES = 1, 2  # versions
+UINT8_SCALING = "uint8_scaling"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +54,10 @@ class LoadedPolicy:
     module: RLModule  # on the CPU
     description: Mapping[str, Any]  # policy.json
     trained: TrainedPipeline | None  # what it takes to play it; None: it plays without pieces
+    checkpoint: int | None = None  # the update of the checkpoint that it is from, in a run that is not finished
 
 
-def new_policy(data: TrainingData, config: BCConfig) -> RLModule:
+def new_policy(data: TrainingData, config: BCConfig, *, uint8_scaling: str = BY_BOUNDS) -> RLModule:
     """A policy with fresh weights for `data`. Raises BadConfig for Box actions of unknown scale."""
     return build_module(
         data.observation_space,
@@ -54,13 +65,24 @@ def new_policy(data: TrainingData, config: BCConfig) -> RLModule:
         hidden=config.hidden,
         activation=config.activation,
         action_scale=data.action_scale,
+        uint8_scaling=uint8_scaling,
         seed=config.seed,
     )
 
 
+def scaling_of(description: Mapping[str, Any], *, where: str) -> str:
+    """How the described policy takes uint8 observations. Raises BadData for a way that is not known."""
+    found = description.get(UINT8_SCALING, BY_255)
+    if found not in (BY_BOUNDS, BY_255):
+        fix = "play it with the version of offline-cli that it was trained with, or a newer one"
+        raise BadData(f"{UINT8_SCALING} is {found!r} in {POLICY}, which this version does not know", where=where, fix=fix)
+    return str(found)
+
+
 def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
-    """What `load_policy` needs besides weights and `learned_bytes`, as JSON values. Raises BadConfig for a pipeline file with
-    options that JSON does not have.
+    """What `load_policy` needs besides the weights and `learned_bytes` of a new run, as JSON values.
+
+    Raises BadConfig for a pipeline file with options that JSON does not have.
     """
     told: dict[str, Any] = {
         "format": FORMAT,
@@ -72,6 +94,8 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         "activation": config.activation,
         "environment": config.env,
     }
+    if has_uint8(data.observation_space):
+        told[UINT8_SCALING] = BY_BOUNDS
     return told if data.trained is None else told | {"pipeline": _pipeline(data.trained)}
 
 
@@ -99,30 +123,43 @@ def _packed(trained: TrainedPipeline) -> bytes:
 
 
 def load_policy(run: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> LoadedPolicy:
-    """The policy of a finished run, local or remote.
+    """The policy of a run, local or remote; of one that is not finished the last checkpoint's, and a note says so.
 
-    Raises StorageNotFound, NoData for a folder that is no run, Uncommitted for an unfinished one, BadData for broken files.
+    Raises StorageNotFound, NoData for a folder that is no run, Uncommitted for one without a checkpoint yet, BadData for broken
+    files.
     """
     folder = open_location(run, storage_options)
     if folder.exists() and not folder.join(CONFIG).is_file():
         raise NoData("not a run folder of train-bc", where=str(folder), fix="name the folder that train-bc --out made")
-    if folder.exists() and not folder.join(WEIGHTS).is_file():
+    last = None if folder.join(RESULT).is_file() else RunFolder(folder).checkpoint_bytes()
+    described = folder.join(POLICY).is_file()
+    if folder.exists() and not (described and (last is not None or folder.join(WEIGHTS).is_file())):
         fix = f"`offline-cli train-bc ... --out {run} --resume`, with what it was started with, finishes it"
         raise Uncommitted("the run is not finished and holds no policy yet", where=str(folder), fix=fix)
-    text, weights = folder.join(POLICY).read_bytes(), folder.join(WEIGHTS).read_bytes()
+    text = folder.join(POLICY).read_bytes()
     learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
-    return policy_of(text, weights, learned, where=str(folder))
+    if last is None:
+        return policy_of(text, folder.join(WEIGHTS).read_bytes(), learned, where=str(folder))
+    update, tensors = last
+    _log.warning("note: the run %s is not finished: the policy is that of its last checkpoint, of update %d", folder, update)
+    return replace(policy_of(text, tensors, learned, where=str(folder), flat=True), checkpoint=update)
 
 
-def policy_of(text: bytes, weights: bytes, learned: bytes | None, *, where: str) -> LoadedPolicy:
-    """The policy that these files' bytes are; `learned`: None where there is no such file. Raises BadData for broken ones."""
+def policy_of(text: bytes, weights: bytes, learned: bytes | None, *, where: str, flat: bool = False) -> LoadedPolicy:
+    """The policy that these files' bytes are; `learned`: None where there is no such file. Raises BadData for broken ones.
+
+    `flat`: the weights are a checkpoint's, all in one tensor.
+    """
     try:
         description: dict[str, Any] = from_json(text)
         if not isinstance(description, dict):
             raise ValueError("no JSON object")
         tensors = load_tensors(weights)
         module = _built(description, len(weights), where)
-        module.load_state_dict(tensors)
+        if flat:
+            _take_flat(module, tensors["weights"])
+        else:
+            module.load_state_dict(tensors)
         trained = _trained(description, learned, where)
     except (
         AttributeError,
@@ -137,6 +174,17 @@ def policy_of(text: bytes, weights: bytes, learned: bytes | None, *, where: str)
     ) as err:
         raise BadData(f"the policy cannot be read: {err}", where=where, fix="train again") from err
     return LoadedPolicy(module, description, trained)
+
+
+def _take_flat(module: RLModule, weights: Tensor) -> None:
+    """Copy a checkpoint's weights into the module. Raises ValueError where they are not as many."""
+    parameters = list(module.parameters())
+    count = sum(parameter.numel() for parameter in parameters)
+    if weights.shape != (count,):
+        raise ValueError(f"weights of shape {tuple(weights.shape)} for a network of {count}")
+    with torch.no_grad():
+        for parameter, part in zip(parameters, torch.split(weights, [one.numel() for one in parameters]), strict=True):
+            parameter.copy_(part.view_as(parameter))
 
 
 def _trained(description: Mapping[str, Any], learned: bytes | None, where: str) -> TrainedPipeline | None:
@@ -170,4 +218,5 @@ def _built(description: Mapping[str, Any], size: int, where: str) -> RLModule:
         hidden=hidden,
         activation=description["activation"],
         action_scale=description["action_scale"],
+        uint8_scaling=scaling_of(description, where=where),
     )

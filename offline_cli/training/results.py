@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["EvaluateResult", "TrainResult"]
@@ -30,6 +30,7 @@ class TrainResult:
     steps: int
     device: str
     threads: int
+    notes: list[str] = field(default_factory=list)  # what the policy does without: the layout of images, for one
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -50,6 +51,7 @@ class EvaluateResult:
     environment: str
     explore: bool  # actions were drawn, not the likeliest
     seed: int
+    checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

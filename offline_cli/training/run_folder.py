@@ -2,7 +2,7 @@
 
     RUN/config.toml            resolved configuration
     RUN/policy.json            spaces, network and action scale: what it takes to build the policy again
-    RUN/policy.safetensors     the finished run's policy
+    RUN/policy.safetensors     the finished run's policy; of one that was interrupted its last checkpoint's
     RUN/connectors.msgpack     what the pieces of its learner pipeline learned, where it has one
     RUN/checkpoints/000000500/ weights, optimizer and generators (tensors.safetensors), counters (state.json)
     RUN/metrics.jsonl          one row per `log_every` updates
@@ -19,10 +19,10 @@ counts is written in this order, which needs no rename of folders:
 3. Each checkpoint: rows of metrics.jsonl, tensors.safetensors, state.json. That one commits it; then the one before it goes.
 4. At the end: rows, curve.png, policy.safetensors, and result.json, which marks the run as finished. Then the note goes.
 
-So a kill at any moment leaves a run that `resume` takes, with its newest whole checkpoint. Rows of metrics.jsonl that are newer
-are cut off then. Where the folder is not on a local disk, the checkpoints that are due by `checkpoint_every` are made at most
-every `EVERY` seconds, and so seldom that training waits for them for a twentieth of the time at most; rows go there with them
-(`metrics_file.py`). What is learned does not depend on it. No pickle.
+So a kill at any moment leaves a run that `resume` takes, with its newest whole checkpoint, whose policy is played until then.
+Rows of metrics.jsonl that are newer are cut off then. Where the folder is not on a local disk, the checkpoints that are due by
+`checkpoint_every` are made at most every `EVERY` seconds, and so seldom that training waits for them a twentieth of the time
+at most; rows go there with them (`metrics_file.py`). What is learned does not depend on it. No pickle.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ from offline_cli.errors import BadData, OutputExists, StorageNotFound, UsageErro
 from offline_cli.json_text import from_json
 from offline_cli.report.curves import draw_curve
 from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.layout import PART_PREFIX
+from offline_cli.storage.layout import PART_PREFIX, RUN_CONFIG, RUN_POLICY
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import write_whole
 from offline_cli.training.checkpoints import STATE, TENSORS, Checkpoints, remove_folder
@@ -59,14 +59,15 @@ from offline_cli.training.state import TrainState
 __all__ = ["RunFolder"]
 
 CONFIG, POLICY, LEARNED, WEIGHTS, METRICS, RESULT, CURVE = (
-    "config.toml",
-    "policy.json",
+    RUN_CONFIG,
+    RUN_POLICY,
     "connectors.msgpack",
     "policy.safetensors",
     "metrics.jsonl",
     "result.json",
     "curve.png",
 )
+READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
 
 
@@ -126,6 +127,22 @@ class RunFolder:
         newest = self._checkpoints.newest()
         return whole_file(self._place.join(CONFIG)), None if newest is None else newest.name
 
+    def checkpoint_bytes(self) -> tuple[int, bytes] | None:
+        """Update and tensors of the newest whole checkpoint, for readers: it may give way to a newer one while it is read.
+
+        None: there is none. Raises BadData.
+        """
+        for _ in range(READS):
+            folder = self._checkpoints.newest()
+            if folder is None:
+                return None
+            number = folder.name.rstrip("a")
+            if not number.isdecimal():
+                raise self._broken(f"checkpoints/{folder.name}", ValueError("its name is no number of updates"))
+            with suppress(StorageNotFound):  # a newer one has just taken its place
+                return int(number), folder.join(TENSORS).read_bytes()
+        return None
+
     def config(self) -> dict[str, Any]:
         """The stored configuration. Raises BadData where it cannot be read."""
         try:
@@ -141,6 +158,13 @@ class RunFolder:
         """The result of a finished run; None: it is not finished."""
         content = whole_file(self._place.join(RESULT))
         return None if content is None else self._json(RESULT, content)
+
+    def policy(self) -> dict[str, Any]:
+        """The description of the policy. Raises BadData."""
+        content = whole_file(self._place.join(POLICY))
+        if content is None:
+            raise self._broken(POLICY, StorageNotFound("no such file", where=self.url, fix="train again"))
+        return self._json(POLICY, content)
 
     def learned(self) -> dict[str, Any] | None:
         """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
@@ -264,6 +288,11 @@ class RunFolder:
             with self._guard():
                 self._metrics.flush()
         return length
+
+    def keep_policy(self, weights: Mapping[str, Tensor]) -> None:
+        """Write the policy of a run that is interrupted; without a result it is not finished."""
+        with self._guard():
+            self._write(WEIGHTS, _tensor_bytes(weights))
 
     def finish(self, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> None:
         """Draw the curve and write the policy, then the result that marks the run as finished."""

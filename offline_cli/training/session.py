@@ -56,7 +56,7 @@ class Session:
             val = open_loader(data.val, batch_size=config.batch_size, seed=config.seed, device=device)
         per_epoch = self.loader.updates_per_epoch
         self.checks = Checks(module, config, val=val, environment=environment, pieces=data.pieces, updates_per_epoch=per_epoch)
-        self.optimizer = FlatAdam(module.parameters(), lr=config.lr)
+        self.optimizer = FlatAdam(module.named_parameters(), lr=config.lr)
         self._update = Update(module, self.optimizer, self.loader.batch, precision=config.precision)
         self._best: Tensor | None = None
         self._on_progress = on_progress
@@ -103,7 +103,8 @@ class Session:
         Raises StopRequested, nothing changed; Diverged.
         """
         state = self.state
-        if state.settled == state.update:
+        reached = state.update == self.checks.bound and state.stopped_by is None  # older checkpoints are settled
+        if state.settled == state.update and not (reached and state.update):
             return
         checking = self.checks.due(state.update)
         if checking or state.update % self.config.log_every == 0:
@@ -122,6 +123,8 @@ class Session:
 
     def _mean_loss(self) -> float:
         """Of the updates since the last row; waits for the device, so the wait is time spent in updates."""
+        if not self.state.summed and self.state.loss is not None:
+            return self.state.loss
         before = time.perf_counter()
         total = float(self._update.loss_sum)
         self.state.train_seconds += time.perf_counter() - before

@@ -50,7 +50,12 @@ TIDY: Final = 16  # parts, or batches, after which free memory is given back: el
 def stream_data(sources: Sources, config: BCConfig, *, device: str, temp_dir: str | None, **given: Any) -> TrainingData:
     """See `load_data`, whose other options are `given`."""
     shares = Shares.of(config.memory_limit, device)
-    lesson = prepare(sources, config, tables=TableOptions(temp_dir=temp_dir, memory_limit=shares.tables), **given)
+    tables = TableOptions(temp_dir=temp_dir, memory_limit=shares.tables)
+    with prepare(sources, config, tables=tables, **given) as lesson:
+        return _stored(lesson, config, shares, temp_dir)
+
+
+def _stored(lesson: Lesson, config: BCConfig, shares: Shares, temp_dir: str | None) -> TrainingData:
     check_streamable(lesson.pipeline.pieces())
     shares.check_start(fetched=lesson.fetched)
     aside = _held_out(lesson, config)

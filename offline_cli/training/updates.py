@@ -74,6 +74,10 @@ def captured(update: Update) -> Callable[[], None]:
                 update()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device meanwhile
             update()
-    return graph.replay
+
+    def launch(_held: Update = update) -> None:  # the graph reads and writes tensors that nothing else may hold
+        graph.replay()
+
+    return launch

@@ -9,9 +9,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from benchmarks import cuda_training
+from benchmarks import cuda_cold_start, cuda_training
 from benchmarks.cuda_utilisation import while_running
 from benchmarks.run import QUESTIONS
+from offline_cli.converting.reading import read_episodes
 
 CPU = torch.device("cpu")
 SMALL = {"batch": 8, "held": 20, "precision": "fp32", "device": CPU}
@@ -54,3 +55,23 @@ def test_how_busy_a_device_is_is_asked_while_it_works():
     steps = []
     assert while_running(lambda: steps.append(1), iter([10.0, 30.0, 20.0, *[20.0] * 1000]).__next__, CPU, seconds=0.3) == 20
     assert steps
+
+
+def test_a_step_that_fails_beside_the_measurement_fails_it():
+    def broken():
+        raise RuntimeError("illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        while_running(broken, lambda: 0.0, CPU, seconds=0.1)
+
+
+def test_without_rllibs_recording_the_cold_start_takes_the_sample(monkeypatch, tmp_path):
+    monkeypatch.setenv("OFFLINE_CLI_REAL_DATA", str(tmp_path))
+    source, steps = cuda_cold_start.data()
+    counted = steps_in(source)
+    assert f"{counted:,}" == steps
+
+
+def steps_in(source):
+    stream = read_episodes(source, env="CartPole-v1")
+    return sum(batch.num_steps for batch in stream)

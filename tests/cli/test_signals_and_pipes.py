@@ -7,9 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 
 from offline_cli.cli.signals import sigterm_raises
@@ -186,3 +191,41 @@ def test_a_result_that_cannot_be_written_is_a_storage_failure(args: list[str], c
 def test_a_stream_that_was_closed_from_the_start_is_no_failure(closed: str, child_env: dict[str, str]) -> None:
     done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m offline_cli --version {closed}"], env=child_env, check=False)
     assert done.returncode == 0
+
+
+STUCK = """
+import sys, threading, time
+from offline_cli.cli import app
+import offline_cli.datasets.inspect as place
+
+def interrupted(*args, **options):
+    threading.Thread(target=time.sleep, args=(600,)).start()  # the interpreter waits for it at its end
+    raise KeyboardInterrupt
+
+place.inspect = interrupted
+sys.argv = ["offline-cli", "inspect", "data"]
+app.main()
+"""
+
+
+def test_an_interrupted_command_ends_although_a_thread_of_its_does_not(child_env: dict[str, str]) -> None:
+    done = subprocess.run([sys.executable, "-c", STUCK], env=child_env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "error: interrupted" in done.stderr
+
+
+@pytest.mark.kill
+def test_a_conversion_of_csv_ends_whenever_it_is_interrupted(child_env: dict[str, str], tmp_path: Path) -> None:
+    rows = np.arange(200_000)
+    table = pa.table({"eps_id": rows // 100, "t": rows % 100, "obs": rows / 7, "actions": rows % 2, "rewards": rows / 3})
+    pyarrow.csv.write_csv(table, tmp_path / "rows.csv")
+    command = [sys.executable, "-m", "offline_cli", "convert", str(tmp_path / "rows.csv"), "--overwrite"]
+    codes = []
+    for attempt in range(20):
+        process = subprocess.Popen([*command, "--out", str(tmp_path / "out")], env=child_env, stderr=subprocess.PIPE)
+        time.sleep(0.8 + attempt / 20)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        codes.append(process.returncode)
+        assert process.returncode in (0, 130), said.decode()
+    assert 130 in codes

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from offline_cli import MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors import BatchIndividualItems, ConnectorV2
@@ -108,11 +109,63 @@ def test_changing_a_column_that_is_not_there_names_those_that_are() -> None:
         ConnectorV2.foreach_batch_item_change_in_place({"x": [1]}, "y", lambda item, *_: item)
 
 
-def test_stacked_rows_are_not_changed_one_by_one() -> None:
-    batch: Batch = {}
-    ConnectorV2.add_n_batch_items(batch, "x", np.zeros(3), 3, SingleAgentEpisode("a"))
+@pytest.mark.parametrize("held", [np.zeros(3), torch.zeros(3), {"pose": np.zeros(3)}])
+def test_rows_that_are_stacked_over_all_episodes_are_not_changed_one_by_one(held: Any) -> None:
     with pytest.raises(ValueError, match="stacked rows"):
-        ConnectorV2.foreach_batch_item_change_in_place(batch, "x", lambda item, *_: item)
+        ConnectorV2.foreach_batch_item_change_in_place({"x": held}, "x", lambda item, *_: item)
+
+
+def filed() -> Batch:
+    """Columns of two numpy'ized episodes."""
+    batch: Batch = {}
+    for id_, steps in (("a", 2), ("b", 3)):
+        episode = SingleAgentEpisode(id_)
+        ConnectorV2.add_n_batch_items(batch, "rewards", np.arange(float(steps)), steps, episode)
+        ConnectorV2.add_n_batch_items(batch, "obs", {"p": np.ones((steps, 2))}, steps, episode)
+        ConnectorV2.add_n_batch_items(batch, "terminateds", np.arange(steps) == steps - 1, steps, episode)
+        ConnectorV2.add_n_batch_items(batch, "notes", list(range(steps)), steps, episode)
+    return batch
+
+
+def test_the_steps_of_a_numpyized_episode_are_changed_at_once() -> None:
+    batch, seen = filed(), []
+
+    def doubled(rows: Any, *ids: Any) -> Any:
+        seen.append((rows.shape, *ids))
+        rows *= 2  # in place, as pieces may
+        return rows
+
+    ConnectorV2.foreach_batch_item_change_in_place(batch, "rewards", doubled)
+    assert seen == [((2,), "a", None, None), ((3,), "b", None, None)]
+    assert BatchIndividualItems()(batch=batch)["rewards"].tolist() == [0, 2, 0, 2, 4]
+
+
+def test_nested_steps_and_several_columns_are_changed_together() -> None:
+    batch = filed()
+    ConnectorV2.foreach_batch_item_change_in_place(
+        batch, ["obs", "rewards"], lambda rows, *_: ({"p": rows[0]["p"] * rows[1][:, None]}, -rows[1])
+    )
+    stacked = BatchIndividualItems()(batch=batch)
+    assert stacked["obs"]["p"].tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [2, 2]]
+    assert stacked["rewards"].tolist() == [0, -1, 0, -1, -2]
+
+
+def test_steps_go_one_by_one_beside_a_column_of_single_items() -> None:
+    batch = filed()
+    ConnectorV2.foreach_batch_item_change_in_place(batch, ["rewards", "notes"], lambda pair, *_: (pair[0] + pair[1], 0))
+    assert BatchIndividualItems()(batch=batch)["rewards"].tolist() == [0, 2, 0, 2, 4]
+
+
+def test_end_flags_are_changed_one_by_one() -> None:
+    batch = filed()
+    ConnectorV2.foreach_batch_item_change_in_place(batch, "terminateds", lambda flag, *_: not flag)
+    assert BatchIndividualItems()(batch=batch)["terminateds"].tolist() == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize("given", [np.zeros(1), 3.0, {"p": np.zeros(2), "q": np.zeros(3)}])
+def test_another_number_of_rows_than_there_were_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="column 'rewards': 2 rows were to be changed"):
+        ConnectorV2.foreach_batch_item_change_in_place(filed(), "rewards", lambda *_: given)
 
 
 def test_columns_by_module_become_modules_by_column() -> None:

@@ -19,6 +19,7 @@ from offline_cli import Columns, SingleAgentEpisode
 from offline_cli import connectors as ours
 from offline_cli.connectors import LearnerConnectorPipeline, learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadPiece
 from offline_cli.trees import flatten, map_leaves
 
 pytestmark = pytest.mark.ray
@@ -208,6 +209,35 @@ def test_whole_arrays_give_the_batch_that_rllib_makes_of_single_episodes(
     assert_same(learner_pipeline(OBSERVATIONS, action_space)(rl_module=module, episodes=whole), wanted)
 
 
+@pytest.mark.parametrize("form", ["arrays", "lists", "an EpisodeBatch"])
+def test_items_are_changed_in_place_as_rllib_does_after_columns_were_put_in(
+    theirs: Any, action_space: Any, stateful: bool, form: str
+) -> None:
+    from ray.rllib.connectors.connector_v2 import ConnectorV2 as Theirs
+
+    def changed(self: Any, *, batch: Any, **_: Any) -> Any:
+        def scaled(item: Any, episode_id: str, *ids: Any) -> Any:
+            assert ids == (None, None)
+            return item * np.float32(int(episode_id[1]) + 2)  # RLlib adds a number to each id
+
+        self.foreach_batch_item_change_in_place(batch, Columns.OBS, scaled)
+        self.foreach_batch_item_change_in_place(batch, Columns.TERMINATEDS, lambda flag, *_: not flag)
+        self.foreach_batch_item_change_in_place(
+            batch, [Columns.REWARDS, "action_logp"], lambda items, *_: (items[0] - items[1], items[1])
+        )
+        return batch
+
+    module = their_module(action_space, stateful=stateful)
+    given = {"action_space": action_space, "states": stateful, "arrays": form != "lists"}
+    pipeline, mine = their_pipeline(OBSERVATIONS, action_space), learner_pipeline(OBSERVATIONS, action_space)
+    for made, kind in ((pipeline, Theirs), (mine, ours.ConnectorV2)):
+        made.insert_after("AddColumnsFromEpisodesToTrainBatch", type("Changes", (kind,), {"__call__": changed})())
+    wanted = pipeline(rl_module=module, batch={}, episodes=played(theirs, **given), shared_data={})
+    episodes: Any = played(SingleAgentEpisode, **given)
+    episodes = EpisodeBatch.from_episodes(episodes) if form == "an EpisodeBatch" else episodes
+    assert_same(mine(rl_module=module, episodes=episodes), wanted, exact=False)
+
+
 @pytest.mark.parametrize("lookback", CUTS.values(), ids=CUTS)
 def test_next_observations_and_infos_are_equal(theirs: Any, action_space: Any, stateful: bool, lookback: int | None) -> None:
     from ray.rllib.connectors import learner as their
@@ -360,6 +390,76 @@ def test_a_filter_beside_the_environment_counts_and_changes_as_rllib_does(theirs
     assert own["count"] == stats.n
     np.testing.assert_allclose(own["mean"], stats.mean, rtol=1e-12)
     np.testing.assert_allclose(own["m2"], stats.sum_sq_diff_array, rtol=1e-12)
+
+
+def their_filter(observation_space: Any, *agents: str, **options: Any) -> Any:
+    """RLlib's filter after a few observations of each agent."""
+    from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode as Theirs
+
+    piece = MeanStdFilter(multi_agent=bool(agents), **options)
+    piece.input_action_space = ACTIONS["discrete"]
+    piece.input_observation_space = spaces.Dict(dict.fromkeys(agents, observation_space)) if agents else observation_space
+    observation_space.seed(0)
+    for agent in [*agents, *agents, *agents] or [None] * 5:
+        episode = Theirs(agent_id=agent, module_id=agent and "m", observation_space=observation_space)
+        episode.add_env_reset(observation_space.sample())
+        piece(rl_module=None, batch={}, episodes=[episode])
+    return piece
+
+
+def assert_took_over(piece: Any, name: str, stats: Any) -> None:
+    learned = piece.get_state()["shared"][name]
+    assert learned["count"] == stats.num_pushes > 1
+    np.testing.assert_array_equal(learned["mean"], stats.mean_array)
+    np.testing.assert_array_equal(learned["m2"], stats.sum_sq_diff_array)
+
+
+@pytest.mark.parametrize("space", [OBSERVATIONS, spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(-5.0, 5.0, ())], ids=str)
+@pytest.mark.parametrize("form", ["connector", "filters", "one filter", "its statistics", "their state"])
+def test_a_filter_takes_over_what_rllibs_has_counted(space: Any, form: str) -> None:
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode as Theirs
+
+    filtered = their_filter(space)
+    own = filtered._filters[None]
+    stats = own.running_stats
+    forms = {"connector": filtered.get_state(), "filters": filtered._filters, "one filter": own}
+    forms |= {"its statistics": stats, "their state": stats.to_state()}
+    piece = ours.MeanStdFilter(space, ACTIONS["discrete"])
+    piece.set_state(forms[form])
+    assert_took_over(piece, "obs", stats)
+    seen = []
+    for kind, made, call in ((Theirs, filtered, {"rl_module": None}), (SingleAgentEpisode, piece, {})):
+        episode = kind(observation_space=space)
+        episode.add_env_reset(np.full(space.shape, 0.75, np.float32))
+        made(batch={}, episodes=[episode], **call)
+        seen.append(episode.get_observations(-1))
+    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-4, atol=1e-5)  # RLlib rounds variances to float32
+
+
+def test_filters_of_several_agents_are_taken_over_by_name() -> None:
+    filtered = their_filter(OBSERVATIONS, "ann", "bob")
+    piece = ours.MeanStdFilter(filtered.input_observation_space, spaces.Dict(), multi_agent=True)
+    piece.set_state(filtered.get_state())
+    for agent in ("ann", "bob"):
+        assert_took_over(piece, agent, filtered._filters[agent].running_stats)
+
+
+def test_a_state_of_rllibs_pipeline_goes_to_ours_as_it_is() -> None:
+    filtered = their_filter(OBSERVATIONS)
+    pipeline = ours.env_to_module_pipeline(OBSERVATIONS, ACTIONS["discrete"], custom=[ours.MeanStdFilter()])
+    pipeline.set_state({"MeanStdFilter": filtered.get_state()})
+    assert_took_over(pipeline[0], "obs", filtered._filters[None].running_stats)
+
+
+def test_a_state_of_a_filter_with_other_options_is_refused_with_the_options_to_give() -> None:
+    filtered = their_filter(OBSERVATIONS, clip_by_value=5.0)
+    with pytest.raises(BadPiece, match=r"with clip_by_value=5.0, here clip_by_value=10.0") as caught:
+        ours.MeanStdFilter(OBSERVATIONS, ACTIONS["discrete"]).set_state(filtered.get_state())
+    assert caught.value.fix == "MeanStdFilter(clip_by_value=5.0)"
+    piece = ours.MeanStdFilter(OBSERVATIONS, ACTIONS["discrete"], clip_by_value=5.0)
+    piece.set_state(filtered.get_state())
+    assert_took_over(piece, "obs", filtered._filters[None].running_stats)
 
 
 def test_several_slots_at_once_are_filtered_as_rllib_filters_them_one_by_one(theirs: Any) -> None:

@@ -17,8 +17,18 @@ from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadConfig, BadPiece
+from offline_cli.modules import build_recurrent_module
+from offline_cli.trees import leaves
 
 OBS_SPACE = spaces.Dict({"p": spaces.Box(-1, 1, (2,)), "q": spaces.Discrete(3)})
+DEFAULTS = [
+    "AddObservationsFromEpisodesToBatch",
+    "AddColumnsFromEpisodesToBatch",
+    "AddTimeDimToBatchAndZeroPad",
+    "AddStatesFromEpisodesToBatch",
+    "BatchIndividualItems",
+    "NumpyToTensor",
+]
 ACT_SPACE = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,))])
 
 
@@ -210,3 +220,87 @@ def test_tensors_never_share_memory_that_may_not_be_written_to() -> None:
     array.flags.writeable = False
     NumpyToTensor()(batch={"x": array})["x"].fill_(1)
     assert array.tolist() == [0, 0, 0]
+
+
+class CountedSteps(ConnectorV2):
+    """Somebody's own piece for whole arrays: adds the timestep of each step."""
+
+    whole_arrays = True
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        assert isinstance(episodes, EpisodeBatch)
+        return {**batch, "t": episodes.timesteps()}
+
+
+class Looks(ConnectorV2):
+    """Somebody's own piece for single episodes, which changes nothing."""
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        assert not isinstance(episodes, EpisodeBatch)
+        return batch
+
+
+class Halved(Looks):
+    """The same, which changes a column and adds one, as pieces written for RLlib do."""
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        self.foreach_batch_item_change_in_place(batch, Columns.REWARDS, lambda rows, *_: rows / 2)
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            self.add_n_batch_items(batch, "whose", [ord(episode.id_)] * len(episode), len(episode), episode)
+        return batch
+
+
+def with_own_piece(given: EpisodeBatch, own: ConnectorV2 | None, after: str, *, stateful: bool) -> Batch:
+    module = build_recurrent_module(OBS_SPACE, spaces.Discrete(2), lstm_size=2, max_seq_len=2) if stateful else None
+    pipeline = learner_pipeline(OBS_SPACE, ACT_SPACE, custom=[CountedSteps()])
+    if own is not None:
+        pipeline.insert_after(after, own)
+    return pipeline(rl_module=module, episodes=given)
+
+
+def assert_same_columns(found: Batch, expected: Batch) -> None:
+    assert found.keys() == expected.keys()
+    for column, tree in expected.items():
+        for one, other in zip(leaves(found[column]), leaves(tree), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("after", ["CountedSteps", *DEFAULTS])
+@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "LSTM"])
+def test_a_piece_for_single_episodes_goes_anywhere_among_pieces_for_whole_arrays(
+    episodes: EpisodeBatch, stateful: bool, after: str
+) -> None:
+    plain = with_own_piece(episodes, None, after, stateful=stateful)
+    assert_same_columns(with_own_piece(episodes, Looks(), after, stateful=stateful), plain)
+
+
+@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "LSTM"])
+def test_a_piece_of_rllibs_kind_changes_and_adds_columns_after_whole_arrays_were_put_in(
+    episodes: EpisodeBatch, stateful: bool
+) -> None:
+    after = "AddColumnsFromEpisodesToBatch"
+    plain = with_own_piece(episodes, None, after, stateful=stateful)
+    found = with_own_piece(episodes, Halved(), after, stateful=stateful)
+    whose = found.pop("whose")
+    assert_same_columns(found, {**plain, Columns.REWARDS: plain[Columns.REWARDS] / 2})
+    rows = whose[plain[Columns.LOSS_MASK]] if stateful else whose
+    assert rows.tolist() == [97, 97, 97, 98, 98]
+
+
+@pytest.mark.parametrize("after", ["AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch"])
+def test_sequences_of_an_episode_are_changed_at_once(episodes: EpisodeBatch, after: str) -> None:
+    seen = []
+
+    class HalvesSequences(Looks):
+        def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+            def halved(rows: Any, id_: str, *_: Any) -> Any:
+                seen.append((id_, rows.shape))
+                return rows / 2
+
+            self.foreach_batch_item_change_in_place(batch, Columns.REWARDS, halved)
+            return batch
+
+    plain = with_own_piece(episodes, None, after, stateful=True)
+    found = with_own_piece(episodes, HalvesSequences(), after, stateful=True)
+    assert seen == [("a", (2, 2)), ("b", (1, 2))]
+    assert_same_columns(found, {**plain, Columns.REWARDS: plain[Columns.REWARDS] / 2})

@@ -16,6 +16,7 @@ from offline_cli.connectors.common.running_moments import Moments
 from offline_cli.connectors.states import same_state
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
+from offline_cli.space_bounds import bound_to_text
 
 SPACE, ACTIONS = spaces.Box(-99, 99, (2,), np.float32), spaces.Discrete(2)
 NESTED = spaces.Dict({"arm": SPACE, "camera": spaces.Box(0, 255, (2, 2, 1), np.uint8), "door": spaces.Discrete(3)})
@@ -236,3 +237,43 @@ def test_moments_along_the_way_are_those_of_the_rows_so_far(values: list[float],
         so_far = np.array(values[: known + i + 1])
         np.testing.assert_allclose(means[i], so_far.mean(), atol=1e-9)
         np.testing.assert_allclose(stds[i], so_far.std(ddof=1) if len(so_far) > 1 else 0, atol=1e-6)
+
+
+def rllib_state(*stats: dict[str, Any], agent: Any = None, **options: Any) -> dict[Any, Any]:
+    """As RLlib's connector gives it."""
+    return {agent: {"shape": None, "de_mean_to_zero": True, "clip_by_value": 10.0, "running_stats": list(stats), **options}}
+
+
+def rllib_stat(count: int, mean: Any, m2: Any) -> dict[str, Any]:
+    arrays = {"mean_array": np.asarray(mean, float), "sum_sq_diff_array": np.asarray(m2, float)}
+    return {"num_pushes": count, "num_pushes_delta": 1, **{name: bound_to_text(array) for name, array in arrays.items()}}
+
+
+def test_leaves_of_rllibs_filter_come_by_sorted_key() -> None:
+    space = spaces.Dict([("z", SPACE), ("a", spaces.Box(-1, 1, ())), ("door", spaces.Discrete(2))])
+    piece = MeanStdFilter(space, ACTIONS)
+    piece.set_state(rllib_state(rllib_stat(3, 0.5, 2.0), rllib_stat(4, [1, 2], [3, 4])))
+    shared = piece.get_state()["shared"]
+    assert {name: (part["count"], part["mean"].tolist(), part["m2"].tolist()) for name, part in shared.items()} == {
+        "obs.a": (3, 0.5, 2.0),
+        "obs.z": (4, [1, 2], [3, 4]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (rllib_state(rllib_stat(3, [1, 2, 3], [1, 2, 3])), "shape"),
+        (rllib_state(), "with 0 leaves"),
+        (rllib_state(rllib_stat(3, [1, 2], [1, 2]), agent="ann"), "for agent 'ann', and multi_agent=False"),
+        (rllib_state(rllib_stat(-3, [1, 2], [1, 2])), "below zero"),
+        (rllib_state({**rllib_stat(3, [1, 2], [1, 2]), "mean_array": "gASVCQAAAAAAAACMBXB3bmVklC4="}), "none of RLlib's"),
+        (rllib_state({"num_pushes": 3}), "none of RLlib's"),
+        (rllib_state(rllib_stat(3, [1, 2], [1, 2]), clip_by_value=None), "with clip_by_value=None, here clip_by_value=10.0"),
+    ],
+)
+def test_states_of_rllibs_filter_that_do_not_fit_are_refused(state: Any, said: str) -> None:
+    piece = MeanStdFilter(SPACE, ACTIONS)
+    with pytest.raises(BadPiece, match=said):
+        piece.set_state(state)
+    assert piece.get_state() == {}

@@ -41,6 +41,7 @@ KEYS = {
     "duplicates_dropped",
     "fragments_stitched",
     "rows_quarantined",
+    "episodes_lost",
     "assumptions",
     "seconds",
 }

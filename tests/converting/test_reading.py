@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,108 @@ def test_every_step_of_packed_columns_equals_what_rllibs_own_unpacking_gives(rea
         for column, values in (("actions", own.actions), ("rewards", own.rewards), *own.extra.items()):
             np.testing.assert_array_equal(values, np.array([row[column] for row in once], values.dtype))
         assert (bool(own.terminated[0]), bool(own.truncated[0])) == (once[-1]["terminateds"], once[-1]["truncateds"])
+
+
+# ---- what is inferred is true of all the data ----
+
+
+def flat_table(folder: Path, dtype: Any, **more: Any) -> str:
+    """A folder with three episodes of two steps as a plain table; 0.1 is no float32."""
+    folder.mkdir()
+    values, t = np.full(6, 0.1, dtype), np.arange(6)
+    columns = {"eps_id": t // 2, "obs": values, "actions": values, "terminateds": t % 2 == 1}
+    pq.write_table(pa.table({**columns, **more}), folder / "a.parquet")
+    return str(folder)
+
+
+def typed(dtype: Any) -> dict[str, Any]:
+    """Columns of one episode whose numbers have that dtype, the extra one too; 0.1 is no float32."""
+    values = np.full(3, 0.1, dtype)
+    return {"obs": values, "new_obs": values, "actions": values, "action_logp": values}
+
+
+@pytest.mark.parametrize("keep", [0, 100, 1 << 20])
+@pytest.mark.parametrize("first", [np.float32, np.int64])
+def test_a_later_file_of_wider_numbers_widens_the_space_whatever_can_be_held(
+    first: Any, keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 3)
+    files = [episode_columns("a", **typed(first)), episode_columns("b", **typed(np.float64))]
+    stream, batch = read(recording(tmp_path / "r", *files))
+    assert stream.observation_space.dtype == stream.action_space.dtype == np.float64
+    assert {leaf.dtype for leaf in (batch.obs, batch.actions, batch.extra["action_logp"])} == {np.dtype(np.float64)}
+    assert batch.obs[batch.obs_starts[1]] == 0.1
+
+
+@pytest.mark.parametrize("keep", [0, 100, 1 << 20])
+def test_a_later_source_of_wider_numbers_widens_the_space_whatever_can_be_held(
+    keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    logp = {"action_logp": np.full(6, 0.1, np.float32)}
+    one = flat_table(tmp_path / "one", np.float32, **logp)
+    other = flat_table(tmp_path / "other", np.float64, action_logp=np.full(6, 0.1))
+    stream, batch = read([one, other], from_="table")
+    assert stream.observation_space.dtype == stream.action_space.dtype == np.float64
+    assert (batch.obs.dtype, batch.extra["action_logp"].dtype) == (np.float64, np.float64)
+    assert stream.tally.rows_in == 12
+
+
+@pytest.mark.parametrize("keep", [0, 1 << 20])
+@pytest.mark.parametrize("more", [{"obs": [[0.1, 0.2]] * 6}, {"score": np.zeros(6)}])
+def test_a_later_source_that_no_dataset_can_hold_too_is_refused_before_anything_is_read(
+    more: dict[str, Any], keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    sources = [flat_table(tmp_path / "one", np.float64), flat_table(tmp_path / "two", np.float64, **more)]
+    with pytest.raises(BadEpisode, match="two kinds of episodes") as caught:
+        read_episodes(sources, from_="table")
+    assert caught.value.fix == "convert the two kinds of recording into two datasets"
+
+
+@pytest.mark.parametrize("keep", [0, 1 << 20])
+def test_plain_numbers_that_become_wider_after_the_lines_that_are_looked_at_first_are_read_all_the_same(
+    keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.source.LOOKAHEAD_BYTES", 0)
+    lines = [
+        {
+            "type": "SampleBatch",
+            "eps_id": [number],
+            "obs": [[value]],
+            "new_obs": [[value]],
+            "actions": [value],
+            "rewards": [1.0],
+        }
+        | {"terminateds": [True], "truncateds": [False], "score": [value]}
+        for number, value in enumerate([1, 0.5, 0.1, 0.25])
+    ]
+    (tmp_path / "a.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stream, batch = read(str(tmp_path / "a.json"))
+    assert stream.observation_space.dtype == stream.action_space.dtype == np.float64
+    assert batch.extra["score"].tolist() == [1.0, 0.5, 0.1, 0.25]
+
+
+def test_datasets_whose_extra_outputs_differ_in_dtype_or_name_are_joined_or_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    extras = {"float": {"score": np.full(6, 0.1, np.float32)}, "double": {"score": np.full(6, 0.1)}, "none": {}}
+    for name, extra in extras.items():
+        convert(flat_table(tmp_path / f"{name}.table", np.float32, **extra), tmp_path / name, from_="table")
+    found = convert([tmp_path / "float", tmp_path / "double"], tmp_path / "both")
+    assert found.episodes > 1
+    _, batch = read(tmp_path / "both")
+    assert batch.extra["score"].dtype == np.float64
+    with pytest.raises(BadEpisode, match="two kinds of episodes: extra score is number of shape"):
+        convert([tmp_path / "float", tmp_path / "none"], tmp_path / "all", max_rows_per_file=1)
+    assert not (tmp_path / "all").exists()
+
+
+def test_recordings_whose_later_source_declares_another_space_are_refused_before_anything_is_written(
+    real_data: Path, tmp_path: Path
+) -> None:
+    sources = [str(real_data / name) for name in ("rllib_episodes_cartpole_expert", "rllib_episodes_frozenlake")]
+    with pytest.raises(SpaceMismatch, match="two observation spaces"):
+        read_episodes(sources)

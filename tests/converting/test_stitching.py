@@ -195,15 +195,49 @@ def test_under_quarantine_what_is_set_aside_is_kept_as_text_with_its_place() -> 
     assert b'"eps_id": "a"' in stitcher.rejects.kept[0].raw
 
 
-def test_a_repeated_final_observation_is_replaced_by_the_next_first_one_and_taken_off_the_count() -> None:
-    first = fragment("a", 0, 2)
-    first.obs[-1] = first.obs[-2]
-    stitcher = Stitcher(Tally(), Rejects())
-    stitcher.tally.assume("missing-final-observation", 2)
-    whole = [*stitcher.feed(first, None, "f"), *stitcher.feed(fragment("a", 2, 1, end="terminated"), None, "f")]
-    assert_whole(whole[0], 3)
+def without_final(piece: EpisodeBatch) -> EpisodeBatch:
+    """As of a source without next observations."""
+    piece.obs[-1] = piece.obs[-2]
+    return replace(piece, final_missing=np.ones(1, np.bool_))
+
+
+def test_a_missing_final_observation_is_the_next_first_one_and_only_that_of_the_whole_episode_is_counted() -> None:
+    whole, stitcher = stitch(without_final(fragment("a", 0, 2)), without_final(fragment("a", 2, 2, end="terminated")))
+    np.testing.assert_array_equal(whole[0].obs[:, 0], [0, 1, 2, 3, 3])
+    assert dict(stitcher.tally.assumptions) == {"missing-final-observation": 1}
+    assert whole[0].final_missing is None
+
+
+def test_observations_that_stand_still_are_no_missing_ones() -> None:
+    still = fragment("a", 0, 2)
+    still.obs[-1] = still.obs[-2]
+    _, stitcher = stitch(still, fragment("a", 2, 1, end="terminated"), without_final(fragment("b", 0, 2, end="truncated")))
+    assert dict(stitcher.tally.assumptions) == {"broken-chain": 1, "missing-final-observation": 1}
+
+
+def test_fragments_of_still_observations_without_timesteps_are_not_joined_where_nothing_says_that_they_follow() -> None:
+    still = fragment("a", 0, 2, start=UNKNOWN_START)
+    still.obs[-1] = still.obs[-2]
+    with pytest.raises(BadEpisode, match="do not go on from those at file-0"):
+        stitch(still, fragment("a", 7, 1, start=UNKNOWN_START, end="terminated"))
+
+
+def test_what_is_set_aside_is_not_counted_among_missing_final_observations() -> None:
+    gap = without_final(fragment("a", 0, 1)), without_final(fragment("a", 3, 1, end="terminated"))
+    whole, stitcher = stitch(*gap, without_final(fragment("b", 0, 2, end="terminated")), on_error="skip")
+    assert [batch.ids for batch in whole] == [("b",)]
+    assert dict(stitcher.tally.assumptions)["missing-final-observation"] == 1
+
+
+def test_missing_final_observations_of_whole_batches_are_counted_where_they_stand() -> None:
+    batch = EpisodeBatch.concat(
+        [without_final(fragment("a", 0, 2, end="truncated")), fragment("b", 0, 2, end="truncated"), fragment("c", 0, 1)]
+    )
+    np.testing.assert_array_equal(batch.select([1, 0]).final_missing, [False, True])
+    np.testing.assert_array_equal(batch.select(slice(0, 2)).final_missing, [True, False])
+    whole, stitcher = stitch(batch)
+    assert sorted(name for out in whole for name in out.ids) == ["a", "b", "c"]
     assert stitcher.tally.assumptions["missing-final-observation"] == 1
-    assert not stitcher.tally.assumptions["broken-chain"]
 
 
 def test_infos_at_a_joint_keep_what_the_step_before_said() -> None:
@@ -306,7 +340,5 @@ def test_joining_many_rows_that_come_one_by_one_compares_each_with_the_first_one
 
     monkeypatch.setattr(open_episode, "join", counted)
     pieces = [fragment("a", t, 1, start=UNKNOWN_START, shift=t, end="terminated" if t == 99 else "") for t in range(100)]
-    for piece in pieces:
-        piece.obs[-1] = piece.obs[-2]  # as where there are no next observations
-    assert [batch.num_steps for batch in stitch(*pieces)[0]] == [100]
+    assert [batch.num_steps for batch in stitch(*map(without_final, pieces))[0]] == [100]
     assert sum(joined) <= 3 * 100

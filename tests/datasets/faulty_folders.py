@@ -138,6 +138,11 @@ def rows_set_aside_that_cannot_be_read(make: Make) -> Path:
     return folder
 
 
+@made({"lost-episodes": 3})
+def a_dataset_whose_source_had_more_episodes(make: Make) -> Path:
+    return make.dataset(commit={"episodes_lost": 3})
+
+
 @made({"incomplete-dataset": 1})
 def a_recording_that_was_interrupted(make: Make) -> Path:
     return make.dataset(commit={"complete": False})

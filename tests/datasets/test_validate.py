@@ -109,6 +109,31 @@ def test_normalized_actions_are_held_against_one_and_not_against_the_environment
     assert (problem.code, problem.severity, problem.count) == ("action-outside-space", "warning", 4)
 
 
+def test_a_hint_about_actions_outside_their_space_never_says_what_is_so_already(make: Make) -> None:
+    actions = np.linspace(-2.5, 2.5, 12, dtype=np.float32)[:, None]
+    items = make.items(make.packed(make.batch(boxes=True, actions=actions)))
+    dataset = make.dataset(make.batch(boxes=True, actions=actions))
+
+    def hint(source: Path, **options: str) -> str:
+        (problem,) = [one for one in validate(source, **options).problems if one.code == "action-outside-space"]  # type: ignore[arg-type]
+        return problem.fix
+
+    assert "--action-scale normalized" in hint(items)
+    assert "--action-scale" not in hint(items, action_scale="normalized")
+    assert "--action-scale normalized in place of env" in hint(items, action_scale="env")
+    assert "--action-scale" not in hint(dataset)  # its manifest says env, which no option can change
+
+
+def test_a_hint_about_the_space_knows_of_the_environment_that_was_named(make: Make) -> None:
+    items = make.items(make.packed(make.batch(obs=np.full((15, 4), 9.0, np.float32), actions=np.arange(12) % 2)))
+    wide = make.items(make.packed(make.batch(boxes=True)))
+    outside = validate(items, env="CartPole-v1")
+    (problem,) = [one for one in outside.problems if one.code == "observation-outside-space"]
+    assert problem.fix == "correct the values, or name the environment that they are from in place of --env CartPole-v1"
+    (mismatch,) = [one for one in validate(wide, env="CartPole-v1").problems if one.code == "space-mismatch"]
+    assert mismatch.fix == "name the environment that was recorded in place of --env CartPole-v1"
+
+
 @pytest.mark.parametrize(("fields", "code"), [("actions", "action-outside-space"), ("obs", "observation-outside-space")])
 def test_a_category_that_does_not_exist_is_an_error(fields: str, code: str, make: Make) -> None:
     from gymnasium import spaces

@@ -157,8 +157,8 @@ def test_lines_before_a_storage_that_fails_are_read(tmp_path: Path, monkeypatch:
     file = tmp_path / "lines.json"
     file.write_text(json.dumps(batch(0)) + "\n[1]\n" + json.dumps(batch(2)) + "\n")
 
-    def broken(location: Any, rejects: Rejects) -> Iterator[Any]:
-        yield from list(lines_of(location, rejects))[:2]
+    def broken(location: Any, rejects: Rejects, scope: Any) -> Iterator[Any]:
+        yield from list(lines_of(location, rejects, scope))[:2]
         raise StorageError("the disk is gone", where=location.url, fix="look for it")
 
     monkeypatch.setattr(module, "lines_of", broken)

@@ -33,6 +33,7 @@ class Episode:
     extra: Mapping[str, Any]
     infos: list[Any] | None
     names: tuple[str | None, str | None, str | None] = (None, None, None)  # agent, module, multi-agent episode
+    final_missing: bool = False
 
 
 def read(*names: str, rejects: Rejects | None = None, **options: Any) -> tuple[dict[str, Episode], Tally]:
@@ -71,6 +72,7 @@ def join(parts: list[tuple[EpisodeBatch, int]]) -> Episode:
         extra={key: map_leaves(steps, *(one.extra[key] for one in ones)) for key in end.extra},
         infos=None if end.infos is None else list(end.infos),
         names=(name(end.agent_ids), name(end.module_ids), name(end.multi_agent_ids)),
+        final_missing=end.final_missing is not None and bool(end.final_missing[0]),
     )
 
 
@@ -134,7 +136,7 @@ DIALECTS = [
     Dialect("without_t.json", {"missing-t": 1}),
     Dialect("without_eps_id.json", {"missing-eps-id": 2}, ids=None, stitched=1),
     Dialect("without_eps_id_and_t.json", {"missing-eps-id": 2, "missing-t": 2}, ids=None, stitched=1),
-    Dialect("without_new_obs.json", {"missing-final-observation": 2}, final_repeated=True),
+    Dialect("without_new_obs.json", final_repeated=True),
     Dialect("without_rewards.json", {"missing-rewards": 7}, rewards=ZEROS),
     Dialect("text_ids.json"),
     Dialect("recurrent.json", {"dropped-column": 3}, extras=("action_logp", "state_out_0")),
@@ -166,6 +168,7 @@ def test_a_dialect_gives_the_two_episodes_and_counts_what_it_assumed(dialect: Di
         np.testing.assert_array_equal(found.extra["action_logp"], wanted.extra["action_logp"], strict=True)
         assert (found.terminated, found.truncated) == dialect.flags[k]
         assert found.names == (None, dialect.module, None)
+        assert found.final_missing is dialect.final_repeated
         assert found.infos is None
         assert tuple(sorted(found.extra)) == dialect.extras
     counted = {key: times for key, times in tally.assumptions.items() if key != "dtype-inferred" and times}

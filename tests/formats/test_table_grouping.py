@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -86,8 +87,8 @@ def sources(draw: st.DrawFn) -> tuple[Source, list[str], str | None]:
 
 
 def little(source: Source) -> int:
-    """A limit that holds any one key, but no more than half of the rows before they go to disk, in several groups."""
-    return 5 * sum(column.nbytes for column in without_dictionaries(source.table).columns) + 100
+    """A limit that holds any one key, joined, but about half of the rows before they go to disk, in several groups."""
+    return 9 * sum(column.nbytes for column in without_dictionaries(source.table).columns) + 100
 
 
 def key_of(row: dict[str, Any], by: Sequence[str]) -> tuple[str, ...]:
@@ -217,6 +218,42 @@ def test_an_episode_that_is_too_large_for_the_limit_is_refused_by_name(shuffled:
         list(grouped(source, by=["id"], order="t", memory_limit=100_000))
     assert caught.value.where == "id = e0"
     assert "--memory-limit" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("shuffled", "limit"),
+    [(False, 4_400_000), (True, 4_400_000), (False, 2_400_000), (True, 2_400_000)],
+    ids=["held-in-order", "held-in-any-order", "streamed", "on-disk"],
+)
+def test_what_writing_an_episode_takes_counts_too(shuffled: bool, limit: int) -> None:
+    """A quarter of the limit is for rows: these fit into it twice, and their arrays not seven times."""
+    source = steps(1, 2000, shuffled=shuffled)
+    assert 2 * source.table.nbytes < limit // 4 < 7 * source.table.column("pad").nbytes
+    assert rows_of(list(grouped(source, by=["id"], order="t", memory_limit=limit)))
+    with pytest.raises(BadData, match="too much for the memory limit") as caught:
+        list(grouped(source, by=["id"], order="t", memory_limit=limit, kept={"pad", "absent"}))
+    assert caught.value.where == "id = e0"
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("limit", [PLENTY, 1_850_000], ids=["held", "beyond-what-is-held"])
+def test_nothing_is_held_of_a_key_beside_its_table(shuffled: bool, limit: int) -> None:
+    numbers = steps(1, 10_000, shuffled=shuffled).table.drop_columns("pad")
+
+    def fresh(columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        for first in range(0, 10_000, 1000):
+            part = numbers.slice(first, 1000).take(pa.array(np.arange(1000)))
+            yield part if columns is None else part.select(columns)
+
+    before = pa.total_allocated_bytes()
+    tables = grouped(fresh, by=["id"], order="t", memory_limit=limit)
+    table = next(tables)
+    assert table.num_rows == 10_000
+    size = table.nbytes
+    assert pa.total_allocated_bytes() - before < 1.3 * size
+    del table
+    assert pa.total_allocated_bytes() - before < 0.3 * size
+    assert next(tables, None) is None
 
 
 def test_a_source_that_changes_while_it_is_read_is_refused() -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli.errors import BadData, BadEpisode, BadMapping
-from offline_cli.formats.tables import files
+from offline_cli.formats.tables import claims, files
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]
@@ -229,3 +229,116 @@ def test_a_header_that_another_delimiter_divides_is_told_so(delimiter: str, read
     lines = write_lines("a.csv", *(delimiter.join(row) for row in ("etxa", "1011")))
     with pytest.raises(BadMapping, match=re.escape(f"[csv] delimiter = {json.dumps(delimiter)}")):
         read_table(lines, COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz"])
+def test_the_rows_before_the_place_where_a_packed_file_breaks_off_are_read_and_reported(
+    name: str, read_table: Read, tmp_path: Path
+) -> None:
+    rows = [{"e": n // 10, "t": n % 10, "x": n + 0.5, "a": n % 2} for n in range(50_000)]
+    if name == "a.csv.gz":
+        lines = ["e,t,x,a", *(",".join(map(str, row.values())) for row in rows)]
+    else:
+        lines = [json.dumps(row) for row in rows]
+    lines[1005] = "short"
+    data = gzip.compress(("\n".join(lines) + "\n").encode())
+    (tmp_path / name).write_bytes(data[: len(data) // 2])
+    stream, batch = read_table(tmp_path / name, COLUMNS, on_error="skip")
+    assert 20_000 < stream.tally.rows_in < 30_000
+    assert stream.rejects.first[0].reason.startswith("a row of 1 cells" if name == "a.csv.gz" else "a line that is not whole")
+    assert batch.num_steps % 10 == 0  # of whole episodes: the one in which the file breaks off is set aside
+    assert stream.rejects.count + batch.num_steps == stream.tally.rows_in + 1  # the rest of the file counts as one
+
+
+# ---- rows whose columns nobody can tell ----
+
+RIDES = [[f"r{ride}", str(t), f"{ride}.{t}", "1", str(int(t == 3))] for ride in range(6) for t in range(4)]
+ENDS = f'{COLUMNS}terminateds = "d"\n'
+
+
+def rides(*, interleaved: bool, **damaged: Callable[[str], str]) -> list[str]:
+    """CSV: 6 episodes of 4 rows; what `damaged` makes of the rows named `r3_0` (episode, t)."""
+    rows = sorted(RIDES, key=lambda row: row[1]) if interleaved else RIDES
+    return ["e,t,x,a,d", *(damaged.get(f"{row[0]}_{row[1]}", str)(",".join(row)) for row in rows)]
+
+
+def kept(batch: Any) -> list[str]:
+    return sorted(data["source_id"] for data in batch.custom_data)
+
+
+@pytest.mark.parametrize("damage", [lambda row: f"{row},9", lambda row: row[: row.rindex(",")]])
+@pytest.mark.parametrize("at", ["r3_0", "r3_2", "r0_0", "r5_3"])
+def test_a_row_of_another_length_costs_the_episode_that_it_names_and_not_its_neighbours(
+    at: str, damage: Callable[[str], str], read_table: Read, write_lines: Write
+) -> None:
+    lines = write_lines("a.csv", *rides(interleaved=True, **{at: damage}))
+    stream, batch = read_table(lines, ENDS, on_error="skip")
+    assert kept(batch) == [f"r{ride}" for ride in range(6) if f"r{ride}" != at[:2]]
+    assert stream.rejects.lost == {"lost-episode-bad-row": 1}
+    assert "bad-row-of-unknown-episode" not in stream.tally.assumptions
+
+
+def test_a_broken_line_of_json_costs_the_episode_that_it_names(read_table: Read, write_lines: Write) -> None:
+    rows = [{"e": ride, "t": t, "x": 0.5, "a": 1} for t in range(4) for ride in range(6)]
+    lines: list[Any] = [json.dumps(row) for row in rows]
+    lines[9] = lines[9][:-4]  # of episode 3
+    _, batch = read_table(write_lines("a.jsonl", *lines), COLUMNS, on_error="skip")
+    assert kept(batch) == ["0", "1", "2", "4", "5"]
+
+
+@pytest.mark.parametrize("text", ["?", "?,0,1", ",0,1", "r3"])
+def test_an_interleaved_row_that_names_no_episode_is_counted(text: str, read_table: Read, write_lines: Write) -> None:
+    lines = write_lines("a.csv", *rides(interleaved=True, r3_1=lambda _: text))
+    stream, batch = read_table(lines, ENDS, on_error="skip")
+    assert kept(batch) == ["r0", "r1", "r3", "r5"]
+    assert stream.tally.assumptions["bad-row-of-unknown-episode"] == 1
+
+
+def test_a_row_of_an_ordered_file_that_names_an_episode_from_elsewhere_is_counted(read_table: Read, write_lines: Write) -> None:
+    lines = write_lines("a.csv", *rides(interleaved=False, r3_1=lambda row: f"r1{row[2:]},9"))
+    stream, batch = read_table(lines, ENDS, on_error="skip")
+    assert kept(batch) == ["r0", "r1", "r2", "r4", "r5"]
+    assert stream.tally.assumptions["bad-row-of-unknown-episode"] == 1
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_an_episode_of_which_every_row_is_short_is_the_one_that_is_lost(
+    interleaved: bool, read_table: Read, write_lines: Write
+) -> None:
+    damaged = {f"r3_{t}": lambda row: row[:-2] for t in range(4)}
+    stream, batch = read_table(write_lines("a.csv", *rides(interleaved=interleaved, **damaged)), ENDS, on_error="skip")
+    assert kept(batch) == ["r0", "r1", "r2", "r4", "r5"]
+    assert stream.rejects.lost == {"lost-episode-bad-row": 1}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_the_id_of_a_bad_row_is_found_by_the_form_of_the_file(delimiter: str, read_table: Read, write_lines: Write) -> None:
+    rows = [[f"{t}.5", "1", str(t), str(ride)] for t in range(4) for ride in range(6)]
+    rows[9] += ["9"]  # of episode 3
+    mapping = f'{COLUMNS}[csv]\ndelimiter = "{delimiter}"\ncolumns = ["x", "a", "t", "e"]\n'
+    lines = write_lines("a.csv", *(delimiter.join(row) for row in rows))
+    _, batch = read_table(lines, mapping, on_error="skip")
+    assert kept(batch) == ["0", "1", "2", "4", "5"]
+
+
+def test_a_bad_row_costs_the_episode_of_its_agent_and_of_its_own_file(
+    read_table: Read, write_lines: Write, tmp_path: Path
+) -> None:
+    for number in range(2):
+        rows = [f"{ride},{agent},{t},0.5,1" for t in range(4) for ride in range(3) for agent in "AB"]
+        rows[8] += ",9" * number  # episode 1 of agent A, in the second file
+        write_lines(f"logs-{number}.csv", "e,who,t,x,a", *rows)
+    mapping = f'ids_per_file = true\n{COLUMNS}agent_id = "who"\n'
+    _, batch = read_table(f"{tmp_path}/logs-*.csv", mapping, on_error="skip")
+    assert batch is not None
+    named = {name.partition("-")[2].replace("-default_policy", "") for name in batch.ids}
+    assert {f"{file}-{ride}-{agent}" for file in range(2) for ride in range(3) for agent in "AB"} - named == {"1-1-A"}
+
+
+def test_after_many_bad_rows_the_neighbours_are_set_aside_too(
+    read_table: Read, write_lines: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "MOST", 1)
+    lines = write_lines("a.csv", *rides(interleaved=True, r0_1=lambda row: f"{row},9", r3_1=lambda row: f"{row},9"))
+    _, batch = read_table(lines, ENDS, on_error="skip")
+    assert kept(batch) == ["r1", "r5"]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.formats.tables import TableSource
+from offline_cli.formats.detect import open_sources
+from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.progress import Progress
+from offline_cli.tally import Rejects, Tally
 
 MAPPING = """
 [columns]
@@ -69,13 +73,30 @@ def test_a_table_that_can_be_held_is_read_once(
     assert counted == ["episodes"]
 
 
-def test_where_values_say_nothing_they_are_not_looked_at(
-    counted: list[str], read_table: Callable[..., Any], write_lines: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("last_action", "looked_at"), [(0.5, 1), (6, 20)])
+def test_where_values_say_nothing_only_the_first_rows_are_looked_at_for_their_shapes(
+    last_action: float,
+    looked_at: int,
+    read_table: Callable[..., Any],
+    write_lines: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    seen: list[int] = []
+    values = TableSource.values
+
+    def counting(self: TableSource) -> Generator[Any, None, None]:
+        for obs, actions in values(self):
+            seen.append(len(obs))
+            yield obs, actions
+
+    monkeypatch.setattr(TableSource, "values", counting)
     monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", 0)
-    stream, batch = read_table(write_lines("rides.csv", *rides(last_action=0.5)), MAPPING)
-    assert isinstance(stream.action_space, spaces.Box)
-    assert counted == ["episodes"]
+    monkeypatch.setattr("offline_cli.formats.tables.files.MAX_ROWS", 1)
+    table = pyarrow.csv.read_csv(write_lines("rides.csv", *rides(last_action)))
+    pq.write_table(table, tmp_path / "rides.parquet")
+    _, batch = read_table(tmp_path / "rides.parquet", MAPPING)
+    assert sum(seen) == looked_at
     assert isinstance(batch, EpisodeBatch)
     assert batch.num_steps == 20
 
@@ -120,3 +141,39 @@ def test_rows_that_are_sorted_on_disk_are_told_twice_as_they_go_there_and_as_the
     assert reading == sorted(reading)
     assert len(reading) > 3
     assert 0 < reading[0] < reading[-1] // 2
+
+
+def long_episode(rows: int) -> pa.Table:
+    t = np.arange(rows)
+    columns = {"ride": pa.nulls(rows, pa.string()).fill_null("seven"), "step": t, "x": t / 3, "y": t / 7, "push": t % 2}
+    return pa.table({**columns, "end": t == rows - 1})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_nothing_is_held_of_a_table_whose_episode_is_handed_on(kind: str, tmp_path: Path) -> None:
+    table, path = long_episode(200_000), tmp_path / f"rides.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=50_000)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+    (tmp_path / "map.toml").write_text(MAPPING, encoding="utf-8")
+    (source,) = open_sources(path, from_="table", tables=TableOptions(str(tmp_path / "map.toml")))
+    before = pa.total_allocated_bytes()
+    with closing(source):
+        for batch in source.fragments(Tally(), Rejects()):
+            assert batch.num_steps == 200_000
+            assert pa.total_allocated_bytes() - before < batch.nbytes
+            break
+
+
+def test_an_episode_without_an_id_that_is_too_long_for_the_limit_is_refused_by_its_first_row(
+    read_table: Callable[..., Any], tmp_path: Path
+) -> None:
+    mapping = MAPPING.replace('eps_id = "ride"\n', "") + 'terminateds = "end"\n'
+    pq.write_table(pa.concat_tables([long_episode(10), long_episode(600_000)]), tmp_path / "rides.parquet")
+    with pytest.raises(BadData, match="too much for the memory limit") as caught:
+        read_table(tmp_path / "rides.parquet", mapping, memory_limit=LEAST, episode_ends="flags")
+    assert caught.value.where.startswith("the episode that begins at ")
+    assert caught.value.where.endswith("rides.parquet row 10")
+    assert "raise --memory-limit" in caught.value.fix

@@ -329,6 +329,7 @@ MUTATORS: dict[str, Mutator] = {
     "cell": packed_text,
     "cells": packed_lines,
     "pickle": pickle_instructions,
+    "objects": pickle_instructions,
     "sample-batch": batch_lines,
     "space-json": text_tokens,
     "space-rllib": space_bounds,

@@ -317,6 +317,7 @@ MAKERS: dict[str, Callable[[], list[bytes]]] = {
     "cell": lambda: [_cell(made) for made in _pickles()],
     "cells": _columns,
     "pickle": _pickles,
+    "objects": _pickles,
     "sample-batch": lambda: _files("sample_batch/*.json", "sample_batch/*.gz", "sample_batch/*.zip"),
     "space-json": _json_spaces,
     "space-rllib": _rllib_spaces,

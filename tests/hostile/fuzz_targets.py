@@ -16,12 +16,13 @@ from typing import Any
 
 import msgpack
 import orjson
+import pyarrow as pa
 
 from offline_cli.cli.render import to_json
 from offline_cli.converting.reading import read_opened
 from offline_cli.episodes.codec import decode, decode_batch
 from offline_cli.errors import BadData, BadMapping, OfflineCliError, UnsupportedSpace
-from offline_cli.formats.packed import unpack, unpack_cells
+from offline_cli.formats.packed import unpack, unpack_cells, unpickle_cells
 from offline_cli.formats.packed.pickles import unpickle
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.tables import TableOptions, TableSource
@@ -146,6 +147,11 @@ def cells(data: bytes) -> None:
 def pickled(data: bytes) -> None:
     """What a cell holds, unpacked."""
     unpickle(data, where=PLACE, object_lists=len(data) % 2 == 0)
+
+
+def objects(data: bytes) -> None:
+    """A column of what Ray pickled, read alike and one by one."""
+    unpickle_cells(pa.array([data] * 40, pa.large_binary()), where=lambda row: f"{PLACE} {row}")
 
 
 # ---- SampleBatch ----
@@ -285,6 +291,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "cell": cell,
     "cells": cells,
     "pickle": pickled,
+    "objects": objects,
     "sample-batch": sample_batch,
     "space-json": space_json,
     "space-rllib": space_rllib,

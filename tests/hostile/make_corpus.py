@@ -190,6 +190,17 @@ def cell(value: Any, **options: Any) -> str:
     return base64.b64encode(lz4.frame.compress(data, **options)).decode()
 
 
+def objects(values: list[Any], rows: int = 3) -> pa.Array:
+    """Values as Ray writes those that Arrow has no type for; after the last of them come empty tuples."""
+    cells = [value if isinstance(value, bytes) else pickle.dumps(value, 5) for value in values]
+    return pa.array([*cells, *[b"\x80\x05)."] * (rows - len(cells))], pa.large_binary())
+
+
+def _shared() -> list[Any]:
+    part = np.zeros(1 << 20, np.uint8)
+    return [(part,) * 15]
+
+
 def columns(rows: int = 3, **changes: Any) -> bytes:
     """Steps of one episode; a column that is None is left out."""
     plain = {
@@ -231,6 +242,12 @@ def rllib_columns() -> Files:
     )
     yield "cell_cut.parquet", columns(obs=pa.array([cell(np.arange(4.0))[:40]] * 3))
     yield "cells_of_two_shapes.parquet", columns(obs=pa.array([cell(np.zeros(n + 1, np.float32)) for n in range(3)]))
+    yield "pickled_object_of_code.parquet", columns(actions=objects([Payload()] * 3))
+    yield "pickled_object_of_code_beside_the_steps.parquet", columns(hook=objects([Payload()] * 3))
+    yield "pickled_object_of_infos_with_code.parquet", columns(infos=objects([{"a": Payload()}] * 3))
+    yield "pickled_object_that_refers_to_itself.parquet", columns(actions=objects([b"\x80\x02]q\x00h\x00a."] * 3))
+    yield "pickled_objects_as_large_as_the_first.parquet", columns(2_000, actions=objects(_shared(), 2_000))
+    yield "pickled_object_cut.parquet", columns(actions=objects([pickle.dumps((np.int32(1), np.arange(4.0)))[:-20]] * 3))
     yield "ids_null.parquet", columns(eps_id=pa.array([None, "e", None], pa.string()))
     yield "ids_nan.parquet", columns(eps_id=pa.array([float("nan")] * 3))
     yield "ids_infinite.parquet", columns(eps_id=pa.array([float("inf")] * 3))

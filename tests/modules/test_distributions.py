@@ -47,7 +47,7 @@ def slow_logp(space: spaces.Space[Any], row: np.ndarray, action: Any) -> float:
             n = math.prod(space.shape)
             total = 0.0
             for i, value in enumerate(np.ravel(action)):
-                std = math.exp(min(max(row[n + i], -5.0), 2.0))
+                std = math.exp(row[n + i])
                 total += -0.5 * ((value - row[i]) / std) ** 2 - math.log(std * math.sqrt(2 * math.pi))
             return float(total)
     parts = list(space.items()) if isinstance(space, spaces.Dict) else list(enumerate(space))

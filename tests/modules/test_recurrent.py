@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from offline_cli.errors import BadConfig
 from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
+from offline_cli.modules.distributions import LOG_STD_RANGE
 
 OBS = spaces.Dict({"arm": spaces.Box(-1, 1, (3,)), "door": spaces.Discrete(4)})
 ACT = spaces.Discrete(5)
@@ -50,6 +51,16 @@ def test_step_by_step_gives_what_a_whole_sequence_gives(module: Any) -> None:
         found.append(outputs["action_dist_inputs"])
     assert torch.allclose(torch.cat(found, 1), wanted["action_dist_inputs"], atol=1e-6)
     assert torch.allclose(state["h"], wanted["state_out"]["h"], atol=1e-6)
+
+
+def test_what_a_policy_with_memory_puts_out_for_a_box_is_within_the_limits_of_its_spread() -> None:
+    net = build_recurrent_module(OBS, spaces.Box(-1, 1, (2,)), hidden=(8,), lstm_size=6, action_scale="env")
+    with torch.no_grad():
+        net.output.bias.copy_(torch.tensor([9.0, -9.0, 9.0, -9.0]))
+    for forward in (net.forward_inference, net.forward_exploration, net.forward_train):
+        found = forward(batch(2, 4, net.get_initial_state()))["action_dist_inputs"]
+        assert found[..., 2:].unique(dim=1).tolist() == [[list(reversed(LOG_STD_RANGE))]] * 2
+        assert (found[..., :2].abs() > 5).all()
 
 
 def test_an_earlier_observation_changes_a_later_output(module: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.networks import ACTIVATIONS
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
@@ -34,6 +35,17 @@ def test_it_gives_what_the_module_gives(activation: str, hidden: tuple[int, ...]
         wanted = net.forward_inference({"obs": observations})["action_dist_inputs"]
     assert torch.equal(straight(observations), wanted)
     assert torch.equal(observations, before)
+
+
+def test_it_keeps_the_limits_of_box_actions() -> None:
+    net = build_module(VECTOR, gym.spaces.Box(-1, 1, (1,)), hidden=(8,), action_scale="env").eval()
+    straight = straight_forward(net)
+    assert straight is not None
+    observations = 100 * torch.randn(33, 5)
+    with torch.no_grad():
+        wanted = net.forward_inference({"obs": observations})["action_dist_inputs"]
+    assert torch.equal(straight(observations), wanted)
+    assert wanted[:, 1].aminmax() == LOG_STD_RANGE
 
 
 def test_it_keeps_no_gradients() -> None:

@@ -119,6 +119,39 @@ class OwnVector(VectorEnv):
         return self._seen(), rewards, over, np.zeros_like(over), infos
 
 
+class OwnOther(OwnVector):
+    """Says other spaces than the single environment, as Atari's does."""
+
+    def __init__(self, num_envs=1, observations=None, actions=None):
+        super().__init__(num_envs)
+        self.single_observation_space = observations or self.single_observation_space
+        self.single_action_space = actions or self.single_action_space
+
+
+class OwnNested(OwnOther):
+    """Of Nested: with other bounds of one number, deep inside."""
+
+    def __init__(self, num_envs=1):
+        pair = spaces.Tuple([spaces.Discrete(31), spaces.Box(np.array([-9, -8]), 9, (2,), np.float64)])
+        actions = spaces.Tuple([spaces.Discrete(3, start=5), spaces.Box(0.0, np.inf, (1,), np.float32)])
+        super().__init__(num_envs, spaces.Dict({"pair": pair, "bits": spaces.MultiBinary(2)}), actions)
+
+
+class OwnSpaceless(OwnVector):
+    """Says no spaces of a single copy."""
+
+    def __init__(self, num_envs=1):
+        super().__init__(num_envs)
+        self.single_observation_space = None
+
+
+class OwnUnbending(OwnVector):
+    """Takes no keywords, though the environment does."""
+
+    def __init__(self, num_envs=1):
+        super().__init__(num_envs)
+
+
 class Spoiled(Count):
     """One episode of 20 steps goes wrong, in one of the ways that environments do."""
 
@@ -228,6 +261,18 @@ gym.register("Nested-v0", Nested)
 for name in ("NextStep", "SameStep", "Disabled"):
     gym.register(f"Own{name}-v0", Count, vector_entry_point=partial(OwnVector, mode=name))
 gym.register("OwnSlow-v0", Count, vector_entry_point=OwnSlow)
+boxes = {"Shape": ((4,), np.float32), "Dtype": ((3,), np.float64)}
+for name, (shape, dtype) in boxes.items():
+    other = spaces.Box(-np.inf, np.inf, shape, dtype)
+    gym.register(f"OwnOther{name}-v0", Count, vector_entry_point=partial(OwnOther, observations=other))
+other = spaces.Box(-1.0, np.inf, (3,), np.float32)
+gym.register("OwnOtherBounds-v0", Count, vector_entry_point=partial(OwnOther, observations=other))
+other = spaces.Dict({"seen": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
+gym.register("OwnOtherDict-v0", Count, vector_entry_point=partial(OwnOther, observations=other))
+gym.register("OwnOtherActions-v0", Count, vector_entry_point=partial(OwnOther, actions=spaces.Discrete(3, start=1)))
+gym.register("OwnOtherNested-v0", Nested, vector_entry_point=OwnNested)
+gym.register("OwnOtherNone-v0", Count, vector_entry_point=OwnSpaceless)
+gym.register("OwnUnbending-v0", Count, vector_entry_point=OwnUnbending)
 gym.register("OwnSilent-v0", Count, vector_entry_point=partial(OwnVector, mode=None))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig
+from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*missing AutoresetMode metadata")
 Record = Callable[..., Path]
@@ -64,6 +64,44 @@ def test_a_class_that_does_not_say_how_it_resets_itself_is_refused(recorded: Rec
     with pytest.raises(BadConfig, match="does not say how it resets") as caught:
         recorded("recording_envs:OwnSilent-v0", vectorize="vector_entry_point")
     assert "--vectorize sync" in caught.value.fix
+
+
+OTHERS = {
+    "Shape": "observations: Box(3, float32), and Box(4, float32) in the vector class",
+    "Dtype": "observations: Box(3, float32), and Box(3, float64) in the vector class",
+    "Bounds": "observations[0]: -inf to inf, and -1 to inf in the vector class",
+    "Dict": "observations: Box(3, float32), and Dict(seen: Box(3, float32)) in the vector class",
+    "Actions": "actions: Discrete(3), and Discrete(3, start=1) in the vector class",
+    "Nested": "observations.pair.1[1]: -9 to 9, and -8 to 9 in the vector class",
+    "None": "observations: Box(3, float32), and the vector class does not say its space",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_auto_takes_no_class_of_other_spaces_than_the_environment(name: str, recorded: Record, read: Read) -> None:
+    env = f"recording_envs:OwnOther{name}-v0"
+    out = recorded(env, vectorize="auto", policy="random", num_envs=2)
+    assert open_dataset(str(out)).manifest.provenance["recording"]["vectorize"] == "sync"
+    assert len(read(out)) == 12
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_class_of_other_spaces_is_refused_with_the_difference(name: str, recorded: Record) -> None:
+    with pytest.raises(SpaceMismatch) as caught:
+        recorded(f"recording_envs:OwnOther{name}-v0", vectorize="vector_entry_point", policy="random")
+    assert (caught.value.exit_code, caught.value.what) == (4, OTHERS[name])
+    assert "--vectorize sync" in caught.value.fix
+
+
+def test_auto_passes_by_a_class_that_cannot_be_made_with_the_keywords(
+    recorded: Record, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    env, kwargs = "recording_envs:OwnUnbending-v0", {"shift": 5}
+    batch = read(recorded(env, vectorize="auto", policy="random", env_kwargs=kwargs))
+    assert batch.obs[batch.obs_starts[0], 0] == 5
+    assert f"note: playing single copies of {env}" in caplog.text
+    with pytest.raises(BadData, match="unexpected keyword argument 'shift'"):
+        recorded(env, vectorize="vector_entry_point", policy="random", env_kwargs=kwargs)
 
 
 def test_an_environment_without_a_class_of_its_own_is_refused_one(recorded: Record) -> None:

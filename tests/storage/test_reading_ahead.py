@@ -232,6 +232,45 @@ class TestDatasets:
         assert bucket.bytes_given <= 2.5 * sum(shard.bytes for shard in dataset.manifest.shards) / 9 + 9 * 2 * FIRST_AHEAD
 
 
+class TestAFileThatIsReplaced:
+    """By one of the same size, and read without a cache."""
+
+    def test_while_it_is_read_is_an_error_when_it_is_closed(self, bucket: FakeBucket) -> None:
+        file = place(bucket).open()
+        file.read(2 * MIB)
+        bucket.files["bucket/a"] = DATA[::-1]
+        assert file.read(MIB) != DATA[2 * MIB : 3 * MIB]
+        with pytest.raises(StorageError, match="changed while it was read") as caught:
+            file.close()
+        assert (caught.value.where, caught.value.exit_code) == ("s3://bucket/a", 5)
+
+    def test_once_it_has_been_read_is_no_error(self, bucket: FakeBucket) -> None:
+        with place(bucket).open() as file:
+            file.read(2 * MIB)
+        bucket.files["bucket/a"] = DATA[::-1]
+
+    def test_is_not_asked_about_after_another_error(self, bucket: FakeBucket) -> None:
+        with pytest.raises(KeyboardInterrupt), place(bucket).open() as file:
+            file.read(2 * MIB)
+            bucket.files["bucket/a"] = DATA[::-1]
+            bucket.infos.clear()
+            raise KeyboardInterrupt
+        assert bucket.infos == []
+
+    def test_that_came_in_one_answer_costs_no_other(self) -> None:
+        bucket = FakeBucket.holding({"bucket/small": b"few bytes"})
+        with place(bucket, "bucket/small").open() as file:
+            assert file.read() == b"few bytes"
+        assert bucket.infos == ["bucket/small"]
+
+    def test_that_nobody_closes_is_dropped_without_a_request(self, bucket: FakeBucket) -> None:
+        file = place(bucket).open()
+        file.read(2 * MIB)
+        bucket.infos.clear()
+        del file
+        assert bucket.infos == []
+
+
 def test_columns_that_nobody_wants_are_not_fetched(bucket: FakeBucket, tmp_path: Path) -> None:
     dataset = recorded(bucket, tmp_path / "D", format="columns", shards=3, extra=256)
     total = sum(shard.bytes for shard in dataset.manifest.shards)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from offline_cli.spaces import Space, space_to_json
 from offline_cli.storage.schemas import load_schema, mistakes, schemas_folder
 
-NAMES = ["manifest.v1.json", "spaces.v1.json"]
+NAMES = ["manifest.v1.json", "manifest.v2.json", "spaces.v1.json"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 from offline_cli.converting.misfits import misfits
 from offline_cli.environments import open_environment
@@ -74,6 +75,19 @@ def test_an_environments_own_vector_class_gives_what_single_copies_give() -> Non
     assert len(played.returns) == 300
     assert played.returns.tolist() == played.lengths.tolist()
     assert played.mean == pytest.approx(reference.mean, abs=3 * (played.ci95 + reference.ci95))
+
+
+def test_a_vector_class_of_other_spaces_does_not_play() -> None:
+    """Atari's has frames of another size than the environment that the policy was trained in."""
+    module = policy_for("Sign-v0")
+    own = open_environment("Sign-v0")
+    other = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    own._make_vector = lambda count: SyncVectorEnv(
+        [lambda: gym.wrappers.TransformObservation(gym.make("Sign-v0"), lambda obs: np.append(obs, 0), other)] * count
+    )
+    assert own.has_vector_class
+    played = play(module, own, 12, seed=0, purpose=Purpose.EVALUATE)
+    assert played.lengths.tolist() == lengths_by_hand(12, 0)
 
 
 def test_no_two_purposes_share_a_seed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +17,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted
 from offline_cli.progress import Progress
 from offline_cli.training import playing
 from offline_cli.training.bc import train_bc
+from offline_cli.training.evaluate import evaluate
+from offline_cli.training.policy_files import load_policy
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
@@ -66,7 +71,6 @@ def test_a_run_stopped_by_ctrl_c_ends_as_an_undisturbed_one(
         train_bc(data, tmp_path / "cut", config=config, on_progress=signal_at(update), **OPTIONS)
     assert caught.value.details["exit_code"] == 130
     assert "--resume" in caught.value.fix
-    assert not (tmp_path / "cut" / "policy.safetensors").exists()
     train_bc(data, tmp_path / "cut", resume=True)
     assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
 
@@ -108,9 +112,107 @@ def test_a_signal_inside_a_check_saves_and_the_check_is_made_again(
         patched.setattr(playing, "_write_row", writes)
         with pytest.raises(Interrupted) as caught:
             train_bc(data, tmp_path / "cut", config=config, **options)
-    assert caught.value.details == {"exit_code": 143, "updates": 15, "run": str(tmp_path / "cut")}
+    assert caught.value.details == {"exit_code": 143, "updates": 15, "policy_update": 15, "run": str(tmp_path / "cut")}
     train_bc(data, tmp_path / "cut", resume=True)
     assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
+
+
+def interrupted(data: Path, run: Path, update: int, **options: Any) -> int:
+    """Train until a signal after that many updates, or a few more; gives how many it were."""
+    with pytest.raises(Interrupted) as caught:
+        train_bc(data, run, on_progress=signal_at(update), **options)
+    made: int = caught.value.details["updates"]
+    return made
+
+
+@pytest.mark.parametrize("extra", [6, 9, 14])
+def test_a_bound_that_is_reached_already_ends_the_run_as_if_it_had_been_the_bound_from_the_start(
+    write_dataset: Write, config: Path, tmp_path: Path, extra: int
+) -> None:
+    """Stopped beside a row and a check, before a checkpoint's number, and before a check's."""
+    data, grown = write_dataset(), tmp_path / "grown"
+    made = interrupted(data, grown, 21 + extra, config=config, **OPTIONS)
+    result = train_bc(data, grown, resume=True, updates=made)
+    assert (result.updates, result.stopped_by) == (made, "updates")
+    train_bc(data, tmp_path / "whole", config=config, **{**OPTIONS, "updates": made})
+    assert comparable(grown) == comparable(tmp_path / "whole")
+    again = train_bc(data, grown, resume=True, updates=made)
+    assert again.as_dict() == result.as_dict()
+
+
+@pytest.mark.parametrize("made", [30, 40])
+def test_a_killed_run_ends_at_its_last_checkpoint_where_that_is_the_bound(
+    write_dataset: Write, config: Path, tmp_path: Path, made: int
+) -> None:
+    """With a check at 30, and none at 40; both have a row of metrics only in one of the two runs."""
+    data, killed = write_dataset(), tmp_path / "killed"
+    config.write_text(CONFIG.replace("log_every = 7", "log_every = 10"))
+
+    def copied(progress: Progress) -> None:
+        if progress.stage == "training" and progress.done == made + 10 and not killed.exists():
+            shutil.copytree(tmp_path / "run", killed)
+
+    train_bc(data, tmp_path / "run", config=config, on_progress=copied, **OPTIONS)
+    (killed / "_training.json").unlink()
+    newest = sorted(path.name for path in (killed / "checkpoints").iterdir())[-1]
+    assert int(newest) in (made, made + 10)
+    if int(newest) > made:
+        shutil.rmtree(killed / "checkpoints" / newest)
+    train_bc(data, killed, resume=True, updates=int(newest))
+    train_bc(data, tmp_path / "whole", config=config, **{**OPTIONS, "updates": int(newest)})
+    assert comparable(killed) == comparable(tmp_path / "whole")
+    train_bc(data, killed, resume=True, updates=95)
+    assert comparable(killed) == comparable(tmp_path / "run")
+
+
+def test_epochs_that_are_made_already_end_the_run_and_fewer_are_refused(
+    write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data, run = write_dataset(), tmp_path / "run"
+    per_epoch = round(95 / train_bc(data, tmp_path / "whole", config=config, updates=95).epochs)
+    made = interrupted(data, run, 4 * per_epoch - 3, config=config, epochs=50, seed=4)
+    full = -(-made // per_epoch)
+    assert train_bc(data, run, resume=True, updates=full * per_epoch).updates == full * per_epoch
+    result = train_bc(data, run, resume=True, epochs=full)
+    assert (result.updates, result.epochs) == (full * per_epoch, full)
+    with pytest.raises(BadConfig) as caught:
+        train_bc(data, run, resume=True, epochs=full - 1)
+    assert caught.value.fix.startswith(f"--epochs {full} or more")
+
+
+def test_an_interrupted_run_leaves_the_policy_of_its_last_checkpoint(
+    write_dataset: Write, config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, run = write_dataset(), tmp_path / "run"
+    with pytest.raises(Interrupted, match="the policy of this last checkpoint can be played") as caught:
+        train_bc(data, run, config=config, on_progress=signal_at(35, signal.SIGTERM), **OPTIONS)
+    made = caught.value.details["policy_update"]
+    assert made == caught.value.details["updates"]
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    flat = torch.cat([tensor.reshape(-1) for tensor in load_policy(run).module.parameters()])
+    assert torch.equal(flat, load_file(checkpoint / "tensors.safetensors")["weights"])
+    kept = load_file(run / "policy.safetensors")
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in load_policy(run).module.state_dict().items())
+    caplog.clear()
+    assert evaluate(run, env="Sign-v0", episodes=2).checkpoint == made
+    assert [f"not finished: the policy is that of its last checkpoint, of update {made}" in line for line in caplog.messages]
+    train_bc(data, run, resume=True)
+    assert evaluate(run, env="Sign-v0", episodes=2).checkpoint is None
+
+
+def test_a_killed_run_plays_its_last_checkpoint_and_not_an_older_policy(
+    write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data, run, killed = write_dataset(), tmp_path / "run", tmp_path / "killed"
+    train_bc(data, run, config=config, **{**OPTIONS, "updates": 20})
+
+    def copied(progress: Progress) -> None:
+        if progress.stage == "training" and progress.done >= 63 and not killed.exists():
+            shutil.copytree(run, killed)
+
+    train_bc(data, run, resume=True, updates=95, on_progress=copied)
+    assert (killed / "policy.safetensors").is_file()
+    assert evaluate(killed, env="Sign-v0", episodes=2).checkpoint == 60
 
 
 def test_the_thread_count_of_the_checkpoint_is_used(write_dataset: Write, config: Path, tmp_path: Path) -> None:
@@ -234,6 +336,8 @@ def test_resuming_with_another_pipeline_is_refused_by_name(write_dataset: Write,
 PROGRAM = """
 import sys
 from offline_cli.training.bc import train_bc
+from offline_cli.training.evaluate import evaluate
+from offline_cli.training.policy_files import load_policy
 train_bc(sys.argv[1], sys.argv[2], config=sys.argv[3], updates=3000, val_fraction=0.25, eval_every=150, seed=4, resume=True)
 """
 

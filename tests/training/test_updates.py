@@ -9,6 +9,8 @@ import torch
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
+from offline_cli.errors import BadConfig
+from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.policy import build_module
 from offline_cli.training.batches import WEIGHTS, StepLoader
 from offline_cli.training.flat_adam import FlatAdam
@@ -82,7 +84,38 @@ def test_a_seeded_run_gives_known_losses() -> None:
     assert update.loss_sum.item() == pytest.approx(sum(losses), abs=1e-4)
 
 
+def test_a_seeded_run_on_box_actions_gives_known_losses_at_the_limit_of_its_spread() -> None:
+    module = build_module(BOX, spaces.Box(-1.0, 1.0, (2,)), hidden=[16, 16], action_scale="normalized", seed=3)
+    obs = torch.randn(32, 3, generator=torch.Generator().manual_seed(3))
+    batch = {Columns.OBS: obs, Columns.ACTIONS: obs[:, :2] / 2, WEIGHTS: torch.full((32,), 1 / 32)}
+    update = Update(module, FlatAdam(module.parameters(), lr=1e-2), batch, precision="fp32")
+    losses = []
+    for number in range(101):
+        losses += [bc_loss(module, batch).item()] if number % 50 == 0 else []
+        update()
+    assert losses == pytest.approx([2.04656, -3.85875, -4.143], abs=5e-3)
+    assert module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][:, 2:].min().item() == LOG_STD_RANGE[0]
+
+
 KNOWN = [1.40499, 1.37588, 1.35442, 1.33742, 1.32336]  # of the first correct run; they change only where arithmetic does
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_parameters_of_several_dtypes_are_refused_by_name(named: bool) -> None:
+    module, _ = make()
+    module.network[2].double()
+    before = [parameter.dtype for parameter in module.parameters()]
+    with pytest.raises(BadConfig, match=r"parameter .* is torch\.float64 on cpu, most are torch\.float32") as caught:
+        FlatAdam(module.named_parameters() if named else module.parameters(), lr=1e-2)
+    assert [parameter.dtype for parameter in module.parameters()] == before
+    assert ("network.2.weight" if named else "parameter 2 ") in caught.value.what
+
+
+def test_parameters_of_another_precision_keep_it() -> None:
+    module, _ = make()
+    adam = FlatAdam(module.double().named_parameters(), lr=1e-2)
+    assert adam.weights.dtype == torch.float64
+    assert all(parameter.dtype == torch.float64 for parameter in module.parameters())
 
 
 def test_weights_stay_views_of_one_tensor_so_that_loading_them_loads_the_optimizer_too() -> None:
@@ -106,6 +139,7 @@ def test_warming_up_leaves_everything_as_it_was() -> None:
     assert [tensor.data_ptr() for tensor in update.tensors()] == places
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device, and torch finds none")
 def test_captured_and_eager_updates_agree() -> None:
     ends = [trained(torch.device("cuda"), capture=capture) for capture in (False, True)]

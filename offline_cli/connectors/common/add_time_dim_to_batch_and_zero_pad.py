@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.batch_items import is_filed, key_of
+from offline_cli.connectors.batch_items import is_filed, key_of, refiled
 from offline_cli.connectors.common.rl_modules import is_stateful, max_seq_len, module_of
 from offline_cli.connectors.common.sequences import Cut
 from offline_cli.connectors.common.stacking import stacked
@@ -70,6 +70,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
             batch |= {column: cut.pad(column, _rows(batch[column])) for column in columns}
             batch[Columns.SEQ_LENS] = cut.seq_lens
             return batch | {Columns.LOSS_MASK: cut.there} if add_mask else batch
+        batch |= refiled(batch, list(self.single_agent_episode_iterator(episodes, False)), columns)  # some may be stacked
         for key, cut in self._cuts(rl_module, episodes).items():
             for column in columns:
                 _pad_filed(column, batch[column], key, cut)

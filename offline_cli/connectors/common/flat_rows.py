@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.buffers.filling import one_hot
 from offline_cli.episodes.buffers.stacking import row_count
+from offline_cli.episodes.one_hot import hot_size
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
@@ -37,10 +38,8 @@ def flat_size(space: Space) -> int:
             return sum(map(flat_size, space.spaces.values()))
         case spaces.Tuple():
             return sum(map(flat_size, space.spaces))
-        case spaces.Discrete():
-            return int(space.n)
-        case spaces.MultiDiscrete():
-            return int(space.nvec.sum())
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return hot_size(space)
     return math.prod(space.shape or ())
 
 

@@ -1,4 +1,4 @@
-"""Observations with mean 0 and spread 1, by what was seen so far; refuses to merge what did not start from the same state.
+"""Observations with mean 0 and spread 1, by what was seen so far.
 
 Its state is the moments of every Box leaf: `shared`, which came by `set_state`, and `own`, seen since then. Parallel runners
 start from one state and send theirs; merging adds up their own parts, so that no observation counts twice. (RLlib 2.60 takes
@@ -7,7 +7,7 @@ the total mean for that of the new part, and merges something else.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -16,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.connectors.common.observation_transform import ObservationTransform
+from offline_cli.connectors.common.rllib_filter_states import PLACE, is_from_rllib, moments_from_rllib, options_from_rllib
 from offline_cli.connectors.common.running_moments import Moments
 from offline_cli.connectors.states import same_state, shown_names
 from offline_cli.episodes.batch import EpisodeBatch
@@ -161,12 +162,41 @@ class MeanStdFilter(ObservationTransform):
         return {"shared": _states(self._shared), "own": _states(self._own)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over all of a state as `shared`, and begin `own` anew. Raises BadPiece for another piece's state."""
-        shared, own = _parts(state)
+        """Take over all of a state as `shared`, and begin `own` anew.
+
+        States of RLlib's MeanStdFilter are taken as well (see `rllib_filter_states`). Raises BadPiece for another piece's
+        state, and for one of RLlib's filters that had other options.
+        """
+        shared, own = (self._of_rllib(state), ByLeaf()) if is_from_rllib(state) else _parts(state)
         names = dict.fromkeys((*shared, *own))
         self._check_shapes([*shared.items(), *own.items()])
         self._own = {}
         self._shared = {name: _sum([part[name] for part in (shared, own) if name in part]) for name in names}
+
+    def _of_rllib(self, state: Any) -> ByLeaf:
+        """By leaf what RLlib's filters counted. Raises BadPiece for filters that change observations in another way."""
+        differing = {name: value for name, value in options_from_rllib(state) if getattr(self, name) != value}
+        if differing:
+            theirs = ", ".join(f"{name}={value!r}" for name, value in differing.items())
+            mine = ", ".join(f"{name}={getattr(self, name)!r}" for name in differing)
+            raise BadPiece(f"a state of RLlib's filter with {theirs}, here {mine}", where=PLACE, fix=f"MeanStdFilter({theirs})")
+        found: ByLeaf = {}
+        for agent_id, parts in moments_from_rllib(state).items():
+            names = self._names_as_rllib(agent_id)
+            if len(names) != len(parts):
+                what = f"a state of RLlib's filter with {len(parts)} leaves for agent {agent_id!r}, and here are {names}"
+                raise BadPiece(what, where=PLACE, fix="the state that was learned from these observations")
+            found |= zip(names, parts, strict=True)
+        return {name: part for name, part in found.items() if part.count}
+
+    def _names_as_rllib(self, agent_id: Any) -> list[str]:
+        """Our names of the leaves that RLlib's filter of an agent has counted, in RLlib's order."""
+        if (agent_id is not None) != self._multi_agent:
+            what = f"a state of RLlib's filter for agent {agent_id!r}, and multi_agent={self._multi_agent} here"
+            raise BadPiece(what, where=PLACE, fix=f"MeanStdFilter(multi_agent={not self._multi_agent})")
+        if self.input_observation_space is None:
+            return [self._prefix(agent_id)]
+        return list(_sorted_boxes(self.space_before(agent_id), self._prefix(agent_id)))
 
     def _check_shapes(self, parts: Sequence[tuple[str, Moments]]) -> None:
         """Raise BadPiece for moments of observations of another shape: numpy would stretch one to the other."""
@@ -197,6 +227,18 @@ class MeanStdFilter(ObservationTransform):
         every = [part for pair in (parts[0], *((ByLeaf(), own) for _, own in parts[1:])) for part in pair]
         names = dict.fromkeys(name for part in every for name in part)
         return {"shared": _states({name: _sum([part[name] for part in every if name in part]) for name in names}), "own": {}}
+
+
+def _sorted_boxes(space: Any, path: str) -> Iterator[str]:
+    """The paths of Box leaves, Dict parts by sorted key."""
+    if isinstance(space, spaces.Dict):
+        for key in sorted(space.spaces):
+            yield from _sorted_boxes(space[key], f"{path}.{key}")
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _sorted_boxes(part, f"{path}.{index}")
+    elif isinstance(space, spaces.Box):
+        yield path
 
 
 def _sum(parts: Sequence[Moments]) -> Moments:

@@ -54,4 +54,5 @@ def initial_state(module: Any) -> Tree:
 
 
 def _array(leaf: Any) -> Any:
-    return leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
+    """A copy: the module may keep what it gives."""
+    return leaf.detach().cpu().numpy().copy() if isinstance(leaf, Tensor) else np.array(leaf)

@@ -18,7 +18,8 @@ def stacked(entries: Iterable[Any]) -> Tree:
     """One tree of leaves (N, ...) of items and `Items`. Raises ValueError where they do not stack, or there are none."""
     entries = list(entries)
     if set(map(type, entries)) == {Items}:
-        return joined([entry.tree for entry in entries])
+        trees = [entry.tree for entry in entries]
+        return joined(trees) if len(trees) > 1 else map_leaves(np.array, trees[0])  # what `Items` show may be an episode's own
     parts: list[Tree] = []
     for already, group in groupby(entries, lambda entry: isinstance(entry, Items)):
         run = list(group)

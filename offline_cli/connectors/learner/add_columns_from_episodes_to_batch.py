@@ -16,7 +16,7 @@ from offline_cli.connectors.common.episode_rows import first_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AddColumnsFromEpisodesToBatch", "AddColumnsFromEpisodesToTrainBatch"]
 
@@ -33,7 +33,8 @@ class AddColumnsFromEpisodesToBatch(ConnectorV2):
         """The batch with these columns. Raises EpisodeKeyError for an extra output that an episode lacks."""
         if isinstance(episodes, EpisodeBatch):
             for column, tree in _columns_of_batch(episodes).items():
-                batch.setdefault(column, tree)
+                if column not in batch:
+                    batch[column] = map_leaves(np.array, tree)  # pieces may write into it, and the recording stays
             return batch
         singles = [episode for episode in self.single_agent_episode_iterator(episodes, False) if len(episode)]
         if singles:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import owned
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 
@@ -22,7 +23,7 @@ class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
             return batch
         if isinstance(episodes, EpisodeBatch):
             infos = episodes.infos
-            batch[Columns.INFOS] = [{} if infos is None else infos[row] for row in episodes.step_rows().tolist()]
+            batch[Columns.INFOS] = [{} if infos is None else owned(infos[row]) for row in episodes.step_rows().tolist()]
             return batch
         for episode in self.single_agent_episode_iterator(episodes, False):
             if count := len(episode):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,7 @@ from offline_cli.datasets.repair.survey import Survey
 from offline_cli.errors import BadData
 from offline_cli.key_index import KnownIds
 from offline_cli.progress import OnProgress, Progress
+from offline_cli.scopes import Reading, Scope
 from offline_cli.storage.adopting import Adopted, adopt
 from offline_cli.storage.locations import Location
 from offline_cli.storage.reading import ShardReader
@@ -69,8 +70,8 @@ def examine(choice: Choice, folder: Survey, known: Known, on_progress: OnProgres
     found.broken += map(_missing, choice.gaps)
     reader, ids = ShardReader(known.format, known.observation_space, known.action_space), KnownIds()
     there = folder.paths
-    coming = _hashed_and_opened([place for place in choice.shards if place.path in there], folder.sizes, reader)
-    with closing(coming):
+    places = [place for place in choice.shards if place.path in there]
+    with Reading(lambda scope: _hashed_and_opened(places, folder.sizes, reader, scope)) as coming:
         for number, place in enumerate(choice.shards):
             if place.path not in there:
                 found.broken.append(_missing(Gap(place, 1)))
@@ -81,17 +82,16 @@ def examine(choice: Choice, folder: Survey, known: Known, on_progress: OnProgres
 
 
 def _hashed_and_opened(
-    places: Sequence[Location], sizes: Mapping[str, int], reader: ShardReader
-) -> Generator[_Ready, None, None]:
+    places: Sequence[Location], sizes: Mapping[str, int], reader: ShardReader, scope: Scope
+) -> Iterator[_Ready]:
     """Each of them in turn; ones in a bucket, a few at once, before it."""
     remote = [place for place in places if place.is_in_bucket]
     if len(remote) < len(places):
         yield from (_Ready(fingerprint(place), None) for place in places)
         return
-    with (
-        reading_pool(AT_ONCE) as pool,
-        ShardsAhead([(place, sizes[place.path]) for place in remote], reader.columns_of) as ahead,
-    ):
+    with scope.part() as held:
+        pool = held.enter(reading_pool(AT_ONCE))
+        ahead = held.enter(ShardsAhead([(place, sizes[place.path]) for place in remote], reader.columns_of))
         hashing = deque(pool.submit(fingerprint, place) for place in remote[:AT_ONCE])
         for number in range(len(remote)):
             opening = ahead.turn()
@@ -133,7 +133,7 @@ def _adopted(
     adopted = adopt(place, reader, rows, statistics, known=ready.fingerprint, opening=ready.opening)
     if said is not None and (refusal := said.refusal(adopted.shard.bytes, adopted.shard.sha256)):
         raise BadData(refusal, where=place.url, fix="")
-    again = ids.met(adopted.ids) or {name for i, name in enumerate(adopted.ids) if name in adopted.ids[:i]}
+    again = ids.met(adopted.ids) or {name for name, times in Counter(adopted.ids).items() if times > 1}
     if again:
-        raise BadData(f"episode {next(iter(again))!r} is in it, and was before", where=place.url, fix="")
+        raise BadData(f"episode {min(again)!r} is in it, and was before", where=place.url, fix="")
     return adopted

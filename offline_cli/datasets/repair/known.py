@@ -49,6 +49,7 @@ class Known:
     compression: str = "zstd"
     assumptions: Mapping[str, int] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    episodes_lost: int | None = None  # of the source, on writing; None: nothing says it
     complete: bool = False  # whether a manifest that cannot be read otherwise says so, and of which shards
     go_on_from: WritingNote | None = None  # what --resume would go on from, if all of its shards are whole
 
@@ -64,7 +65,8 @@ def what_is_known(found: Survey, choice: Choice, env: str | None) -> Known:
         of_note = _of_note(note, found)
         if manifest is None:
             return of_note
-        return replace(of_note, assumptions=manifest.assumptions, provenance=manifest.provenance)
+        lost = manifest.episodes_lost
+        return replace(of_note, assumptions=manifest.assumptions, provenance=manifest.provenance, episodes_lost=lost)
     if manifest is not None:
         return _of_manifest(manifest)
     left, where = found.left_of_manifest(), found.folder.join(MANIFEST).url
@@ -87,6 +89,7 @@ def _of_manifest(manifest: Manifest) -> Known:
         compression=manifest.compression,
         assumptions=manifest.assumptions,
         provenance=manifest.provenance,
+        episodes_lost=manifest.episodes_lost,
     )
 
 
@@ -139,6 +142,7 @@ def _of_document(document: Mapping[str, Any], where: str) -> Known | None:
 def _other_parts(document: Mapping[str, Any]) -> dict[str, Any]:
     """Those that have the right kind, by their names in `Known`."""
     env, assumptions, provenance = (document.get(name) for name in ("environment", "assumptions", "provenance"))
+    lost = document.get("episodes_lost")
     parts: dict[str, Any] = {
         "action_scale": document.get("action_scale"),
         "compression": document.get("compression"),
@@ -147,6 +151,7 @@ def _other_parts(document: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(assumptions, dict)
         else {},
         "provenance": provenance if isinstance(provenance, dict) else {},
+        "episodes_lost": lost if type(lost) is int and lost >= 0 else None,
     }
     if parts["action_scale"] not in SCALES:
         del parts["action_scale"]
@@ -180,6 +185,7 @@ def _of_shards(folder: Location, shards: Sequence[Location], env: str | None, le
         stream = read_opened([source], on_error="skip", env=env, env_spaces=env_spaces)
     except NoData as err:
         raise BadData("no episode can be read from the shards", where=folder.url, fix=err.fix) from err
+    stream.close()  # its spaces are all that is wanted of it
     known = Known(
         said_by="shards",
         format="episodes" if packed else "columns",

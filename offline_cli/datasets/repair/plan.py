@@ -99,6 +99,7 @@ class Plan:
             statistics=figures.as_json(),
             assumptions=assumptions,
             provenance=self._provenance(),
+            episodes_lost=None if left_out else known.episodes_lost,  # nobody knows which ones were in a shard that is gone
         )
 
     def _is_complete(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 from offline_cli.converting.whole_episodes import stitched
@@ -26,6 +27,7 @@ from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.formats.tables.options import MEMORY_LIMIT, TableOptions
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location, Sources, expand
 
 __all__ = ["validate"]
@@ -36,6 +38,7 @@ def validate(
     *,
     strict: bool = False,
     deep: bool = False,
+    allow_lost: bool = False,
     from_: str = "auto",
     env: str | None = None,
     action_scale: str | None = None,
@@ -49,8 +52,9 @@ def validate(
 ) -> Validation:
     """Every problem of `sources`: datasets, committed or not, and recordings of any known format.
 
-    `strict`: warnings are failures too (`Validation.passed`, `.check()`). `deep`: compare the sha256 of every shard. `env`: an
-    environment whose spaces the data must fit. `action_scale`: `env` or `normalized`, where sources do not say it. Of tables:
+    `strict`: warnings are failures too (`Validation.passed`, `.check()`). `deep`: compare the sha256 of every shard.
+    `allow_lost`: episodes that a dataset lost when it was written are a note, no warning. `env`: an environment whose spaces
+    the data must fit. `action_scale`: `env` or `normalized`, where sources do not say it. Of tables:
     `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as `convert` takes them.
     Problems are returned, not raised. Raises UsageError, BadMapping, StorageNotFound, StorageError, UnknownEnvironment.
     """
@@ -67,13 +71,13 @@ def validate(
         return open_sources(places, from_=from_, tables=tables, storage_options=storage_options)
 
     def check_folder(own: OwnFolder) -> None:
-        own.check(findings, tally, deep=deep, on_progress=on_progress)
+        own.check(findings, tally, deep=deep, on_progress=on_progress, allow_lost=allow_lost)
 
     places = expand(sources, storage_options)
     if not places:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
     subjects = list(open_subjects(places, findings, from_=from_, open_group=open_group, check_folder=check_folder))
-    checks = _read(subjects, findings, tally, env_spaces, action_scale, on_progress)
+    checks = _read(subjects, findings, tally, env, env_spaces, action_scale, on_progress)
     names = [subject.name for subject in subjects]
     return Validation(
         problems=findings.problems(names),
@@ -93,6 +97,7 @@ def _read(
     subjects: Sequence[Subject],
     findings: Findings,
     tally: ListeningTally,
+    env: str | None,
     env_spaces: Spaces | None,
     scale: str | None,
     on_progress: OnProgress,
@@ -105,11 +110,14 @@ def _read(
         if source is not None:
             if env_spaces is not None:
                 _tell_spaces(source, env_spaces)
-            check = checks[subject.name] = SourceChecks(subject, source, findings, env_spaces, scale)
+            check = checks[subject.name] = SourceChecks(subject, source, findings, env_spaces, scale, env)
             watched.append(cast(Source, WatchedSource(source, check)))
     rejects = ListeningRejects(findings, tally)
-    for batch in stitched(watched, tally, rejects, on_progress):
-        checks[tally.location].see(batch)
+    with Scope() as scope:
+        for source in watched:
+            scope.enter(closing(source))
+        for batch in stitched(watched, tally, rejects, on_progress):
+            checks[tally.location].see(batch)
     tally.tell_counted()
     for check in checks.values():
         check.tell()

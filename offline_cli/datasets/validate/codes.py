@@ -73,6 +73,13 @@ CODES: Final[dict[str, Code]] = {
     "incomplete-episode": Code(
         "note", EPISODES, "left out of the other checks, because a row of it was refused", "see the unreadable rows"
     ),
+    "lost-episodes": Code(
+        "warning",
+        EPISODES,
+        "of the source lost when the dataset was written, as its manifest says",
+        "correct the rows and convert the source again; or accept it with --allow-lost",
+        "note with --allow-lost",
+    ),
     "steps-after-end": Code("error", EPISODES, "going on after an end flag", "set end flags on last steps only"),
     "broken-chain": Code(
         "warning",
@@ -122,7 +129,7 @@ CODES: Final[dict[str, Code]] = {
         "warning",
         ("observation", "observations"),
         "outside the space",
-        "check the space, or --env",
+        "check the space, or name the environment with --env",
         "error for a category that does not exist",
     ),
     "action-outside-space": Code(

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from offline_cli.datasets.validate.codes import CODES, SEVERITIES, Severity
 from offline_cli.datasets.validate.report import Problem
-from offline_cli.errors import PROBLEM, OfflineCliError
+from offline_cli.errors import PROBLEM, OfflineCliError, short_place
 
 __all__ = ["PLACES", "Findings"]
 
@@ -53,7 +53,7 @@ class Findings:
         entry.severity = min(entry.severity, severity or CODES[code].severity, key=SEVERITIES.index)
         entry.count += count
         if len(entry.places) < PLACES:
-            entry.places += islice(places, PLACES - len(entry.places))
+            entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
         entry.example, entry.fix = entry.example or example, entry.fix or fix
         entry.details.update(details or {})
 

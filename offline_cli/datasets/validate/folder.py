@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from offline_cli.datasets.validate.codes import Severity
 from offline_cli.datasets.validate.completeness import told_of
 from offline_cli.datasets.validate.deep import check_footer, check_leftovers
 from offline_cli.datasets.validate.figures import ManifestFigures
@@ -28,6 +29,7 @@ from offline_cli.storage.manifest import Manifest, Shard
 from offline_cli.storage.quarantine import quarantine_files
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.shards import fingerprint, opened
+from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder"]
 
@@ -41,7 +43,9 @@ class OwnFolder:
     readable: list[Location] = field(default_factory=list)  # shards that are worth reading
     unhashed: int = 0  # shards whose sha256 was not compared
 
-    def check(self, findings: Findings, tally: ListeningTally, *, deep: bool, on_progress: OnProgress) -> None:
+    def check(
+        self, findings: Findings, tally: ListeningTally, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False
+    ) -> None:
         """Report what is wrong with the folder, and find the shards to read."""
         try:
             self.manifest = Dataset.open(self.location).manifest
@@ -56,7 +60,7 @@ class OwnFolder:
         if deep:
             check_leftovers(self.location, findings)
         if self.manifest is not None:
-            self._facts(findings, tally)
+            self._facts(findings, tally, allow_lost=allow_lost)
             self._shards(findings, deep=deep, on_progress=on_progress)
 
     def _read_old_manifest(self, findings: Findings) -> None:
@@ -93,13 +97,18 @@ class OwnFolder:
             if child.name.startswith(PART_PREFIX):
                 findings.add(source, "leftover-file", 1, [child.url])
 
-    def _facts(self, findings: Findings, tally: ListeningTally) -> None:
+    def _facts(self, findings: Findings, tally: ListeningTally, *, allow_lost: bool) -> None:
         """What the manifest itself says."""
         assert self.manifest is not None
         source = self.location.url
         if not self.manifest.complete:
             findings.add(source, "incomplete-dataset", 1, [source], **told_of(self.manifest))
-        tally.tell_assumptions(source, Counter(self.manifest.assumptions))
+        lost = {kind: self.manifest.assumptions[kind] for kind in Lost if kind in self.manifest.assumptions}
+        if self.manifest.episodes_lost:
+            example = ", ".join(f"{kind} {count:,}" for kind, count in lost.items())
+            severity: Severity = "note" if allow_lost else "warning"
+            findings.add(source, "lost-episodes", self.manifest.episodes_lost, [source], severity=severity, example=example)
+        tally.tell_assumptions(source, Counter(self.manifest.assumptions) - Counter(lost))
         aside = quarantine_files(self.location)
         if aside:
             findings.add(source, "quarantined-rows", len(aside), [aside[number].url for number in sorted(aside)])

@@ -9,12 +9,10 @@ from typing import Any, Final
 from offline_cli.datasets.validate.codes import CODES, Severity
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.errors import PROBLEM, BadData, UnsupportedSpace
-from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.tally import DROPPED, OnError, Rejects, Tally
 
 __all__ = ["ListeningRejects", "ListeningTally"]
 
-TAKEN_BACK: Final = frozenset({"missing-final-observation"})
-"""Counted by readers, and taken back where a later fragment knows better: told once everything has been read."""
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """What other checks see by themselves."""
 
@@ -33,16 +31,17 @@ class ListeningTally(Tally):
         super().__init__()
         self._findings = findings
         self._counted: dict[str, Counter[str]] = {}  # by source: what is told at the end
+        self._dropped: dict[str, dict[str, str]] = {}  # by source: columns left out, and why
 
     def assume(self, kind: str, times: int = 1, *, places: Callable[[], Iterable[str]] | None = None) -> None:
         """Count and hand on."""
         super().assume(kind, times)
-        if times <= 0 and kind not in TAKEN_BACK:
+        if times <= 0:
             return
         if kind in RENAMED:
             code, severity = RENAMED[kind]
             self._findings.add(self.location, code, times, self._placed(places), severity=severity)
-        elif kind in CODES and kind not in TAKEN_BACK:
+        elif kind in CODES:
             self._findings.add(self.location, kind, times, self._placed(places))
         elif kind not in SILENT:
             self._counted.setdefault(self.location, Counter())[kind] += times
@@ -52,25 +51,33 @@ class ListeningTally(Tally):
         for place in () if places is None else places():
             yield f"{self.location}, {place}" if place.startswith("episode ") else place
 
+    def drop_column(self, name: str, reason: str) -> None:
+        """Count, and keep the name by source."""
+        known = name in self.dropped_columns
+        super().drop_column(name, reason)
+        if not known:
+            self._dropped.setdefault(self.location, {})[name] = reason
+
     def drop_duplicate(self, place: Callable[[], str]) -> None:
         """Count and hand on."""
         super().drop_duplicate(place)
         self._findings.add(self.location, "duplicate-episode", 1, self._placed(lambda: [place()]))
 
     def tell_counted(self) -> None:
-        """Hand on what could still have been taken back, and the other assumptions as one note for each source."""
+        """Hand on the other assumptions as one note for each source."""
         for source, counts in self._counted.items():
-            for kind in TAKEN_BACK & counts.keys():
-                if (count := counts.pop(kind)) > 0:
-                    self._findings.add(source, kind, count)
             self.tell_assumptions(source, counts)
 
     def tell_assumptions(self, source: str, counts: Counter[str]) -> None:
         """Hand on `counts`, by kind, as one note."""
         kinds = {kind: count for kind, count in sorted(counts.items()) if count > 0}
         if kinds:
+            dropped = self._dropped.get(source, {}) if DROPPED in kinds else {}
             named = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
-            self._findings.add(source, "assumption", sum(kinds.values()), example=named, details={"kinds": kinds})
+            if dropped:
+                named += f" ({', '.join(f'{name}: {reason}' for name, reason in dropped.items())})"
+            details = {"kinds": kinds, **({"dropped_columns": dropped} if dropped else {})}
+            self._findings.add(source, "assumption", sum(kinds.values()), example=named, details=details)
 
 
 class ListeningRejects(Rejects):

@@ -29,9 +29,16 @@ class SourceChecks:
     """The checks of one source, and how much of it there is."""
 
     def __init__(
-        self, subject: Subject, source: Source, findings: Findings, env_spaces: Spaces | None, scale: str | None
+        self,
+        subject: Subject,
+        source: Source,
+        findings: Findings,
+        env_spaces: Spaces | None,
+        scale: str | None,
+        env: str | None,
     ) -> None:
-        """`env_spaces`: those of the environment that the caller names; `scale`: of actions, as the caller says."""
+        """`env_spaces`: those of the environment `env` that the caller names; `scale`: of actions, as the caller says."""
+        self._env, self._scale_is_said = env, scale is not None
         self.name, self.findings = subject.name, findings
         self.episodes = self.steps = self.entries = 0
         self._inferred = subject.own is not None and subject.own.manifest is not None and subject.own.manifest.spaces_inferred
@@ -71,7 +78,9 @@ class SourceChecks:
             scale = self._scale if boxes else ENV_SCALE
             if scale == UNKNOWN_SCALE:
                 self.findings.add(self.name, "action-scale-unknown", 1, [self.name])
-            self._values = ValueChecks(self.findings, self.name, scale)
+            self._values = ValueChecks(
+                self.findings, self.name, scale, env=self._env, scale_is_said=self._scale_is_said and boxes
+            )
             self._dimensions = Dimensions(scale)
         return self._values, self._dimensions
 

@@ -24,7 +24,7 @@ from offline_cli.datasets.validate.codes import Severity
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.rows import BadRows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats.source import ENV_SCALE
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, flatten
 
@@ -36,8 +36,12 @@ Leaf = tuple[str, NDArray[Any]]
 class ValueChecks:
     """The checks of values of one source; a batch is seen once."""
 
-    def __init__(self, findings: Findings, source: str, action_scale: str) -> None:
+    def __init__(
+        self, findings: Findings, source: str, action_scale: str, *, env: str | None = None, scale_is_said: bool = False
+    ) -> None:
+        """`env`: the environment that the caller names; `scale_is_said`: by the caller, and not by the source."""
         self.findings, self.source, self.scale = findings, source, action_scale
+        self.env, self.scale_is_said = env, scale_is_said
         self._known: dict[str, tuple[Space, dict[str, Space], dict[str, Bounds]]] = {}  # the last space of each tree
 
     def see(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
@@ -82,7 +86,8 @@ class ValueChecks:
         if have != {path: tuple(part.shape or ()) for path, part in parts.items()}:
             places = (f"{self.source}, episode {episode}" for episode in batch.ids)
             example = f"{name} of {describe(space)} has {_in_words(have)}"
-            self.findings.add(self.source, "space-mismatch", len(batch), places, example=example)
+            fix = "" if self.env is None else f"name the environment that was recorded in place of --env {self.env}"
+            self.findings.add(self.source, "space-mismatch", len(batch), places, example=example, fix=fix)
             return
         for categories, severity in ((True, "error"), (False, self._severity(kind))):
             outside = BadRows(batch, starts)
@@ -92,11 +97,23 @@ class ValueChecks:
                     bad = allowed.outside(leaf)
                     if bad is not None:
                         outside.mark(path, leaf, bad)
-            self._add(f"{kind}-outside-space", outside, severity=severity)
+            self._add(f"{kind}-outside-space", outside, severity=severity, fix=self._fix(kind, categories=categories))
         self._dtypes(leaves, parts, batch, starts)
 
     def _severity(self, kind: str) -> Severity:
         return "error" if kind == "action" and self.scale == ENV_SCALE else "warning"
+
+    def _fix(self, kind: str, *, categories: bool) -> str:
+        """What to do about values outside the space, as far as that is not what has been done: "" is what the code says."""
+        if categories or kind == "observation":
+            if self.env is None:
+                return "correct the space, or the values" if categories else ""
+            return f"correct the values, or name the environment that they are from in place of --env {self.env}"
+        if self.scale == NORMALIZED_SCALE:
+            return "nothing, where they are raw outputs of a policy, which may leave [-1, 1]; otherwise clip them there"
+        if self.scale == ENV_SCALE and self.scale_is_said:
+            return "--action-scale normalized in place of env, if they are raw outputs of a policy; otherwise clip them"
+        return "clip them, or correct the space" if self.scale == ENV_SCALE else ""
 
     def _parts(self, space: Space, name: str) -> tuple[Space, dict[str, Space], dict[str, Bounds]]:
         """A space, its leaves and their bounds, worked out anew only where the space is another object than before."""

@@ -12,9 +12,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli.episodes.one_hot import hot_size, one_hot_leaf
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import Tree, map_leaves, paths, unflatten_like
 
 __all__ = ["filled_item", "filled_like", "one_hot", "space_tree", "with_filled"]
 
@@ -68,16 +69,17 @@ def one_hot(tree: Tree, space: Space | None) -> Tree:
     if space is None:
         raise BadEpisode("one_hot_discrete needs a space", where="data without one", fix="give the episode its spaces")
     try:
-        return map_leaves(_one_hot_leaf, tree, space_tree(space))
+        if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+            return map_leaves(lambda value: _one_hot_leaf(value, space, ""), tree)
+        parts = space_tree(space)
+        return map_leaves(_one_hot_leaf, tree, parts, unflatten_like(parts, paths(parts)))
     except ValueError as err:
         raise BadEpisode(f"data and space differ: {err}", where=str(space), fix="give the space of this data") from err
 
 
 def _filled_leaf(space: Space, fill: Any, one_hot_discrete: bool) -> NDArray[Any]:
-    if one_hot_discrete and isinstance(space, spaces.Discrete):
-        return _full((int(space.n),), fill, np.float32)
-    if one_hot_discrete and isinstance(space, spaces.MultiDiscrete):
-        return _full((int(space.nvec.sum()),), fill, np.float32)
+    if one_hot_discrete and isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return _full((hot_size(space),), fill, np.float32)
     return _full(space.shape or (), fill, space.dtype)
 
 
@@ -90,19 +92,7 @@ def _full(shape: tuple[int, ...], fill: Any, dtype: Any) -> NDArray[Any]:
         ) from err
 
 
-def _one_hot_leaf(value: Any, space: Space) -> Any:
-    if isinstance(space, spaces.Discrete):
-        return _hot(np.asarray(value, np.int64)[..., None] - int(space.start), np.array([space.n]), space)
-    if isinstance(space, spaces.MultiDiscrete):
-        index = np.asarray(value, np.int64) - space.start
-        lead = index.shape[: index.ndim - space.nvec.ndim]
-        return _hot(index.reshape(*lead, space.nvec.size), space.nvec.reshape(-1), space)
-    return value
-
-
-def _hot(index: NDArray[np.int64], sizes: NDArray[Any], space: Space) -> NDArray[np.float32]:
-    if index.size and ((index < 0) | (index >= sizes)).any():
-        raise BadEpisode(f"a value outside {space}", where="a discrete part", fix="give the space of this data")
-    hot = np.zeros((*index.shape[:-1], int(sizes.sum())), np.float32)
-    np.put_along_axis(hot, index + (np.cumsum(sizes) - sizes), 1.0, axis=-1)
-    return hot
+def _one_hot_leaf(value: Any, space: Space, path: str) -> Any:
+    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return value
+    return one_hot_leaf(value, space, where=f"leaf {path}" if path else "a discrete part")

@@ -154,10 +154,13 @@ class InfiniteLookbackBuffer:
         Raises EpisodeIndexError for an int or list outside the data without `fill`, BadEpisode where `fill` or the space
         do not fit.
         """
+        length = self.len_incl_lookback()
+        if type(indices) is int:
+            row = indices + (self.lookback if indices >= 0 or neg_index_as_lookback else length)
+            return self._one(row, length, fill, one_hot_discrete)
         if indices is None:
             indices = slice(None)
             neg_index_as_lookback, fill = False, None
-        length = self.len_incl_lookback()
         frame = (length, self.lookback, neg_index_as_lookback)
         if isinstance(indices, slice):
             wanted = position_range(indices, *frame)
@@ -242,6 +245,15 @@ class InfiniteLookbackBuffer:
         neither the data nor, once numpy'ized, its space.
         """
         length = self.len_incl_lookback()
+        if type(at_indices) is int:  # the most frequent case: pieces beside an environment write over the last record
+            row = at_indices + (self.lookback if at_indices >= 0 or neg_index_as_lookback else length)
+            if not 0 <= row < length:
+                raise self._missing(row, length)
+            if self.finalized:
+                self._set_rows(row, new_data)
+            else:
+                self.data[row] = new_data
+            return
         frame = (length, self.lookback, neg_index_as_lookback)
         if at_indices is None or isinstance(at_indices, slice):
             self._set_rows(clip(position_range(slice(0, None) if at_indices is None else at_indices, *frame), length), new_data)

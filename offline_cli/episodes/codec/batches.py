@@ -20,7 +20,7 @@ from offline_cli.episodes.codec.rows import batch_of_rows, batch_of_state
 from offline_cli.episodes.codec.states import pack_state, unpack_state
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
 from offline_cli.spaces import bound_bytes
-from offline_cli.tally import Rejects, Tally
+from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import map_leaves
 
 __all__ = ["BatchDecoder", "decode_batch", "encode_batch"]
@@ -148,6 +148,7 @@ class BatchDecoder:
             yield batch_of_state(unpack_state(item, where=place), where=place, tally=self.tally)
         except (BadData, UnsupportedSpace) as err:
             self.rejects.add(err, raw=item if isinstance(item, bytes) else b"")
+            self.rejects.lose_episodes(Lost.UNREADABLE)
 
 
 def _batch_or_none(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatch | None:

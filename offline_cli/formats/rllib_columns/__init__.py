@@ -1,6 +1,7 @@
 """RLlib's column recordings, one row per step, in Parquet; refuses files without `eps_id`, `obs`, `actions` and `rewards`.
 
-Whatever RLlib's recorder and our own `columns` format write is read: packed cells, tensor types, null columns, no timesteps.
+Whatever RLlib's recorder and our own `columns` format write is read: packed cells, pickled objects, tensor types, null columns,
+rows without timesteps.
 
 * `names`: which columns mean what;
 * `tables`: the columns of a table made ready; rows without a value go to the rejects;

@@ -22,7 +22,7 @@ from offline_cli.formats.rllib_columns.parts import Part, Shapes, parts_of
 from offline_cli.formats.rllib_columns.tables import check_columns, missing_values, wanted_columns, without_dictionaries
 from offline_cli.formats.source import Places
 from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
-from offline_cli.tally import Rejects, Tally
+from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["RllibColumnsSource"]
 
@@ -38,7 +38,7 @@ class RllibColumnsSource(FileSource):
         """Runs of rows as they stand; `t_started` from column `t` where there is one."""
         self.done = 0
         reading = _Reading(tally, rejects)
-        for chunk in chunks(self.files, rejects, workers=self.workers):
+        for chunk in chunks(self.files, rejects, workers=self.workers, scope=self.scope):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
             for batch, places in reading.of_chunk(chunk):
@@ -64,7 +64,8 @@ class _Reading:
     rejects: Rejects
     _ids: SharedIds = field(default_factory=SharedIds)
     _shapes: Shapes | None = None
-    _counted: set[str] = field(default_factory=set)  # columns dropped, and what else is counted once
+    _dropped: set[str] = field(default_factory=set)  # columns
+    _counted: set[str] = field(default_factory=set)  # kinds of assumptions that are counted once
     _unfinished: tuple[str, ...] | None = None  # key of the row right before, where it did not end its episode
     _lost: str = ""  # where rows of unknown episodes were lost, none of which has been read since
 
@@ -75,6 +76,7 @@ class _Reading:
             ready = self._ready(chunk)
         except BadData as error:
             self.rejects.add(error, rows=chunk.table.num_rows)
+            self.rejects.lose_episodes(Lost.UNREADABLE)
             self._unfinished, self._lost = None, error.where
             return
         following = 0  # the number of the row that would stand right after the last one read
@@ -96,7 +98,7 @@ class _Reading:
         """Raises BadData where a step cannot be read from these columns."""
         table = without_dictionaries(chunk.table)
         check_columns(table, chunk.files[0])
-        table = wanted_columns(table, self.tally, self._counted)
+        table = wanted_columns(table, self.tally, self._dropped)
         missing = missing_values(table, self.rejects, chunk.where)
         named = np.flatnonzero(table[Columns.EPS_ID].is_valid().to_numpy())
         keys = self._ids.named(keys_of(table.take(named) if len(named) < len(missing) else table))

@@ -1,7 +1,8 @@
 """A table's columns made ready to be read; refuses tables without the columns of a step, and ids or timesteps of odd types.
 
 Columns of nulls say nothing and are taken for absent. Columns without a meaning of their own that hold no numbers are left
-out and counted (`dropped-column`); a number missing in one that does is NaN, and counted (`null-as-nan`).
+out, named and counted (`dropped-column`), and so are infos that are no dicts; a number missing in a column that holds numbers
+is NaN, and counted (`null-as-nan`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.arrow_leaves import holds_numbers, is_text
+from offline_cli.formats.arrow_leaves import is_text, why_no_infos, why_no_numbers
 from offline_cli.formats.rllib_columns.names import INFOS, KEYS, NEEDED, VALUES
 from offline_cli.tally import OnError, Rejects, Tally
 
@@ -61,21 +62,27 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def wanted_columns(table: pa.Table, tally: Tally, dropped: set[str]) -> pa.Table:
-    """Without the columns that hold nothing to keep; those in `dropped` have been counted already."""
+    """Without the columns that hold nothing to keep, and those in `dropped`, which were left out of the rows before."""
     for index, column in reversed(list(enumerate(table.schema))):
         name, values = column.name, table.column(index)
         has_role = name in (*VALUES, *INFOS, *KEYS, Columns.SOURCE_ID)
-        if pa.types.is_null(column.type):
+        if pa.types.is_null(column.type) or name in dropped:
             table = table.remove_column(index)
-        elif not has_role and not holds_numbers(values, column):
+        elif reason := _why_dropped(values, column, has_role=has_role):
             table = table.remove_column(index)
-            tally.assume("dropped-column", int(name not in dropped))
+            tally.drop_column(name, reason)
             dropped.add(name)
         elif not has_role and values.null_count and (_is_number(column.type) or pa.types.is_boolean(column.type)):
             tally.assume("null-as-nan", values.null_count)
             kind = column.type if pa.types.is_floating(column.type) else pa.float64()
             table = table.set_column(index, column.with_type(kind), pc.fill_null(values.cast(kind), float("nan")))
     return table
+
+
+def _why_dropped(values: pa.ChunkedArray, column: pa.Field, *, has_role: bool) -> str:
+    if column.name in INFOS:
+        return why_no_infos(column.type)
+    return "" if has_role else why_no_numbers(values, column)
 
 
 def missing_values(table: pa.Table, rejects: Rejects, where: Callable[[int], str]) -> NDArray[np.bool_]:

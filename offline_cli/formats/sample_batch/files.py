@@ -11,12 +11,14 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from offline_cli.errors import PROBLEM, BadData, UnsafeData
 from offline_cli.formats.file_source import Openable
 from offline_cli.formats.line_limits import MAX_LINE_BYTES, line_limit_of
+from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import Rejects
 
@@ -57,14 +59,18 @@ class Line:
         return f"{self.file} line {self.number}"
 
 
-def lines_of(location: Openable, rejects: Rejects) -> Iterator[Line]:
-    """The lines of the file, blank ones left out. A file that cannot be decompressed to its end goes to `rejects`."""
+def lines_of(location: Openable, rejects: Rejects, scope: Scope | None = None) -> Iterator[Line]:
+    """The lines of the file, blank ones left out. A file that cannot be decompressed to its end goes to `rejects`.
+
+    `scope` owns it while it is open.
+    """
     where = location.url
-    with storage_failures(where, "reading it"), location.open() as file:
+    with storage_failures(where, "reading it"), part_of(scope) as held:
+        file = held.enter(location.open())
         head = file.read(4)
         file.seek(0)
         try:
-            yield from _lines(file, head, where, rejects)
+            yield from _lines(file, head, where, rejects, held)
         except OSError as err:
             if err.errno is not None:  # the storage's; those of packed bytes have none
                 raise
@@ -85,22 +91,30 @@ def _is_packed(head: bytes) -> bool:
     return head[:2] == GZIP_MAGIC or head in ZIP_MAGICS
 
 
-def _lines(file: IO[bytes], head: bytes, where: str, rejects: Rejects) -> Iterator[Line]:
+def _lines(file: IO[bytes], head: bytes, where: str, rejects: Rejects, held: Scope) -> Iterator[Line]:
     if not _is_packed(head):
-        plain = io.BufferedReader(file, BUFFER_BYTES)  # type: ignore[type-var]  # any file that can be read into a buffer
+        plain = _Buffer(file, BUFFER_BYTES)  # type: ignore[arg-type]  # any file that can be read into a buffer
         yield from _split(plain, where, rejects, plain, MAX_LINE_BYTES)
         return
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     limit = line_limit_of(size, packed=True)
     if head[:2] == GZIP_MAGIC:
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield from _split(unpacked, where, rejects, file, limit)
+        yield from _split(held.enter(gzip.GzipFile(fileobj=file)), where, rejects, file, limit)
     else:
-        with zipfile.ZipFile(file) as archive:
-            for name in _members(archive, size):
-                with archive.open(name) as member:
-                    yield from _split(io.BufferedReader(member), f"{where}!{name}", rejects, file, limit)
+        archive = held.enter(zipfile.ZipFile(file))
+        for name in _members(archive, size):
+            with held.part() as one:
+                member = one.enter(archive.open(name))
+                yield from _split(io.BufferedReader(member), f"{where}!{name}", rejects, file, limit)
+
+
+class _Buffer(io.BufferedReader):
+    """Leaves the file to its owner: one that is dropped would close it, and a bucket is asked something then."""
+
+    def __del__(self) -> None:
+        with suppress(ValueError):  # the file is closed
+            self.detach()
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> list[str]:

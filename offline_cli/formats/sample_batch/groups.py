@@ -30,8 +30,7 @@ class GroupRows:
 
     found: list[tuple[int, PolicyRows | BadData]] = field(default_factory=list)
     """By the number of their (first) line, in order: rows of one policy, or what keeps a line from being read."""
-    tally: Tally = field(default_factory=Tally)  # assumptions only
-    dropped: set[str] = field(default_factory=set)  # columns left out: a source counts each once
+    tally: Tally = field(default_factory=Tally)  # assumptions and dropped columns only
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class GroupReader:
 
     def _read_together(self, run: Sequence[BatchLine], group: GroupRows) -> bool:
         """Whether the lines of `run` could be read as one."""
-        reader = self._reader(Tally(), set())
+        reader = self._reader(Tally())
         places = tuple(line.place for line in run)
         try:
             rows = [reader.read(policy, [line.batches[policy] for line in run], places) for policy in run[0].batches]
@@ -66,11 +65,10 @@ class GroupReader:
             return False
         group.found += [(run[0].place.number, policy_rows) for policy_rows in rows]
         group.tally.add(reader.tally)
-        group.dropped |= reader.dropped
         return True
 
     def _read_alone(self, line: BatchLine, group: GroupRows) -> None:
-        reader = self._reader(group.tally, group.dropped)
+        reader = self._reader(group.tally)
         try:
             rows = [reader.read(policy, [batch], (line.place,)) for policy, batch in line.batches.items()]
         except BadData as error:
@@ -80,8 +78,8 @@ class GroupReader:
         group.tally.assume("empty-batch", len(rows) - len(filled))
         group.found += [(line.place.number, policy_rows) for policy_rows in filled]
 
-    def _reader(self, tally: Tally, dropped: set[str]) -> BatchReader:
-        return BatchReader(self._patterns, self.observation_space, self.action_space, tally, dropped)
+    def _reader(self, tally: Tally) -> BatchReader:
+        return BatchReader(self._patterns, self.observation_space, self.action_space, tally)
 
 
 def _batch_lines(lines: Sequence[Line], group: GroupRows) -> Iterator[BatchLine]:

@@ -44,6 +44,7 @@ PER_STEP: Final = (Columns.REWARDS, *END_FLAGS, Columns.T, *IDS)
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 ROLE: Final = frozenset({*PER_STEP, *TREES, Columns.INFOS, "type", "count"})
 """Columns with a meaning of their own."""
+PER_SEQUENCE: Final = "state_in"
 NO_PLACE: Final = frozenset({*STEP_COLUMNS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLE
 """Columns that are never extra model outputs: bookkeeping, and names that mean something else in our own tables."""
 
@@ -69,7 +70,6 @@ class BatchReader:
     observation_space: Space | None = None  # tells a Tuple from a list of rows
     action_space: Space | None = None
     tally: Tally = field(default_factory=Tally)
-    dropped: set[str] = field(default_factory=set)  # names of columns that were left out
 
     def read(self, policy: str | None, batches: Sequence[Batch], lines: tuple[LinePlace, ...]) -> PolicyRows:
         """The rows of `policy` in `lines`, of which each holds one of `batches`.
@@ -133,7 +133,7 @@ class BatchReader:
                 continue
             column = None if name in NO_PLACE else self._extra(name, batches)
             if column is None:
-                self.dropped.add(name)
+                self.tally.drop_column(name, _why_dropped(name, batches[0].columns[name]))
             else:
                 self.tally.assume("null-as-nan", column.nulls)
                 extras[name] = column
@@ -157,7 +157,7 @@ class BatchReader:
         try:
             column = column_of(value, batch.rows, where=f"{batch.where}, column {name}", patterns=self.patterns)
         except BadEpisode:
-            if name.startswith("state_in"):  # one row per sequence
+            if name.startswith(PER_SEQUENCE):
                 return None
             raise
         return column if column.is_numeric else None
@@ -220,6 +220,16 @@ class BatchReader:
         real = (np.arange(width) < lengths[:, None]).reshape(-1)
         self.tally.assume("padding-removed", int((~real).sum()))
         return found.take(real)
+
+
+def _why_dropped(name: str, value: Any) -> str:
+    if name == UNROLL_ID:
+        return "which piece of sampling a row came from: the order of rows says the same"
+    if name == Columns.SEQ_LENS or name.startswith(PER_SEQUENCE):
+        return "one row for each sequence, and not for each step"
+    if name in NO_PLACE:
+        return "a name that SampleBatch gives no meaning, and that means something else in our own columns"
+    return "values that are not numbers" if isinstance(value, (list, dict)) else "one value, and not one for each step"
 
 
 def _check_needed(batches: Sequence[Batch]) -> None:

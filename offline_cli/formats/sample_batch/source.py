@@ -18,7 +18,7 @@ from offline_cli.formats.sample_batch.ids import Identifier
 from offline_cli.formats.sample_batch.rows import PolicyRows, in_line_order
 from offline_cli.formats.sample_batch.settling import Settlement
 from offline_cli.formats.sample_batch.together import LineGroup, grouped
-from offline_cli.tally import Rejects, Tally
+from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["SampleBatchSource"]
 
@@ -58,17 +58,16 @@ class SampleBatchSource(FileSource):
     def _rows(self, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows]]:
         """The rows of all lines with their ids, those of a few lines at a time."""
         identifier = Identifier(tally)
-        dropped: set[str] = set()
-        losses: list[str] = []
+        losses, last_loss = 0, ""
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
         for lines, group in self._groups():
             self.done = lines.done
             lines.rejects.tell(rejects)
-            losses += lines.lost
+            if lines.lost:
+                losses, last_loss = losses + len(lines.lost), lines.lost[-1]
+                rejects.lose_episodes(Lost.UNREADABLE, len(lines.lost))
             tally.rows_in += len(lines.lines)
             tally.add(group.tally)
-            tally.assume("dropped-column", len(group.dropped - dropped))
-            dropped |= group.dropped
             together: list[PolicyRows] = []
             for number, found in group.found:
                 line = lines.lines[number]
@@ -76,10 +75,11 @@ class SampleBatchSource(FileSource):
                     yield together
                     together = []
                     rejects.add(found, raw=line.data)
-                    losses.append(found.where)
+                    rejects.lose_episodes(Lost.UNREADABLE)
+                    losses, last_loss = losses + 1, found.where
                     continue
-                if told.get(found.policy, 0) < len(losses):
-                    found.lost_before, told[found.policy] = losses[-1], len(losses)
+                if told.get(found.policy, 0) < losses:
+                    found.lost_before, told[found.policy] = last_loss, losses
                 together.append(identifier.identify(found, line))
             yield together
 
@@ -87,14 +87,16 @@ class SampleBatchSource(FileSource):
         """All lines, a few at a time, and what is in them; other processes help to read that."""
         reader = GroupReader(self.observation_space, self.action_space)
         waiting: deque[LineGroup] = deque()
+        held = self.scope.part()
 
         def lines() -> Iterator[list[Line]]:
-            for group in grouped(self.files):
+            for group in grouped(self.files, held):
                 waiting.append(group)
                 yield group.lines
 
-        for rows in mapped(reader.read, lines(), workers=self.processes, size=_nbytes):
-            yield waiting.popleft(), rows
+        with held:
+            for rows in held.enter(mapped(reader.read, lines(), workers=self.processes, size=_nbytes)):
+                yield waiting.popleft(), rows
 
     def _flushed(self, block: Block, settlement: Settlement, tally: Tally, rejects: Rejects) -> EpisodeBatch:
         batch, self.places = block.flush(settlement, tally, rejects)

@@ -8,10 +8,12 @@ from typing import Final
 
 from offline_cli.formats.file_source import Openable
 from offline_cli.formats.sample_batch.files import Line, lines_of
+from offline_cli.scopes import Scope
 from offline_cli.tally import RejectsAhead
 
 __all__ = ["LineGroup", "grouped"]
 
+TOGETHER_LINES: Final = 4096  # each that cannot be read is an error in memory
 TOGETHER_BYTES: Final = 2 << 20  # of lines whose numbers become arrays together; parsed, they can take 30 times as much
 
 
@@ -26,21 +28,23 @@ class LineGroup:
     done: int = 0  # bytes of all files, as they are stored, that have been read with them
 
 
-def grouped(files: Sequence[Openable]) -> Iterator[LineGroup]:
+def grouped(files: Sequence[Openable], scope: Scope | None = None) -> Iterator[LineGroup]:
     """The lines of all files, in order; what cannot be read is in the group after it, if need be in one without lines.
 
-    Raises StorageError, after the lines before it.
+    `scope` owns the file that is open. Raises StorageError, after the lines before it.
     """
     rejects, group = RejectsAhead(), LineGroup()
     for file in files:
-        before, lines = group.done, lines_of(file, rejects)
+        before, lines = group.done, lines_of(file, rejects, scope)
         while True:
             try:
                 line = next(lines, None)
             except Exception:
                 yield group
                 raise
-            is_full = line is not None and group.nbytes + len(line.data) > TOGETHER_BYTES
+            is_full = line is not None and (
+                group.nbytes + len(line.data) > TOGETHER_BYTES or len(group.lines) == TOGETHER_LINES
+            )
             if group.lines and (line is None or is_full or rejects.told):
                 yield group
                 group = LineGroup(done=group.done)

@@ -12,6 +12,9 @@ import pyarrow.parquet as pq
 from offline_cli.formats.parquet_batches import one_ahead, validated
 from offline_cli.formats.parquet_batches import parquet_batches as bounded_batches
 from offline_cli.formats.tables.flat_names import holding
+from offline_cli.scopes import Scope
+from offline_cli.storage.arrow_extensions import without_objects
+from offline_cli.storage.arrow_files import arrow_file
 from offline_cli.storage.parquet_bombs import refuse_bomb
 from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_statistics import chunk_statistics
@@ -23,22 +26,22 @@ THREADED = 8 << 20  # bytes of a chunk from which on threads read columns, and t
 
 def parquet_schema(stream: Any) -> pa.Schema:
     """The columns of a Parquet file."""
-    return pq.ParquetFile(stream).schema_arrow
+    return pq.ParquetFile(stream, pre_buffer=False).schema_arrow
 
 
 def parquet_nullable(stream: Any) -> set[str]:
     """The flat columns that have a null, or do not say that they have none."""
-    metadata = pq.ParquetFile(stream).metadata
+    metadata = pq.ParquetFile(stream, pre_buffer=False).metadata
     names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     groups = chunk_statistics(stream, metadata)
     return {name for chunks in groups for name, said in zip(names, chunks, strict=True) if said.null_count != 0}
 
 
 def parquet_batches(
-    stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, *, size: int, url: str
+    stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, *, size: int, url: str, scope: Scope
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
     """Each batch, and the share of the rows that have been read with it. `size`: of the file, as it is stored."""
-    parquet = pq.ParquetFile(stream)
+    parquet = pq.ParquetFile(stream, pre_buffer=False)
     check_footer(parquet.metadata)
     total = parquet.metadata.num_rows
     wanted = holding(parquet.schema_arrow.names, columns)
@@ -46,11 +49,13 @@ def parquet_batches(
     rows = max(1, min(max_rows, total * chunk_bytes // max(1, unpacked)))
     done = 0
     threads = chunk_bytes >= THREADED
-    batches = bounded_batches(stream, columns=wanted, rows=rows, at_once=2 * chunk_bytes, use_threads=threads)
-    for batch in one_ahead(batches) if threads else map(validated, batches):
-        done += batch.num_rows
-        if batch.num_rows:
-            yield batch, done / total
+    with scope.part() as held:
+        source = held.enter(arrow_file(stream))
+        batches = bounded_batches(source, columns=wanted, rows=rows, at_once=2 * chunk_bytes, use_threads=threads)
+        for batch in one_ahead(batches, held) if threads else map(validated, batches):
+            done += batch.num_rows
+            if batch.num_rows:
+                yield without_objects(batch), done / total
 
 
 def arrow_schema(stream: Any, *, is_stream: bool) -> pa.Schema:
@@ -63,7 +68,7 @@ def arrow_batches(
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
     """Each batch, cut where it is too large, and the share of the batches that have been read with it."""
     if is_stream:
-        reader = pa.ipc.open_stream(stream)
+        reader = pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(use_threads=False))
         wanted = holding(reader.schema.names, columns)
         for batch in reader:
             yield from _cut(batch.select(wanted), 0.0, chunk_bytes, max_rows)
@@ -81,5 +86,13 @@ def arrow_batches(
 def _cut(batch: pa.RecordBatch, share: float, chunk_bytes: int, max_rows: int) -> Iterator[tuple[pa.RecordBatch, float]]:
     batch.validate(full=True)
     rows = max(1, min(max_rows, batch.num_rows * chunk_bytes // max(1, batch.nbytes)))
+    if rows >= batch.num_rows:
+        yield without_objects(batch), share
+        return
     for first in range(0, batch.num_rows, rows):
-        yield batch.slice(first, rows), share
+        yield without_objects(_copied(batch.slice(first, rows))), share
+
+
+def _copied(part: pa.RecordBatch) -> pa.RecordBatch:
+    """Memory of its own: a view of one column would keep the whole batch, all columns of the file, in memory."""
+    return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in part.columns], schema=part.schema)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +22,19 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData
+from offline_cli.formats.tables.invalid_rows import PIECE, Broken, InvalidRows
 from offline_cli.formats.tables.mapping import CsvForm
+from offline_cli.scopes import Scope, part_of
+from offline_cli.storage.arrow_files import let_go
 
 __all__ = ["csv_batches", "csv_header", "delimiter_of"]
 
 HEAD_BYTES = 1 << 20
+PART = 1 << 16  # bytes read at once: where a packed file breaks off, so much at most is lost
 BOM = "\ufeff"
 ENDINGS = ("", ".gz", ".zst", ".zstd")
 BLOCKS_AHEAD = 8  # blocks in a batch; the parser reads four times as many ahead, and a row has to lie within one
 LEAST_BLOCK = 1 << 18
-
-Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
 
 
 def delimiter_of(form: CsvForm, url: str) -> str:
@@ -44,11 +48,17 @@ def csv_header(stream: Any, form: CsvForm, url: str) -> list[str]:
     """The names of the columns. Raises BadData where there are none, or one stands twice."""
     if form.columns is not None:
         return list(form.columns)
-    text = bytes(stream.read(HEAD_BYTES)).decode(form.encoding, "replace").removeprefix(BOM)
-    try:
-        names = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter_of(form, url)), [])
-    except csv.Error as error:
-        raise BadData(f"no header can be read: {error}", where=url, fix="write the names of the columns first") from error
+    data, names = b"", list[str]()
+    while len(data) < HEAD_BYTES and (more := bytes(stream.read(PART))):  # not all of it: the file may break off later
+        data += more
+        lines = io.StringIO(data.decode(form.encoding, "replace").removeprefix(BOM), newline="")
+        try:
+            names = next(csv.reader(lines, delimiter=delimiter_of(form, url)), [])
+        except csv.Error as error:
+            fix = "write the names of the columns first"
+            raise BadData(f"no header can be read: {error}", where=url, fix=fix) from error
+        if lines.read(1):  # the row is whole
+            break
     if not names:
         raise BadData("an empty file", where=url, fix="leave the file out")
     twice = [name for name, times in Counter(names).items() if times > 1]
@@ -59,19 +69,30 @@ def csv_header(stream: Any, form: CsvForm, url: str) -> list[str]:
 
 
 def csv_batches(
-    stream: Any, url: str, form: CsvForm, names: Sequence[str], columns: Collection[str] | None, batch_bytes: int
+    stream: Any,
+    url: str,
+    form: CsvForm,
+    names: Sequence[str],
+    columns: Collection[str] | None,
+    batch_bytes: int,
+    scope: Scope | None = None,
 ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]]:
-    """(batch, numbers of its rows, rows of another length than the header's); `names`: all columns of the file."""
+    """(batch, numbers of its rows, rows of another length than the header's); `names`: all columns of the file.
+
+    Each row that could not be read comes with the good rows around it; at most `PIECE` of them come at once.
+    `scope` owns the parser.
+    """
     wanted = set(names if columns is None else columns)
-    rows = _Rows(url, header=form.columns is None)
     block = max(LEAST_BLOCK, batch_bytes // BLOCKS_AHEAD)
-    reader = pyarrow.csv.open_csv(
-        _Utf8(stream, url) if codecs.lookup(form.encoding).name == "utf-8" else stream,
-        read_options=pyarrow.csv.ReadOptions(
-            block_size=block, use_threads=False, column_names=form.columns, encoding=form.encoding
-        ),
+    delimiter = delimiter_of(form, url)
+    extra = 2 if form.columns is None else 1  # rows that are no data: our own first one, and the header
+    invalid = InvalidRows(url, extra)
+    text = _Utf8(stream, url, form.encoding, first=_empty_row(len(names), delimiter))
+    parser = _Parser(
+        text,
+        read_options=pyarrow.csv.ReadOptions(block_size=block, use_threads=False, column_names=list(names)),
         parse_options=pyarrow.csv.ParseOptions(
-            delimiter=delimiter_of(form, url), newlines_in_values=True, invalid_row_handler=rows.invalid
+            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=invalid.handle
         ),
         convert_options=pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.large_string()),
@@ -81,56 +102,85 @@ def csv_batches(
             null_values=["", *form.nulls],
         ),
     )
-    for batch in _joined(reader, url, batch_bytes, block):
-        yield batch, rows.numbers(batch.num_rows), rows.taken()
-    if left := rows.taken():  # after the last row that could be read
-        yield pa.RecordBatch.from_pylist([], reader.schema), np.arange(0), left
+    with part_of(scope) as held:
+        reader = held.enter(parser)
+        waiting, size = [_empty(reader.schema)], 0
+        try:
+            for batch in _without_first(reader, extra):
+                waiting.append(batch)
+                size += batch.nbytes
+                if text.error is None and (size >= batch_bytes or invalid.held >= PIECE):
+                    yield from invalid.placed(_joined(waiting))
+                    waiting, size = waiting[:1], 0
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error):
+                raise
+            fix = "leave out what is so long, write the table as Parquet, or --on-error skip to leave out the rest"
+            text.error, is_cut = BadData(f"a row of more than {block >> 10} KiB", where=url, fix=fix), False
+        else:
+            is_cut = text.error is not None
+        yield from invalid.placed(_joined(waiting), is_cut=is_cut)
+        if text.error is not None:
+            raise text.error
 
 
-def _joined(reader: Any, url: str, batch_bytes: int, block: int) -> Iterator[pa.RecordBatch]:
-    """Batches of about `batch_bytes`. Raises BadData for a row that is longer than a block of the parser's."""
-    waiting: list[pa.RecordBatch] = []
-    try:
-        for batch in reader:
-            waiting.append(batch)
-            if sum(part.nbytes for part in waiting) >= batch_bytes:
-                yield from _one_batch(waiting)
-    except pa.ArrowInvalid as error:
-        yield from _one_batch(waiting)
-        if "straddl" not in str(error):
-            raise
-        fix = "leave out what is so long, write the table as Parquet, or --on-error skip to go on without the rest of the file"
-        raise BadData(f"a row of more than {block >> 10} KiB", where=url, fix=fix) from error
-    yield from _one_batch(waiting)
+def _empty_row(cells: int, delimiter: str) -> bytes:
+    """A row that stands before all others, so that the parser has a first batch at once.
+
+    It would go on until it has one, however many rows it hands to the handler meanwhile.
+    """
+    return (delimiter.join(['""'] * cells) + "\n").encode()
 
 
-def _one_batch(waiting: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """All rows that wait, as one batch or none; empties the list."""
-    batches: list[pa.RecordBatch] = pa.Table.from_batches(waiting).combine_chunks().to_batches() if waiting else []
-    waiting.clear()
-    return batches
+def _without_first(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        left = min(rows, batch.num_rows)
+        rows -= left
+        yield batch.slice(left)
 
 
-class _Utf8:
-    """Raises BadData at the first byte that is no UTF-8; the parser would print a traceback for a row that it skips."""
+def _joined(waiting: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows that wait."""
+    return (pa.Table.from_batches(waiting).combine_chunks().to_batches() or waiting)[0]
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
+class _Parser:
+    """The batches of Arrow's parser of an open file; a context manager, whose end waits for the thread that reads ahead."""
+
+    def __init__(self, text: _Utf8, **options: Any) -> None:
+        handed = _Handed(text)
+        self._handed = weakref.ref(handed)
+        self._reader: Any = pyarrow.csv.open_csv(handed, **options)
+        self.schema = self._reader.schema
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return self._reader.read_next_batch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._reader = None
+        let_go(self._handed)
+
+
+class _Handed:
+    """What the parser's thread reads: Arrow alone refers to it, so that its end tells when the thread has let go.
+
+    `read` is no method of its own: the traceback of what a stream raises would refer to it, and so would who keeps the error.
+    """
 
     closed = False
 
-    def __init__(self, stream: Any, url: str) -> None:
-        self._stream, self._url, self._done = stream, url, 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes, all of them checked but for a letter that is cut in two."""
-        data = bytes(self._stream.read(size))
-        try:
-            self._decoder.decode(data, final=not data)
-        except UnicodeDecodeError as error:
-            fix = 'say [csv] encoding = "latin-1", or what else it is, in the mapping'
-            what = f"text that is not UTF-8: {error.reason} near byte {self._done + error.start}"
-            raise BadData(what, where=self._url, fix=fix) from error
-        self._done += len(data)
-        return data
+    def __init__(self, text: _Utf8) -> None:
+        self.read = text.read
 
     def readable(self) -> bool:
         return True
@@ -145,32 +195,57 @@ class _Utf8:
         """The stream is its opener's to close."""
 
 
-class _Rows:
-    """Numbers the rows of one file, those that could not be read included."""
+class _Utf8:
+    """The file's text as UTF-8, after a row of our own.
 
-    def __init__(self, url: str, *, header: bool) -> None:
-        self._url, self._first = url, 1 + header  # the parser counts from 1, and the header too
-        self._next = 0
-        self._invalid: list[Broken] = []
+    Where the file cannot be read, or is no text in its encoding, it ends: `error` says why. The parser would forget what it has
+    read ahead if it were raised here, and print a traceback for a row that it skips.
+    """
 
-    def invalid(self, row: Any) -> str:
-        """The parser's handler of rows of another length."""
-        number = row.number - self._first
-        error = BadData(
-            f"a row of {row.actual_columns} cells under {row.expected_columns} columns",
-            where=f"{self._url} row {number}",
-            fix="quote cells that hold the delimiter, or --on-error skip to go on without the row",
-        )
-        self._invalid.append((number, error, str(row.text).encode()))
-        return "skip"
+    def __init__(self, stream: Any, url: str, encoding: str, *, first: bytes) -> None:
+        self._stream, self._url, self._encoding, self._done = stream, url, encoding, 0
+        self._is_utf8 = codecs.lookup(encoding).name == "utf-8"
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._first, self._rest, self._begun = first, b"", False
+        self.error: Exception | None = None
 
-    def numbers(self, count: int) -> NDArray[np.int64]:
-        """(count,) of the rows that come next, which are all that the parser has read by now."""
-        numbers = np.arange(self._next, self._next + count + len(self._invalid))
-        self._next += len(numbers)
-        return np.setdiff1d(numbers, [number for number, _, _ in self._invalid], assume_unique=True)
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, all of them checked but for a letter that is cut in two."""
+        if first := self._first:
+            self._first = b""
+            return first
+        parts, missing = [self._rest], size - len(self._rest)
+        while (missing > 0 or size < 0) and (data := self._read(missing)):  # a short block may be shorter than a row
+            parts.append(data)
+            missing -= len(data)
+        data = b"".join(parts)
+        data, self._rest = (data, b"") if size < 0 else (data[:size], data[size:])  # recoded, it may be longer
+        return data
 
-    def taken(self) -> Sequence[Broken]:
-        """The rows that could not be read since the last call."""
-        taken, self._invalid = self._invalid, []
-        return taken
+    def _read(self, size: int) -> bytes:
+        """Some of the next bytes; none at the end alone."""
+        try:
+            while self.error is None:
+                data = bytes(self._stream.read(PART if size < 0 else min(size, PART)))
+                if (text := self._recoded(data)) or not data:
+                    return text
+        except Exception as error:  # noqa: BLE001  raised after the rows before it
+            self.error = error
+        return b""
+
+    def _recoded(self, data: bytes) -> bytes:
+        try:
+            text = self._decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            name = "UTF-8" if self._is_utf8 else self._encoding
+            fix = 'say [csv] encoding = "latin-1", or what else it is, in the mapping'
+            what = f"text that is not {name}: {error.reason} near byte {self._done + error.start}"
+            self.error = BadData(what, where=self._url, fix=fix)
+            data = data[: max(0, error.start - (len(error.object) - len(data)))]  # the decoder kept some of the bytes before
+            text = ""
+        self._done += len(data)
+        recoded = data if self._is_utf8 else text.encode()
+        if recoded and not self._begun:
+            self._begun = True
+            recoded = recoded.removeprefix(BOM.encode())
+        return recoded

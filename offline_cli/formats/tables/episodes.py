@@ -22,7 +22,7 @@ from offline_cli.formats.end_flags import end_flags
 from offline_cli.formats.source import Places
 from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
 from offline_cli.formats.tables.rows import Rows
-from offline_cli.tally import UNFINISHED, Rejects, Tally
+from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
 
 __all__ = ["EpisodeMaker", "Named", "runs_of"]
 
@@ -85,7 +85,7 @@ class EpisodeMaker:
         batch, begun = fragments_of_rows(steps, self.tally, lost=self.rejects.incomplete)
         if rows.t is not None and rows.layout.counted_t:
             self._count_gaps(rows.t, first, named.ids)
-        places = Places(self.urls, rows.file[begun], rows.row[begun])
+        places = Places(self.urls, rows.file[begun].astype(np.int64), rows.row[begun])
         return self._finished(batch, code[begun], named), places
 
     def _rewards(self, rows: Rows) -> NDArray[np.float64]:
@@ -107,11 +107,11 @@ class EpisodeMaker:
 
     def _count_gaps(self, t: NDArray[Any], first: NDArray[np.int64], ids: Sequence[str]) -> None:
         """Where t counts steps: where most steps of an episode are 1, those that are not, unless it lost a row."""
-        steps = np.diff(t)
-        inside = np.ones(len(steps), np.bool_)
-        inside[first[1:] - 1] = False
-        pairs = _per_run(inside, first, len(t))
-        ones = _per_run(inside & (steps == 1), first, len(t))
+        follows = np.zeros(len(t), np.bool_)
+        np.equal(np.diff(t), 1, out=follows[1:])
+        follows[first] = False
+        pairs = np.diff(first, append=len(t)) - 1
+        ones = np.add.reduceat(follows, first, dtype=np.int64)
         gaps = np.where(2 * ones >= pairs, pairs - ones, 0)
         if gaps.any():
             found = [run for run in np.flatnonzero(gaps).tolist() if ids[run] not in self.rejects.incomplete]
@@ -179,14 +179,8 @@ class EpisodeMaker:
             ),
             rows=count,
         )
+        self.rejects.lose_episodes(Lost.CONFLICT)
 
 
 def _or_none(names: Sequence[str | None] | None, count: int) -> tuple[str | None, ...]:
     return (None,) * count if names is None else tuple(names)
-
-
-def _per_run(chosen: NDArray[np.bool_], first: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """(E,) how many of the pairs of rows in each run are chosen."""
-    totals = np.concatenate([[0], np.cumsum(chosen)])
-    stops = np.append(first[1:], rows) - 1
-    return np.asarray(totals[stops] - totals[first])

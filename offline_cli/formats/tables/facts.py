@@ -16,9 +16,10 @@ import pyarrow as pa
 from offline_cli.errors import BadData
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.tables.cells import CellCounts
-from offline_cli.formats.tables.files import TableFile, with_types
+from offline_cli.formats.tables.files import RawChunk, TableFile, with_types
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.numeric import dtype_of, is_one_number, is_temporal
+from offline_cli.scopes import Scope
 
 __all__ = ["ColumnFacts", "columns_of", "gather"]
 
@@ -113,16 +114,23 @@ def _look_at_cells(
     temp_dir: str | None,
 ) -> None:
     try:
-        for chunk in file.chunks(names, form, chunk_bytes=chunk_bytes, temp_dir=temp_dir):
-            here = set(chunk.table.column_names)
-            for name in names:
-                if name not in here:  # keys of JSON come and go
-                    facts[name].has_nulls = True
-                    continue
-                column = chunk.table.column(name)
-                facts[name].see_type(column.type)
-                facts[name].has_nulls |= column.null_count > 0
-                if is_text(column.type):
-                    facts[name].cells.see(column.combine_chunks(), decimal=form.decimal, with_times=name in times)
+        with Scope() as scope:
+            for chunk in file.chunks(names, form, chunk_bytes=chunk_bytes, temp_dir=temp_dir, scope=scope):
+                _look_at_chunk(chunk, names, facts, times, form)
     except BadData:  # what is wrong with the file, and what that does, is for the reading itself
         return
+
+
+def _look_at_chunk(
+    chunk: RawChunk, names: Collection[str], facts: Mapping[str, ColumnFacts], times: Collection[str], form: CsvForm
+) -> None:
+    here = set(chunk.table.column_names)
+    for name in names:
+        if name not in here:  # keys of JSON come and go
+            facts[name].has_nulls = True
+            continue
+        column = chunk.table.column(name)
+        facts[name].see_type(column.type)
+        facts[name].has_nulls |= column.null_count > 0
+        if is_text(column.type):
+            facts[name].cells.see(column.combine_chunks(), decimal=form.decimal, with_times=name in times)

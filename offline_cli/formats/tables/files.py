@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,10 +27,12 @@ from offline_cli.formats.tables.arrow_files import (
     parquet_nullable,
     parquet_schema,
 )
-from offline_cli.formats.tables.csv_files import csv_batches, csv_header
+from offline_cli.formats.tables.claims import cells_of_csv, cells_of_json
+from offline_cli.formats.tables.csv_files import csv_batches, csv_header, delimiter_of
 from offline_cli.formats.tables.json_files import json_batches, json_schemas
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, packing_of, seekable, unpacked
+from offline_cli.scopes import Scope, part_of
 
 __all__ = ["BadRow", "RawChunk", "TableFile", "flat_types", "with_types"]
 
@@ -155,17 +158,20 @@ class TableFile:
         chunk_bytes: int,
         temp_dir: str | None,
         whole: str | None = None,
+        scope: Scope | None = None,
     ) -> Iterator[RawChunk]:
         """The rows in order; `columns`: of these flat columns only, where that saves work.
 
-        `whole`: a struct to keep, as JSON text. Raises BadData for a file that breaks off, after the rows before.
+        `whole`: a struct to keep, as JSON text. `scope` owns what is open meanwhile. Raises BadData for a file
+        that breaks off, after the rows before.
         """
         if not self.is_text and not self.packing:  # of packed files the schema costs as much as the rows
             self.types(form, temp_dir)  # refuses columns of one name in a file that `columns_of` left out
         read = 0
         size = self.file.size()
-        with damage(self.url), self._open(temp_dir) as stream:
-            for batch, rows, share, bad in self._batches(stream, columns, form, chunk_bytes):
+        with damage(self.url), part_of(scope) as held:
+            stream = held.enter(self._open(temp_dir))
+            for batch, rows, share, bad in self._batches(stream, columns, form, chunk_bytes, held):
                 upto = int(size * share)
                 table = _flat(pa.Table.from_batches([batch]), whole)
                 self._refuse_twins(table.column_names)
@@ -174,25 +180,33 @@ class TableFile:
                 if self.is_text:  # many small arrays, between which memory would be left over
                     give_back()
 
+    def cells_finder(self, columns: Collection[str], form: CsvForm) -> Callable[[bytes], dict[str, str] | None]:
+        """Of the text of a row that could not be read: what is left of these columns; None where that is not all of them."""
+        if self.kind == "json":
+            return partial(cells_of_json, wanted=columns)
+        with damage(self.url), unpacked(self.file, self.packing) as head:
+            names = csv_header(head, form, self.url)
+        return partial(cells_of_csv, delimiter=delimiter_of(form, self.url), names=names, wanted=columns)
+
     def _open(self, temp_dir: str | None) -> Any:
         if self.kind in ("parquet", "arrow"):
             return seekable(self.file, self.packing, temp_dir)
         return unpacked(self.file, self.packing)
 
     def _batches(
-        self, stream: Any, columns: Collection[str] | None, form: CsvForm, chunk_bytes: int
+        self, stream: Any, columns: Collection[str] | None, form: CsvForm, chunk_bytes: int, scope: Scope
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], float, Sequence[BadRow]]]:
         """(batch, numbers of its rows, share of the file read with it, rows that could not be read)."""
         if self.kind == "csv":
             with unpacked(self.file, self.packing) as head:
                 names = csv_header(head, form, self.url)
-            yield from self._with_shares(csv_batches(stream, self.url, form, names, columns, chunk_bytes), stream)
+            yield from self._with_shares(csv_batches(stream, self.url, form, names, columns, chunk_bytes, scope), stream)
             return
         if self.kind == "json":
             yield from self._with_shares(json_batches(stream, self.url, chunk_bytes, columns, self._line_limit), stream)
             return
         batches = (
-            parquet_batches(stream, columns, chunk_bytes, MAX_ROWS, size=self.file.size(), url=self.url)
+            parquet_batches(stream, columns, chunk_bytes, MAX_ROWS, size=self.file.size(), url=self.url, scope=scope)
             if self.kind == "parquet"
             else arrow_batches(stream, columns, chunk_bytes, MAX_ROWS, is_stream=self.kind == "arrow-stream")
         )

@@ -12,8 +12,9 @@ the same rows in the same order, whatever the chunks, and whichever of three way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -21,11 +22,13 @@ import pyarrow as pa
 
 from offline_cli.errors import BadData
 from offline_cli.formats.memory import give_back, room_for_data
-from offline_cli.formats.tables.key_runs import KeyRuns, NumberedRows
+from offline_cli.formats.tables.footprint import Footprint
+from offline_cli.formats.tables.key_runs import KeyRuns, NumberedRows, put_together, tables_of
 from offline_cli.formats.tables.sorted_rows import sorted_pieces
 from offline_cli.formats.tables.temp_blocks import TempBlocks
 from offline_cli.formats.tables.temp_runs import TempRuns
 from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.scopes import Scope, part_of
 
 __all__ = ["Chunks", "grouped"]
 
@@ -41,17 +44,17 @@ class _Limits:
     run: int  # that go to disk together; sorting them takes as much again
     blocks: int  # of runs on disk that are being read
     piece: int  # in a table that comes out; what is made of it takes ten times as much
-    key: int  # of a single key
+    key: Footprint  # of a single key, with all that is made of it
 
     @staticmethod
-    def of(memory_limit: int) -> _Limits:
+    def of(memory_limit: int, kept: Collection[str]) -> _Limits:
         room = room_for_data(memory_limit)
         return _Limits(
             held=min(room // 4, 1 << 30),
             run=min(room // 8, 64 << 20),
             blocks=room // 16,
             piece=min(room // 64, 16 << 20),
-            key=room,
+            key=Footprint(room, kept),
         )
 
 
@@ -61,17 +64,20 @@ def grouped(
     by: Sequence[str],
     order: str | None,
     memory_limit: int,
+    kept: Collection[str] = (),
     temp_dir: str | None = None,
     reread: bool = True,
     on_progress: OnProgress = no_progress,
+    scope: Scope | None = None,
 ) -> Iterator[pa.Table]:
     """Tables in which all rows of every key stand together, sorted by `order` within a key, ties in source order.
 
-    `by`: the columns that make up a key, at least one. `memory_limit`: bytes that the whole conversion may take. `temp_dir`:
-    for rows on disk; None: the system's. `reread`: reading the key columns alone is cheap. Dictionary columns come out plain.
-    Raises BadData for a key that is too large for the limit, StorageError where `temp_dir` is full.
+    `by`: the columns that make up a key, at least one. `memory_limit`: bytes that the whole conversion may take. `kept`:
+    columns that episodes keep, so that writing takes them several times. `temp_dir`: for rows on disk; None: the system's.
+    `reread`: reading the key columns alone is cheap. Dictionary columns come out plain. `scope` owns these. Raises BadData for
+    a key that is too large for the limit, StorageError where `temp_dir` is full.
     """
-    limits, runs = _Limits.of(memory_limit), KeyRuns(by, order)
+    limits, runs = _Limits.of(memory_limit, kept), KeyRuns(by, order)
     reading = runs.numbered(chunks())
     held: list[NumberedRows] = []
     everything = _hold(reading, held, limits.held)
@@ -79,9 +85,11 @@ def grouped(
     if runs.in_order and (everything or (reread and _all_in_order(chunks, by, order))):
         yield from _whole_keys(rows, runs, limits)
     elif everything:
-        yield from sorted_pieces(held, order, piece_bytes=limits.piece)
+        # a table that is so far above a piece holds a single key; a generator's own loop would hold on to it
+        yield from map(partial(_checked, runs, limits.key), sorted_pieces(held, order, piece_bytes=limits.piece))
     else:
-        with TempBlocks(temp_dir) as blocks:
+        with part_of(scope) as owned:
+            blocks = owned.enter(TempBlocks(temp_dir))
             yield from _sorted_on_disk(_reported(rows, on_progress), runs, order, limits, blocks)
 
 
@@ -115,38 +123,47 @@ def _all_in_order(chunks: Chunks, by: Sequence[str], order: str | None) -> bool:
 def _whole_keys(reading: Iterable[NumberedRows], runs: KeyRuns, limits: _Limits) -> Iterator[pa.Table]:
     """Tables of rows that stand in order, cut where a key ends."""
     begun: list[NumberedRows] = []  # of one key, which may go on
+    footprint = limits.key.begun()
     for rows in reading:
         if not runs.in_order:
             raise BadData("rows changed while they were read", where="the table", fix="convert a copy of it")
         if begun and begun[-1].keys[-1] != rows.keys[0]:
-            yield _together(begun)
-            begun = []
+            yield put_together(tables_of(begun))
         last_key = int(np.searchsorted(rows.keys, rows.keys[-1]))
         if last_key:
-            yield _together([*begun, rows.slice(0, last_key)])
-            begun = []
-        begun = list(_bounded([*begun, rows.slice(last_key, len(rows.keys))], runs, limits.key))
+            begun.append(rows.slice(0, last_key))
+            yield put_together(tables_of(begun))
+        footprint = footprint if begun else footprint.begun()
+        begun.append(rows.slice(last_key, len(rows.keys)))
+        footprint.add(begun[-1].table)
+        _check(footprint, runs, begun[-1].table)
     if begun:
-        yield _together(begun)
+        yield put_together(tables_of(begun))
 
 
-def _together(parts: Sequence[NumberedRows]) -> pa.Table:
-    return pa.concat_tables([part.table for part in parts])
-
-
-def _bounded(parts: Iterable[NumberedRows], runs: KeyRuns, limit: int) -> Iterator[NumberedRows]:
-    """The same; raises BadData once they are more than `limit` bytes of a single key."""
-    size, first = 0, -1
+def _bounded(parts: Iterable[NumberedRows], runs: KeyRuns, footprint: Footprint) -> Iterator[NumberedRows]:
+    """The same; raises BadData once they are too many of a single key."""
+    footprint, first = footprint.begun(), -1
     for part in parts:
         first = int(part.keys[0]) if first < 0 else min(first, int(part.keys[0]))
-        size += part.table.nbytes
-        if size > limit and first == part.keys[-1]:
-            raise BadData(
-                f"the rows of one episode take more than {limit / 1e6:,.0f} MB, which is too much for the memory limit",
-                where=runs.key_in_words(part.table),
-                fix="raise --memory-limit, or name a column that tells its episodes apart",
-            )
+        footprint.add(part.table)
+        if first == part.keys[-1]:
+            _check(footprint, runs, part.table)
         yield part
+
+
+def _checked(runs: KeyRuns, footprint: Footprint, table: pa.Table) -> pa.Table:
+    """`table`, whose rows are one key where they are many. Raises BadData where they are too many."""
+    footprint = footprint.begun()
+    footprint.add(table)
+    _check(footprint, runs, table)
+    return table
+
+
+def _check(footprint: Footprint, runs: KeyRuns, rows: pa.Table) -> None:
+    """Raise BadData where the rows of one key, of which `rows` are some, are too large."""
+    if footprint.is_too_large:
+        raise footprint.error(where=runs.key_in_words(rows), fix="name a column that tells its episodes apart")
 
 
 # ---- rows on disk ----

@@ -1,14 +1,15 @@
-"""Ids of a table's episodes: `<8 hex of the source's content>-<theirs>`; refuses nothing.
+"""Ids of a table's episodes: `<8 hex of the source's content>-<theirs>`; those of RLlib's own recorder stay as they are.
 
 The hash is of the files' sizes, first and last bytes, and not of their names: a copy elsewhere gives the same ids, and two
-tables that both number their episodes from 0 do not give the same ones.
+tables that both number their episodes from 0 do not give the same ones. RLlib's recorder gives each episode an id that no other
+has, in whatever format Ray writes its rows, and two recordings of one episode are known by it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,13 +17,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from offline_cli.columns import Columns
 from offline_cli.formats.agents import agent_episode_id
 from offline_cli.formats.file_source import Openable
 from offline_cli.storage.failures import storage_failures
 
-__all__ = ["episode_name", "id_text", "id_texts", "inexact_ids", "source_hash"]
+__all__ = ["are_rllibs", "episode_name", "id_text", "id_texts", "inexact_ids", "source_hash"]
 
 HASHED_BYTES: Final = 64 << 10  # at each end of a file
+RECORDED: Final = frozenset(
+    {
+        *(Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS),
+        *(Columns.NEXT_OBS, Columns.TERMINATEDS, Columns.TRUNCATEDS),
+    }
+)
 WHOLE_FLOAT: Final = r"^(0|-?[1-9][0-9]*)\.0+$"
 LARGEST_EXACT: Final = 2**53  # from here on not every integer is a float64
 
@@ -39,6 +47,12 @@ def source_hash(files: Sequence[Openable]) -> str:
             stored.seek(max(0, size - HASHED_BYTES))
             digest.update(stored.read(HASHED_BYTES))
     return digest.hexdigest()[:8]
+
+
+def are_rllibs(columns: Collection[str]) -> bool:
+    """Whether these are the columns that RLlib's recorder writes for each step, those of structs by their dotted parts."""
+    heads = {name.partition(".")[0] for name in columns}
+    return heads.issuperset(RECORDED)
 
 
 def id_text(value: Any) -> str:
@@ -69,9 +83,9 @@ def inexact_ids(column: pa.Array) -> NDArray[np.bool_]:
 
 
 def episode_name(prefix: str, eps_id: Any, *, file: int | None, agent: Any, module: Any, has_agents: bool) -> str:
-    """The id of one agent's episode. `file`: its number, where files number their episodes by themselves."""
+    """The id of one agent's episode. `prefix`: with its hyphen. `file`: its number, where files number their episodes."""
     theirs = id_text(eps_id) if file is None else f"{file}-{id_text(eps_id)}"
-    name = f"{prefix}-{theirs}"
+    name = f"{prefix}{theirs}"
     if not has_agents or (agent is None and module is None):
         return name
     return agent_episode_id(name, module if module is None else id_text(module), agent if agent is None else id_text(agent))

@@ -14,14 +14,15 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.source import Places
 from offline_cli.formats.tables.cutting import goes_on
 from offline_cli.formats.tables.episodes import EpisodeMaker, Named, runs_of
+from offline_cli.formats.tables.footprint import Footprint
 from offline_cli.formats.tables.ids import id_text
+from offline_cli.formats.tables.key_runs import put_together
 from offline_cli.formats.tables.layout import Layout
-from offline_cli.formats.tables.reading import FILE, ROW, Losses
+from offline_cli.formats.tables.reading import FILE, ROW, Losses, place_of, position_of
 from offline_cli.formats.tables.rows import Rows, ShapeOf
+from offline_cli.tally import Lost
 
 __all__ = ["EpisodesInOrder"]
-
-FILE_ROWS = 1 << 40  # more than a file has
 
 
 @dataclass(slots=True)
@@ -32,11 +33,11 @@ class EpisodesInOrder:
     layout: Layout
     shape_of: ShapeOf
     losses: Losses
-    prefix: str  # of ids
+    prefix: str  # of ids, with its hyphen
     ends: str | None  # None: each row is an episode
+    footprint: Footprint
     _begun: list[pa.Table] = field(default_factory=list)  # rows of the last episode, which may go on
     _passed: int = 0  # episodes made
-    _last: int = -1  # position of the last row of an episode made
 
     def episodes(self, tables: Iterable[pa.Table]) -> Iterator[tuple[EpisodeBatch, Places]]:
         """The episodes of all `tables`, which follow each other."""
@@ -45,6 +46,10 @@ class EpisodesInOrder:
                 yield from self._taken(table)
         if self._begun:
             yield self._made(self._begun, before=None)
+        elif self.ends is not None and len(self.losses.upto(None)):  # no row could be read
+            self.maker.rejects.lose_episodes(Lost.BAD_ROW)
+        if self.ends is None:
+            self.maker.rejects.lose_episodes(Lost.BAD_ROW, self.losses.count)  # each row was an episode
 
     def _taken(self, table: pa.Table) -> Iterator[tuple[EpisodeBatch, Places]]:
         if self.ends is None:
@@ -56,22 +61,33 @@ class EpisodesInOrder:
         begins = np.flatnonzero(~joined) + 1 - len(before)  # rows of `table` that begin an episode
         if len(begins):
             last = int(begins[-1])
-            done = [*self._begun, table.slice(0, last)]
+            done, self._begun = [*self._begun, table.slice(0, last)], []
             yield self._made([part for part in done if part.num_rows], before=_position(table.slice(last)))
-            self._begun = []
             table = table.slice(last)
         self._begun.append(table)
+        self._check_length()
+
+    def _check_length(self) -> None:
+        """Raise BadData where the episode that has begun is too long for the memory limit."""
+        self.footprint = self.footprint.begun() if len(self._begun) == 1 else self.footprint
+        self.footprint.add(self._begun[-1])
+        if self.footprint.is_too_large:
+            raise self.footprint.error(
+                where=f"the episode that begins at {place_of(_position(self._begun[0]), self.maker.urls)}",
+                fix="say where episodes end in another way: --episode-ends, or a column of ids in the mapping",
+            )
 
     def _made(self, tables: list[pa.Table], *, before: int | None) -> tuple[EpisodeBatch, Places]:
         """The episodes of rows that belong to no other; `before`: the position of the row after them."""
-        rows = Rows(pa.concat_tables(tables), self.layout, self.shape_of)
+        rows = Rows(put_together(tables), self.layout, self.shape_of)
         joined = np.zeros(len(rows) - 1, np.bool_)
         if self.ends is not None:
             joined = goes_on(rows, self.ends, type(self.maker.tally)())  # counted before
         first = runs_of(joined, len(rows))
-        names = [f"{self.prefix}-{number}" for number in range(self._passed, self._passed + len(first))]
+        names = [f"{self.prefix}{number}" for number in range(self._passed, self._passed + len(first))]
         self._passed += len(first)
         if self.ends is None:
+            self.losses.forget(_position(rows.table))
             return self.maker.batch(rows, first, Named(names, self._theirs(rows)))
         self.maker.tally.assume("missing-eps-id", len(first))
         self._tell_losses(rows, first, names, before)
@@ -85,20 +101,23 @@ class EpisodesInOrder:
 
     def _tell_losses(self, rows: Rows, first: NDArray[np.int64], names: list[str], before: int | None) -> None:
         """A lost row was of the episode before it, unless a flag had ended that, or of the one after it."""
-        position = rows.file * FILE_ROWS + rows.row
-        ended = np.logical_or.reduce([np.zeros(len(rows), np.bool_), *rows.flags.values()])
-        for file, row in self.losses.places:
-            lost = file * FILE_ROWS + min(row, FILE_ROWS - 1)
-            if lost > self._last and (before is None or lost < before):
-                after = int(np.searchsorted(position, lost))
-                near = [after] if after < len(rows) else []
-                near += [after - 1] if after and not ended[after - 1] else []
-                for at in near:
-                    episode = int(np.searchsorted(first, at, side="right")) - 1
-                    self.maker.rejects.lose(names[episode], f"{self.maker.urls[file]} row {row}")
-        self._last = int(position[-1])
+        position = position_of(rows.file.astype(np.int64), rows.row)
+        lost = self.losses.upto(before)
+        if len(lost):
+            after = np.searchsorted(position, lost)
+            ended = np.logical_or.reduce([np.zeros(len(rows), np.bool_), *rows.flags.values()])
+            has_next, has_previous = after < len(rows), (after > 0) & ~ended[after - 1]
+            if before is None and (~has_next & ~has_previous).any():  # after the end of the last episode: one of their own
+                self.maker.rejects.lose_episodes(Lost.BAD_ROW)
+            near = np.concatenate([after[has_next], after[has_previous] - 1])
+            episodes, of_loss = np.unique(np.searchsorted(first, near, side="right") - 1, return_inverse=True)
+            places = np.full(len(episodes), np.iinfo(np.int64).max)
+            np.minimum.at(places, of_loss, np.concatenate([lost[has_next], lost[has_previous]]))
+            for episode, place in zip(episodes.tolist(), places.tolist(), strict=True):
+                self.maker.rejects.lose(names[episode], place_of(place, self.maker.urls))
+        self.losses.forget(int(position[-1]))
 
 
 def _position(table: pa.Table) -> int:
     """Of the first row among those of all files."""
-    return int(table.column(FILE)[0].as_py()) * FILE_ROWS + int(table.column(ROW)[0].as_py())
+    return int(position_of(table.column(FILE)[0].as_py(), table.column(ROW)[0].as_py()))

@@ -30,6 +30,10 @@ NO_BRACKETS = bytes(set(range(256)) - set(BRACKETS + b"\n"))
 NOT_OPENING = bytes(set(range(256)) - set(OPENING + b"\n"))
 WALKED_BYTES = 1 << 20  # of lines whose keys are looked at together
 LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
+PART_BYTES = 1 << 16  # read at once
+ODD_BYTES = 1 << 18  # of lines that are parsed one by one where one of them is odd
+BROKEN = 1000  # broken lines that are handed on at once: an error is made for each
+NO_ROWS = pa.RecordBatch.from_arrays([], names=[])
 MAX_DEPTH = 60  # Arrow takes structs and lists nested up to 64 deep
 FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --on-error skip to go on without the line"
 
@@ -39,14 +43,20 @@ Parsed = tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]
 
 def json_schemas(stream: Any, url: str, line_limit: int = MAX_LINE_BYTES) -> Iterator[pa.Schema]:
     """The keys of all lines, block by block: the last line may have the first value of a key."""
-    for number, block in enumerate(_blocks(stream, WALKED_BYTES, url, line_limit)):
+    any_row = False
+    for block in _blocks(stream, WALKED_BYTES, url, line_limit):
         schema = _inferred(block)
-        if schema is None:
-            batch, _, broken = _parsed(block, 0, url)
-            if not (number or batch.num_rows) and broken:
-                raise broken[0][1]
-            schema = batch.schema
-        yield schema
+        any_row |= schema is not None
+        first_broken: BadData | None = None
+        for batch, _, broken in () if schema is not None else _parsed(block, 0, url):
+            any_row |= batch.num_rows > 0
+            first_broken = first_broken or (broken[0][1] if broken else None)
+            yield batch.schema
+        if not any_row and first_broken is not None:
+            raise first_broken
+        any_row = True
+        if schema is not None:
+            yield schema
 
 
 def _inferred(block: bytes) -> pa.Schema | None:
@@ -72,15 +82,19 @@ def json_batches(
     """(batch, numbers of its rows, lines that could not be read); rows are the lines that are not blank, counted from 0."""
     row = 0
     for block in _blocks(stream, block_bytes, url, line_limit):
-        batch, rows, broken = _parsed(block, row, url)
-        row += batch.num_rows + len(broken)
-        yield batch.select(holding(batch.schema.names, columns)), rows, broken
+        for batch, rows, broken in _parsed(block, row, url):
+            row += batch.num_rows + len(broken)
+            yield batch.select(holding(batch.schema.names, columns)), rows, broken
 
 
 def _blocks(stream: Any, block_bytes: int, url: str, line_limit: int) -> Iterator[bytes]:
-    """Whole lines."""
+    """Whole lines. Raises what reading raises, after all lines that came before."""
     rest: list[bytes] = []  # joined once: a line may be a thousand blocks long
-    while block := bytes(stream.read(block_bytes)):
+    failed: Exception | None = None
+    while failed is None:
+        block, failed = _read(stream, block_bytes)
+        if not block:
+            break
         cut = block.rfind(b"\n") + 1
         if cut:
             yield b"".join([*rest, block[:cut]])
@@ -88,22 +102,50 @@ def _blocks(stream: Any, block_bytes: int, url: str, line_limit: int) -> Iterato
         rest.append(block[cut:])
         if sum(map(len, rest)) > line_limit:
             raise UnsafeData(f"a line of more than {line_limit >> 20} MiB", where=url, fix=FIX)
+    if failed is not None:
+        raise failed
     last = b"".join(rest)
     if last.strip():
         yield last
 
 
-def _parsed(block: bytes, first: int, url: str) -> Parsed:
+def _read(stream: Any, size: int) -> tuple[bytes, Exception | None]:
+    """The next bytes, and why there are no more of them; in parts, of which only the one that cannot be read is lost."""
+    parts: list[bytes] = []
+    try:
+        while size > 0 and (part := bytes(stream.read(min(size, PART_BYTES)))):
+            parts.append(part)
+            size -= len(part)
+    except Exception as error:  # noqa: BLE001  raised after the lines before it
+        return b"".join(parts), error
+    return b"".join(parts), None
+
+
+def _parsed(block: bytes, first: int, url: str) -> Iterator[Parsed]:
+    """The rows of whole lines, counted from `first`; line by line only those near a line where something is odd."""
+    at_once = _parsed_at_once(block, first)
+    if at_once is not None:
+        yield at_once
+        return
+    for part in _blocks(io.BytesIO(block), ODD_BYTES, url, len(block)):
+        at_once = _parsed_at_once(part, first)
+        for batch, rows, broken in [at_once] if at_once is not None else _line_by_line(part, first, url):
+            first += batch.num_rows + len(broken)
+            yield batch, rows, broken
+
+
+def _parsed_at_once(block: bytes, first: int) -> Parsed | None:
+    """None where that cannot be done."""
     import polars as pl  # takes 50 MiB and a tenth of a second, which other tables do without
 
     if _nested_deeply(block):
-        return _line_by_line(block, first, url)
+        return None
     try:
         table = pl.read_ndjson(block, infer_schema_length=None).to_arrow()
     except (pl.exceptions.PolarsError, pa.ArrowInvalid):  # the second: integers of 64 bits without a sign
-        return _line_by_line(block, first, url)
-    batch = table.combine_chunks().to_batches()[:1] or [pa.RecordBatch.from_pylist([], table.schema)]
-    return batch[0], np.arange(first, first + batch[0].num_rows), ()
+        return None
+    batch = next(iter(table.combine_chunks().to_batches()), NO_ROWS)
+    return batch, np.arange(first, first + batch.num_rows), ()
 
 
 def _nested_deeply(block: bytes) -> bool:
@@ -125,7 +167,8 @@ def _depth(line: bytes) -> int:
     return int(np.where(opens, 1, -1).cumsum().max(initial=0))
 
 
-def _line_by_line(block: bytes, first: int, url: str) -> Parsed:
+def _line_by_line(block: bytes, first: int, url: str) -> Iterator[Parsed]:
+    """At most `BROKEN` broken lines at once."""
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     broken: list[Broken] = []
@@ -135,10 +178,15 @@ def _line_by_line(block: bytes, first: int, url: str) -> Parsed:
             numbers.append(number)
         except BadData as error:
             broken.append((number, error, line))
+            if len(broken) == BROKEN:
+                yield _batch_of(rows), np.array(numbers, np.int64), broken
+                rows, numbers, broken = [], [], []
+    yield _batch_of(rows), np.array(numbers, np.int64), broken
+
+
+def _batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [_column([row.get(name) for row in rows]) for name in names]
-    batch = pa.RecordBatch.from_arrays(columns, names=names)
-    return batch, np.array(numbers, np.int64), broken
+    return pa.RecordBatch.from_arrays([_column([row.get(name) for row in rows]) for name in names], names=names)
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from offline_cli.formats.memory import give_back
 from offline_cli.key_index import KeyIndex, key_hashes
 
-__all__ = ["KeyRuns", "NumberedRows", "joined", "order_codes", "without_dictionaries"]
+__all__ = ["LARGE", "KeyRuns", "NumberedRows", "joined", "order_codes", "put_together", "tables_of", "without_dictionaries"]
+
+LARGE: Final = 64 << 20  # bytes of a table, above which what is free after it is worth giving back at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,26 @@ def without_dictionaries(table: pa.Table) -> pa.Table:
 def joined(column: Any) -> Any:
     """A chunked column as one array."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def put_together(tables: list[pa.Table]) -> pa.Table:
+    """The rows of all tables, each column one array; empties the list, and lets go of a column's parts once it is joined."""
+    table = pa.concat_tables(tables)
+    tables.clear()
+    schema, columns, is_large = table.schema, table.columns, table.nbytes > LARGE
+    del table
+    for number in range(len(columns)):
+        columns[number] = joined(columns[number])
+        if is_large:
+            give_back()
+    return pa.table(columns, schema=schema)
+
+
+def tables_of(parts: list[NumberedRows]) -> list[pa.Table]:
+    """The table of each part; empties the list."""
+    tables = [part.table for part in parts]
+    parts.clear()
+    return tables
 
 
 def _key_column(table: pa.Table, name: str) -> Any:

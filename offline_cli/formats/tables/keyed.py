@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from offline_cli.formats.tables.ids import episode_name, id_text
 from offline_cli.formats.tables.layout import Layout
 from offline_cli.formats.tables.reading import FILE, Losses
 from offline_cli.formats.tables.rows import Rows, ShapeOf
+from offline_cli.tally import Lost
 
 __all__ = ["KeyedEpisodes"]
 
@@ -32,9 +33,10 @@ class KeyedEpisodes:
     layout: Layout
     shape_of: ShapeOf
     losses: Losses
-    prefix: str  # of ids
+    prefix: str  # of ids, with its hyphen; "": they stay as they are
     ids_per_file: bool
     ends: str | None  # how the rows of one key are cut into several episodes; None: they are one
+    _damaged: set[tuple[Any, ...]] = field(default_factory=set)  # keys that lost rows and have others
 
     @property
     def by(self) -> list[str]:
@@ -55,31 +57,43 @@ class KeyedEpisodes:
         """The key of one row, as losses name it."""
         return tuple(table.column(name)[row].as_py() for name in self.by)
 
-    def episodes(self, table: pa.Table) -> Iterator[tuple[EpisodeBatch, Places]]:
-        """The episodes of whole keys."""
+    def episodes(self, table: pa.Table) -> tuple[EpisodeBatch, Places] | None:
+        """The episodes of whole keys, which hold no more of the table than they need; None where none is left."""
         rows = Rows(table, self.layout, self.shape_of)
         same = rows.same(self.by)
+        self._see_losses(rows, same)
         if self.order is not None:
             rows, changed = self.maker.without_ties(rows, same)
             same = rows.same(self.by) if changed else same
         if not len(rows):
-            return
+            return None
         self._count_files(rows, same)
         if self.ends is not None:
             joined = same & goes_on(rows, self.ends, self.maker.tally)
         else:
             rows, joined = self._without_early_ends(rows, same)
             if not len(rows):
-                return
+                return None
         first = runs_of(joined, len(rows))
-        yield self.maker.batch(rows, first, self._named(rows, first, same))
+        return self.maker.batch(rows, first, self._named(rows, first, same))
+
+    def finish(self) -> None:
+        """Count the episodes of which every row was lost, once all keys have been seen."""
+        self.maker.rejects.lose_episodes(Lost.BAD_ROW, len(self.losses.keys.keys() - self._damaged))
+
+    def _see_losses(self, rows: Rows, same: NDArray[np.bool_]) -> None:
+        if self.losses.keys:
+            heads = rows.table.take(pa.array(runs_of(same, len(rows))))
+            keys = zip(*(heads.column(name).to_pylist() for name in self.by), strict=True)
+            self._damaged.update(key for key in keys if key in self.losses.keys)
 
     def _count_files(self, rows: Rows, same: NDArray[np.bool_]) -> None:
         """An episode that lies in k files counts k - 1 joints; `goes_on` counts those of rows in file order itself."""
         if self.ends is None and (rows.file != rows.file[0]).any():
             code = np.concatenate([[0], np.cumsum(~same)])
-            pairs = np.unique(np.stack([code, rows.file]), axis=1).shape[1]
-            self.maker.tally.fragments_stitched += pairs - int(code[-1]) - 1
+            last = int(code[-1])
+            code = code * (int(rows.file.max()) + 1) + rows.file
+            self.maker.tally.fragments_stitched += len(np.unique(code)) - last - 1
 
     def _without_early_ends(self, rows: Rows, same: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
         """Without the keys that go on after an end flag, where `t` says their order.
@@ -99,6 +113,7 @@ class KeyedEpisodes:
             stop = int(first[run + 1]) if run + 1 < len(first) else len(rows)
             kept[int(first[run]) : stop] = False
             self.maker.rejects.add(self._early_end(rows, row), rows=stop - int(first[run]))
+            self.maker.rejects.lose_episodes(Lost.STEPS_AFTER_END)
         rows = rows.filtered(kept)
         return rows, rows.same(self.by)
 
@@ -124,7 +139,7 @@ class KeyedEpisodes:
         files = heads.column(FILE).to_pylist() if self.ids_per_file else [None] * len(eps)
         if not self._has_agents and not self.ids_per_file:
             texts = _texts(eps)
-            names = [f"{self.prefix}-{text}" for text in texts]
+            names = [f"{self.prefix}{text}" for text in texts]
         else:
             texts = [id_text(value) for value in eps]
             keys = zip(eps, files, agents or eps, modules or eps, strict=True)
@@ -136,7 +151,7 @@ class KeyedEpisodes:
             names = [f"{name}-{number}" for name, number in zip(names, self._numbers(first, same), strict=True)]
         self._tell_losses(heads, names)
         shared = self._shared(names, texts, files, agents) if self._has_agents else None
-        return Named(names, texts, agents, modules, shared)
+        return Named(names, texts if self.prefix else None, agents, modules, shared)
 
     def _column(self, heads: pa.Table, name: str) -> list[str | None] | None:
         if name not in self.layout.keys:
@@ -154,7 +169,7 @@ class KeyedEpisodes:
         self, names: Sequence[str], texts: Sequence[str], files: Sequence[int | None], agents: Sequence[str | None] | None
     ) -> list[str | None]:
         return [
-            None if agent is None else f"{self.prefix}-{text}" if file is None else f"{self.prefix}-{file}-{text}"
+            None if agent is None else f"{self.prefix}{text}" if file is None else f"{self.prefix}{file}-{text}"
             for text, file, agent in zip(texts, files, agents or [None] * len(names), strict=True)
         ]
 

@@ -15,6 +15,7 @@ from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.tables.facts import ColumnFacts
 from offline_cli.formats.tables.mapping import EXTRA, KEYS, TREES, Part
 from offline_cli.formats.tables.matching import Matched
@@ -57,12 +58,18 @@ class Layout:
     leaves: tuple[Leaf, ...]
     keys: Mapping[str, tuple[str, pa.DataType]]  # by eps_id, agent_id, module_id: their column, and its type on the way
     infos: str | None  # their column
-    dropped: tuple[str, ...]  # columns left out
+    dropped: Mapping[str, str]  # columns left out, and why
     counted_t: bool  # whether t counts steps: whole numbers that are no times
 
     def of(self, role: str) -> tuple[Leaf, ...]:
         """The leaves of one role."""
         return tuple(leaf for leaf in self.leaves if leaf.role == role)
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Names of the leaves that become arrays of an episode, one value a step."""
+        roles = {Columns.OBS, Columns.ACTIONS, Columns.REWARDS, EXTRA}
+        return frozenset(leaf.name for leaf in self.leaves if leaf.role in roles)
 
     @property
     def has_t(self) -> bool:
@@ -116,8 +123,8 @@ def lay_out(
             leaves.append(Leaf(part.name, part.role, part.path, plans, False, dtype))
         elif part.role == Columns.T:
             leaves += _order(part, facts, problems)
-    spare = [_spare(name, facts[name]) for name in matched.spare]
-    leaves += [leaf for leaf in spare if leaf is not None]
+    left_out = {name: why for name in matched.spare if (why := _why_no_extra(name, facts[name]))}
+    leaves += [_spare(name, facts[name]) for name in matched.spare if name not in left_out]
     keys = {part.role: _key(part, files, untyped, problems) for part in mapping.parts if part.role in KEYS}
     infos = next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
     problems += _bad_infos(infos, types)
@@ -131,7 +138,7 @@ def lay_out(
         leaves=tuple(_with_dtypes(leaves, mapping.dtypes, known_spaces, facts)),
         keys=keys,
         infos=infos,
-        dropped=(*matched.dropped, *(name for name, leaf in zip(matched.spare, spare, strict=True) if leaf is None)),
+        dropped={**matched.dropped, **left_out},
         counted_t=_counts_steps(leaves),
     )
 
@@ -182,6 +189,11 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
 
 
 def _text_for_numbers(column: str, samples: Sequence[str], ours: str) -> str:
+    if any(map(looks_packed, samples)):
+        return (
+            f"{ours}: column '{column}' holds RLlib's packed values, which are read from Parquet and SampleBatch files only: "
+            "record with output_compress_columns=[], or as Parquet"
+        )
     shown = ", ".join(repr(text[:40]) for text in samples[:3])
     names = json.dumps(sorted(samples), ensure_ascii=False)
     key = column if column.isidentifier() and column.isascii() else json.dumps(column, ensure_ascii=False)
@@ -214,15 +226,27 @@ def _counts_steps(leaves: Sequence[Leaf]) -> bool:
     return order.columns[0].cells != "time"
 
 
-def _spare(name: str, facts: ColumnFacts) -> Leaf | None:
-    """An extra model output of the column's own name, where all of it is numbers."""
+def _why_no_extra(name: str, facts: ColumnFacts) -> str:
+    """What keeps a column that nobody named from being an extra model output; "" where all of it is numbers."""
     cells = facts.cells
-    texts = cells.texts + cells.times
-    mixed = len([count for count in (cells.ints + cells.floats, cells.bools, cells.int_lists + cells.float_lists) if count]) > 1
-    if facts.odd or facts.is_empty or texts or mixed or "." in name:
-        return None
-    plan = _plan(name, facts, (), name, [])
-    return None if plan is None else Leaf(f"{EXTRA}.{name}", EXTRA, (name,), (plan,), False, plan.dtype, spare=True)
+    kinds = cells.ints + cells.floats, cells.bools, cells.int_lists + cells.float_lists
+    if facts.odd:
+        return f"{min(facts.odd)}, and not numbers"
+    if facts.is_empty:
+        return "no value in any row"
+    if cells.texts or cells.times:
+        return "text, and not numbers" if cells.texts else "times as text"
+    if sum(map(bool, kinds)) > 1:
+        return "numbers, lists and truth values in one column"
+    return "a part of a struct that the mapping does not name" if "." in name else ""
+
+
+def _spare(name: str, facts: ColumnFacts) -> Leaf:
+    """An extra model output of the column's own name."""
+    problems: list[str] = []
+    plan = _plan(name, facts, (), name, problems)
+    assert plan is not None, problems  # of numbers, as `_why_no_extra` has seen
+    return Leaf(f"{EXTRA}.{name}", EXTRA, (name,), (plan,), False, plan.dtype, spare=True)
 
 
 def _key(

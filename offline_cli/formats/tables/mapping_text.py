@@ -8,6 +8,7 @@ from typing import Any
 
 from offline_cli.errors import StorageNotFound
 from offline_cli.formats.tables.presets import preset_names, preset_text
+from offline_cli.storage.links import dangling_link
 from offline_cli.storage.locations import open_location
 
 __all__ = ["mapping_text"]
@@ -21,6 +22,8 @@ def mapping_text(given: str, storage_options: Mapping[str, Any] | None = None) -
     location = open_location(given, storage_options)
     if location.exists():
         return location.read_bytes()
+    if location.is_local and (broken := dangling_link(location.path, shown=given)):
+        raise broken
     near = get_close_matches(given, presets, n=1)
     fix = f"did you mean {near[0]}?" if near else f"give the path of a file, or one of {', '.join(presets)}"
     raise StorageNotFound(f"no mapping file and no preset is called {given}", where="--mapping", fix=fix)

@@ -36,7 +36,7 @@ class Matched:
 
     mapping: TableMapping  # without optional parts that no file has
     spare: tuple[str, ...]  # columns of all files, not named, that may become extra model outputs, where they hold numbers
-    dropped: tuple[str, ...]  # columns of any file, not named, that are left out unseen
+    dropped: Mapping[str, str]  # columns of any file, not named, that are left out unseen, and why
 
 
 def match(mapping: TableMapping, files: FileColumns) -> Matched:
@@ -55,7 +55,13 @@ def match(mapping: TableMapping, files: FileColumns) -> Matched:
         raise BadMapping.of(problems, where=_where(mapping, files), fix=fix)
     spare = [name for name in rest if used.unmapped == EXTRA and name not in INDEXES and name in every]
     kept = set(spare)
-    return Matched(used, tuple(spare), tuple(name for name in rest if name not in kept))
+    return Matched(used, tuple(spare), {name: _why_dropped(name, used.unmapped, every) for name in rest if name not in kept})
+
+
+def _why_dropped(name: str, unmapped: str, every: Collection[str]) -> str:
+    if unmapped != EXTRA:
+        return f'not named, and unmapped = "{unmapped}"'
+    return "not in every file" if name not in every else "the numbers of a data frame's rows"
 
 
 def default_mapping(files: FileColumns) -> TableMapping:

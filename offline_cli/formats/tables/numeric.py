@@ -73,7 +73,9 @@ def array_of(
 
     `dtype`: None: the column's own. `shape`: of one value; None: that of most rows.
     """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = column
+    if isinstance(column, pa.ChunkedArray):
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # extension arrays stay in chunks in some versions of Arrow
         array = pa.concat_arrays(array.chunks)
     values, bad = _array(array, shape)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -45,28 +46,43 @@ def damage(url: str) -> Iterator[None]:
             ) from error
 
 
-@contextmanager
-def unpacked(file: Openable, packing: str) -> Iterator[Any]:
-    """The file's content from its start, to be read once from beginning to end."""
-    with file.open() as stored:
-        if packing:
-            with pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), packing) as plain:
-                yield plain
-        else:
-            yield stored
+class unpacked:  # noqa: N801  reads as what it gives, as in contextlib
+    """A file's content from its start, to be read once from beginning to end; a context manager, harmless to drop."""
+
+    def __init__(self, file: Openable, packing: str) -> None:
+        self._file, self._packing, self._stack = file, packing, ExitStack()
+
+    def __enter__(self) -> Any:
+        with ExitStack() as stack:
+            stream = self._opened(stack)
+            self._stack = stack.pop_all()
+        return stream
+
+    def _opened(self, stack: ExitStack) -> Any:
+        stored = stack.enter_context(self._file.open())
+        if not self._packing:
+            return stored
+        return stack.enter_context(pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), self._packing))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
 
 
-@contextmanager
-def seekable(file: Openable, packing: str, temp_dir: str | None) -> Iterator[Any]:
+class seekable(unpacked):  # noqa: N801
     """The same, to be read at any place: packed content is written to a temporary file first."""
-    with unpacked(file, packing) as stream:
-        if not packing:
-            yield stream
-            return
-        with tempfile.TemporaryFile(dir=temp_dir) as plain:
-            shutil.copyfileobj(stream, plain, 1 << 20)
-            plain.seek(0)
-            yield plain
+
+    def __init__(self, file: Openable, packing: str, temp_dir: str | None) -> None:
+        super().__init__(file, packing)
+        self._temp_dir = temp_dir
+
+    def _opened(self, stack: ExitStack) -> Any:
+        stream = super()._opened(stack)
+        if not self._packing:
+            return stream
+        plain = stack.enter_context(tempfile.TemporaryFile(dir=self._temp_dir))  # noqa: SIM115  the stack closes it
+        shutil.copyfileobj(stream, plain, 1 << 20)
+        plain.seek(0)
+        return plain
 
 
 def unpacked_head(file: Openable, packing: str) -> bytes:

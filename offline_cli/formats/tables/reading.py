@@ -9,7 +9,9 @@ A source may be read several times (`grouped` looks at the keys first): only the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -21,18 +23,22 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.tables.claims import MOST, UNKNOWN_EPISODE, Claims, key_columns
 from offline_cli.formats.tables.files import RawChunk, TableFile
 from offline_cli.formats.tables.ids import id_texts, inexact_ids
+from offline_cli.formats.tables.key_runs import KeyRuns
 from offline_cli.formats.tables.layout import Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA, CsvForm
 from offline_cli.formats.tables.numeric import Shape, fixed_lists
 from offline_cli.formats.tables.values import values_of, why_bad
+from offline_cli.scopes import Scope
 from offline_cli.tally import OnError, Rejects, Tally
 
-__all__ = ["FILE", "ROW", "ChunkReader", "Losses"]
+__all__ = ["FILE", "ROW", "ChunkReader", "Losses", "place_of", "position_of"]
 
 FILE: Final = "__file"
 ROW: Final = "__row"
+REST_OF_FILE: Final = (1 << 40) - 1  # a row number after those that a file has
 FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to go on without the episode"
 
 
@@ -41,7 +47,32 @@ class Losses:
     """Rows that went to the rejects, so that their episodes can be set aside whole."""
 
     keys: dict[tuple[Any, ...], str] = field(default_factory=dict)  # by key values: the place of the first lost row
-    places: list[tuple[int, int]] = field(default_factory=list)  # (file, row), in order, of a table without ids
+    _places: array[int] = field(default_factory=lambda: array("q"))  # positions (`position_of`) of rows of nobody knows which
+    count: int = 0  # rows, and files of which no more could be read
+
+    def add(self, file: int, row: int) -> None:
+        """A row of nobody knows which episode; one of several between the same two good rows is enough."""
+        self._places.append(position_of(file, min(row, REST_OF_FILE)))
+
+    def upto(self, position: int | None) -> NDArray[np.int64]:
+        """(L,) the positions of those rows before `position`, or of all."""
+        places = np.array(self._places, np.int64)
+        return places if position is None else places[: np.searchsorted(places, position)]
+
+    def forget(self, position: int) -> None:
+        """Keep none of those before `position`."""
+        del self._places[: bisect_left(self._places, position)]
+
+
+def position_of(file: Any, row: Any) -> Any:
+    """Of a row, or of an array of them, among those of all files."""
+    return file * (REST_OF_FILE + 1) + row
+
+
+def place_of(position: int, urls: Sequence[str]) -> str:
+    """A position in words."""
+    file, row = divmod(position, REST_OF_FILE + 1)
+    return urls[file] if row == REST_OF_FILE else f"{urls[file]} row {row}"
 
 
 @dataclass(slots=True)
@@ -57,11 +88,17 @@ class ChunkReader:
     on_bytes: Callable[[int], None]  # bytes of a file that have been read more
     chunk_bytes: int
     temp_dir: str | None
+    scope: Scope = field(default_factory=Scope)  # owns what is open while chunks are read
+    by: Sequence[str] = ()  # the columns of such a key
     losses: Losses = field(default_factory=Losses)
+    _claims: Claims = field(default_factory=Claims)  # of lost rows whose key no column tells
+    _finders: dict[int, Callable[[bytes], dict[str, str] | None]] = field(default_factory=dict)  # by file: `cells_finder`
+    _keys_named: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)  # by file and cells
     _shapes: dict[str, Shape] = field(default_factory=dict)  # by leaf and column: of one value
     _counted: int = 0  # chunks of the full reading that have been counted
     _last: tuple[Any, ...] = ()  # key of the last row that was counted
     _lost_before: str = ""  # where rows of nobody knows which episode were lost, with no row read since
+    _in_gap: bool = False  # whether no row has been read since such a row
 
     def chunks(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
         """The tables, from the first file on; `columns`: only these of ours, beside `__file` and `__row`."""
@@ -69,7 +106,12 @@ class ChunkReader:
         names = self.layout.reads(columns)
         for file, source in enumerate(self.files):
             raws = source.chunks(
-                names, self.form, chunk_bytes=self.chunk_bytes, temp_dir=self.temp_dir, whole=self.layout.infos
+                names,
+                self.form,
+                chunk_bytes=self.chunk_bytes,
+                temp_dir=self.temp_dir,
+                whole=self.layout.infos,
+                scope=self.scope,
             )
             try:
                 for raw in raws:
@@ -83,27 +125,72 @@ class ChunkReader:
                         yield table
             except BadData as error:
                 self._file_lost(error, file, counts=columns is None)
+        if columns is None:
+            self._settle_losses()
 
     def _file_lost(self, error: BadData, file: int, *, counts: bool) -> None:
         if error.where != self.files[file].url:  # one row's, refused under `fail`
             raise error
         if counts:
             self.rejects.add(error)
-            self.lost_by_nobody(error.where, file, np.iinfo(np.int64).max)
+            self.losses.count += 1
+            self.lost_by_nobody(error.where, file, REST_OF_FILE)
 
-    def lost_by_nobody(self, place: str, file: int, row: int) -> None:
-        """A row whose episode is not known was lost: it may have been of the one before, or of the one after."""
-        self.losses.places.append((file, row))
+    def lost_by_nobody(self, place: str, file: int, row: int, raw: bytes = b"") -> None:
+        """A row whose episode is not known was lost: of the one that its text names, of the one before, or of the one after."""
+        if not self._in_gap:
+            self.losses.add(file, row)
+        self._in_gap = True
+        named = self._named(file, raw)
+        self._claims.add(named, self._last, place)
+        if named:
+            return
         if self._last:
             self.losses.keys.setdefault(self._last, place)
         self._lost_before = place
 
     def read_next(self, key: tuple[Any, ...], last: tuple[Any, ...]) -> None:
         """Rows were read after the last loss: the first has `key`, the last one `last`, () where it ended its episode."""
+        self._in_gap = False
+        self._claims.close(key)
         if key and self._lost_before:
             self.losses.keys.setdefault(key, self._lost_before)
             self._lost_before = ""
         self._last = last
+
+    def _named(self, file: int, raw: bytes) -> tuple[Any, ...]:
+        """The key that the text of a row names, () where it names none."""
+        if not self.by or not raw:
+            return ()
+        keys = self.layout.keys
+        if file not in self._finders:
+            self._finders[file] = self.files[file].cells_finder([theirs for theirs, _ in keys.values()], self.form)
+        cells = self._finders[file](raw)
+        if cells is None:
+            return ()
+        said = (file, *cells.values())
+        if said not in self._keys_named:
+            if len(self._keys_named) >= MOST:
+                self._keys_named.clear()
+            columns = key_columns(cells, keys, self.form.nulls)
+            row = None if columns is None else pa.table({**columns, FILE: pa.array([file], pa.int32())})
+            self._keys_named[said] = () if row is None else self.key_of(row, 0)
+        return self._keys_named[said]
+
+    def _settle_losses(self) -> None:
+        """Say whose the lost rows were, which takes another look at the keys of all rows."""
+        self._claims.close(())
+        if not self.by or not self._claims:
+            return
+        claims, self._claims = self._claims, Claims()
+        runs, wanted, known = KeyRuns(self.by, None), claims.named, set[tuple[Any, ...]]()
+        for rows in runs.numbered(self.chunks(columns=self.by)):
+            heads = rows.table.select(self.by).group_by(self.by).aggregate([]).to_pylist() if wanted else []
+            known.update(wanted.intersection(tuple(head[name] for name in self.by) for head in heads))
+        lost, unknown = claims.settled(known, together=runs.in_order)
+        for key, place in lost.items():
+            self.losses.keys.setdefault(key, place)
+        self.tally.assume(UNKNOWN_EPISODE, unknown)
 
     def shape(self, leaf: Leaf, column: str) -> Shape | None:
         """Of one value of the column, once one has been read."""
@@ -128,14 +215,15 @@ class _Preparing:
     def table(self) -> pa.Table | None:
         """The good rows, None where there is none; the others go to the rejects."""
         count, layout = self.raw.table.num_rows, self.reader.layout
+        if not count:  # which would say nothing true of shapes
+            self._count_rows({FILE: pa.nulls(0)}, np.zeros(0, np.bool_))
+            return None
         columns = {ours: self._key(ours, *said) for ours, said in layout.keys.items() if self._wants(ours)}
         leaves = {leaf.name: self._leaf(leaf) for leaf in layout.leaves if self._wants(leaf.name)}
         columns[FILE] = pa.array(np.full(count, self.file, np.int32))
         columns[ROW] = pa.array(self.raw.rows.astype(np.int64, copy=False))
-        if self.counts:
-            self.tally.rows_in += count + len(self.raw.bad)
-            flags = [leaves[name] for name in END_FLAGS if name in leaves]
-            self._report(pa.table(columns), np.logical_or.reduce([np.zeros(count, np.bool_), *flags]))
+        flags = [leaves[name] for name in END_FLAGS if name in leaves]
+        self._count_rows(columns, np.logical_or.reduce([np.zeros(count, np.bool_), *flags]))
         if len(self.reasons) == count:
             return None
         columns |= {name: fixed_lists(values) for name, values in leaves.items()}
@@ -265,12 +353,18 @@ class _Preparing:
 
     # ---- rejects ----
 
+    def _count_rows(self, columns: Mapping[str, pa.Array], ended: NDArray[np.bool_]) -> None:
+        if self.counts:
+            self.tally.rows_in += self.raw.table.num_rows + len(self.raw.bad)
+            self._report(pa.table(dict(columns)), ended)
+
     def _report(self, table: pa.Table, ended: NDArray[np.bool_]) -> None:
         """Hand bad rows to the rejects in their order, and tell whose they were."""
         reader, rows = self.reader, self.raw.rows
         anonymous = {bad.row: bad for bad in self.raw.bad}
         ids = table.column(Columns.EPS_ID).is_valid().to_numpy() if Columns.EPS_ID in table.column_names else None
         bad_rows = {int(rows[i]): i for i in self.reasons}
+        reader.losses.count += len({*anonymous, *bad_rows})
         done = 0
         for number in sorted({*anonymous, *bad_rows}):
             place = f"{self.url} row {number}"
@@ -279,7 +373,7 @@ class _Preparing:
             done = upto
             if number in anonymous:
                 reader.rejects.add(anonymous[number].error, raw=anonymous[number].raw)
-                reader.lost_by_nobody(place, self.file, number)
+                reader.lost_by_nobody(place, self.file, number, anonymous[number].raw)
                 continue
             row = bad_rows[number]
             reader.rejects.add(BadEpisode(self.reasons[row](), where=place, fix=FIX), raw=self._quoted(row))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.formats.chaining import chained
 from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.tables.key_runs import joined
 from offline_cli.formats.tables.layout import Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA
 from offline_cli.formats.tables.numeric import Shape
@@ -77,14 +78,14 @@ class Rows:
         return self.leaves.get(Columns.T)
 
     @cached_property
-    def file(self) -> NDArray[np.int64]:
+    def file(self) -> NDArray[np.int32]:
         """(N,) number of the file."""
-        return np.asarray(self.table.column(FILE).to_numpy(), np.int64)
+        return np.asarray(joined(self.table.column(FILE)).to_numpy(), np.int32)
 
     @cached_property
     def row(self) -> NDArray[np.int64]:
         """(N,) number of the row in its file."""
-        return np.asarray(self.table.column(ROW).to_numpy(), np.int64)
+        return np.asarray(joined(self.table.column(ROW)).to_numpy(), np.int64)
 
     # ---- one row and the next ----
 
@@ -92,7 +93,7 @@ class Rows:
         """(N-1,) whether a row and the next have equal values in these columns of keys."""
         same = np.ones(max(0, len(self) - 1), np.bool_)
         for name in columns:
-            column = self.table.column(name).combine_chunks()
+            column = joined(self.table.column(name))
             if column.null_count:
                 column = column.dictionary_encode(null_encoding="encode").indices
             same &= pc.equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
@@ -122,7 +123,7 @@ def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _array(column: pa.ChunkedArray, shape: Shape) -> NDArray[Any]:
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    array = joined(column)
     if pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
     return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(len(column), *shape)

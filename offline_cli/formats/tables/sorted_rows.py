@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.formats.tables.key_runs import NumberedRows, joined, order_codes
+from offline_cli.formats.tables.key_runs import NumberedRows, joined, order_codes, put_together, tables_of
 
 __all__ = ["piece_ends", "sorted_pieces", "sorted_positions"]
 
@@ -18,15 +18,31 @@ BITS = 63
 
 def sorted_pieces(rows: list[NumberedRows], order: str | None, *, piece_bytes: int) -> Iterator[pa.Table]:
     """The rows of all tables, sorted, as tables of about `piece_bytes` that hold whole keys; empties the list."""
-    table = pa.concat_tables([part.table for part in rows])
     keys = np.concatenate([part.keys for part in rows])
-    rows.clear()
-    table = table.combine_chunks()  # taking rows of many chunks is several times slower
-    codes = None if order is None else order_codes(joined(table.column(order)))
-    positions = sorted_positions(keys, codes)
+    tables = [put_together(tables_of(rows))]  # taking rows of many chunks is several times slower
+    positions = _positions(tables[0], keys, order)
     key_ends = np.append(np.flatnonzero(np.diff(keys[positions])) + 1, len(keys))
-    for first, stop in _pieces(key_ends, piece_bytes * len(keys) / max(1, table.nbytes)):
-        yield table.take(pa.array(positions[first:stop]))
+    pieces = list(_pieces(key_ends, piece_bytes * len(keys) / max(1, tables[0].nbytes)))
+    del keys, key_ends
+    in_order = bool((positions[1:] > positions[:-1]).all())
+    if len(pieces) == 1:
+        yield tables.pop() if in_order else _taken(tables, positions)
+        return
+    for first, stop in pieces:
+        yield tables[0].slice(first, stop - first) if in_order else tables[0].take(pa.array(positions[first:stop]))
+
+
+def _positions(table: pa.Table, keys: NDArray[np.int64], order: str | None) -> NDArray[np.int64]:
+    return sorted_positions(keys, None if order is None else order_codes(joined(table.column(order))))
+
+
+def _taken(tables: list[pa.Table], positions: NDArray[np.int64]) -> pa.Table:
+    """All rows of the only table, moved to their place column by column; empties the list, so that no two copies are held."""
+    schema, columns = tables[0].schema, tables.pop().columns
+    indices = pa.array(positions)
+    for number in range(len(columns)):
+        columns[number] = columns[number].take(indices)
+    return pa.table(columns, schema=schema)
 
 
 def _pieces(key_ends: NDArray[np.int64], rows: float) -> Iterator[tuple[int, int]]:

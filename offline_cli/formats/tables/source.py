@@ -10,10 +10,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from gymnasium import spaces
 
@@ -21,18 +22,20 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, BadMapping, NoData
 from offline_cli.formats.file_source import FileSource
-from offline_cli.formats.memory import room_for_data
+from offline_cli.formats.memory import give_back, room_for_data
 from offline_cli.formats.source import Places
 from offline_cli.formats.tables.cutting import FLAGS
 from offline_cli.formats.tables.episodes import EpisodeMaker
 from offline_cli.formats.tables.facts import columns_of, gather
 from offline_cli.formats.tables.files import TableFile
+from offline_cli.formats.tables.footprint import Footprint
 from offline_cli.formats.tables.grouping import grouped
-from offline_cli.formats.tables.ids import source_hash
+from offline_cli.formats.tables.ids import are_rllibs, source_hash
 from offline_cli.formats.tables.in_order import EpisodesInOrder
+from offline_cli.formats.tables.key_runs import LARGE
 from offline_cli.formats.tables.keyed import KeyedEpisodes
 from offline_cli.formats.tables.layout import VALUES, Layout, Leaf, lay_out, looked_at
-from offline_cli.formats.tables.mapping import CsvForm, TableMapping, load_mapping
+from offline_cli.formats.tables.mapping import EXTRA, CsvForm, TableMapping, load_mapping
 from offline_cli.formats.tables.matching import Matched, default_mapping, match
 from offline_cli.formats.tables.numeric import Shape
 from offline_cli.formats.tables.options import TableOptions
@@ -59,11 +62,11 @@ class TableSource(FileSource):
     storage_options: Mapping[str, Any] | None = None
     kind: str = "parquet"  # of all files: parquet | arrow | csv | json
     on_progress: OnProgress = no_progress  # is told of work before the first episode
-    dropped_columns: tuple[str, ...] = field(default=(), init=False)  # known once reading has begun
     _read: int = field(default=0, init=False)  # bytes of the files
     _tables: list[TableFile] = field(default_factory=list, init=False)
     _types: dict[str, dict[str, pa.DataType]] = field(default_factory=dict, init=False)
     _matched: Matched | None = field(default=None, init=False)
+    _laid_out: Layout | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Opens the files as far as their columns, and holds the mapping against these. Raises BadMapping, BadData."""
@@ -140,36 +143,47 @@ class TableSource(FileSource):
 
     def _episodes(self, tally: Tally, rejects: Rejects) -> Iterator[tuple[EpisodeBatch, Places]]:
         layout = self._layout()
-        tally.assume("dropped-column", len(layout.dropped))
-        self.dropped_columns = layout.dropped
-        mapping, options, prefix = self.mapping, self.options, source_hash(self.files)
+        for name, reason in layout.dropped.items():
+            tally.drop_column(name, reason)
+        mapping, options, prefix = self.mapping, self.options, f"{source_hash(self.files)}-"
         reader = self._reader(layout, tally, rejects, self._count)
         maker = EpisodeMaker(tuple(table.url for table in self._tables), tally, rejects)
         shape_of = _Shapes(reader)
         ends = self._ends(mapping)
         if options.rows_as_episodes or not layout.keys:
             ends = None if options.rows_as_episodes else ends
-            in_order = EpisodesInOrder(maker, layout, shape_of, reader.losses, prefix, ends)
+            footprint = Footprint(room_for_data(options.memory_limit), layout.kept)
+            in_order = EpisodesInOrder(maker, layout, shape_of, reader.losses, prefix, ends, footprint)
             yield from in_order.episodes(reader.chunks())
             return
+        prefix = "" if self._has_rllibs_ids else prefix
         keyed = KeyedEpisodes(maker, layout, shape_of, reader.losses, prefix, mapping.ids_per_file, ends)
-        reader.key_of, reader.on_bytes = keyed.key_of, self._count_read
+        reader.key_of, reader.by, reader.on_bytes = keyed.key_of, keyed.by, self._count_read
         tables = grouped(
             reader.chunks,
             by=keyed.by,
             order=keyed.order,
             memory_limit=options.memory_limit,
+            kept=layout.kept,
             temp_dir=options.temp_dir,
             reread=all(table.rereads_cheaply for table in self._tables),
             on_progress=self.on_progress,
+            scope=self.scope,
         )
         rows = 0
         for table in tables:
-            rows += table.num_rows
+            rows, is_large = rows + table.num_rows, table.nbytes > LARGE
             self.done = self._read * rows // max(rows, tally.rows_in)
-            yield from keyed.episodes(table)
+            made = keyed.episodes(table)
+            del table  # a long episode is most of what may be held, and nobody needs its rows any more
+            if is_large:
+                give_back()
+            if made is not None:
+                yield made
+                del made
+        keyed.finish()
 
-    def values(self) -> Iterator[tuple[Tree, Tree]]:
+    def values(self) -> Generator[tuple[Tree, Tree], None, None]:
         """See `Scannable`."""
         layout = self._layout()
         leaves = tuple(leaf for role in (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS) for leaf in layout.of(role))
@@ -182,6 +196,10 @@ class TableSource(FileSource):
                 if obs is not None and len(rows):
                     yield obs, actions
 
+    def extra_dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """See `Scannable`."""
+        return {".".join(leaf.path): leaf.dtype for leaf in self._layout().of(EXTRA)}
+
     def _reader(self, layout: Layout, tally: Tally, rejects: Rejects, on_bytes: Callable[[int], None]) -> ChunkReader:
         return ChunkReader(
             files=self._tables,
@@ -193,7 +211,13 @@ class TableSource(FileSource):
             on_bytes=on_bytes,
             chunk_bytes=self._chunk_bytes,
             temp_dir=self.options.temp_dir,
+            scope=self.scope,
         )
+
+    @property
+    def _has_rllibs_ids(self) -> bool:
+        """Whether the rows are RLlib's recorder's, whose ids no other recording has; a mapping says that they are not."""
+        return self.options.mapping is None and all(are_rllibs(columns) for columns in self._types.values())
 
     def _count(self, nbytes: int) -> None:
         self.done += nbytes
@@ -208,6 +232,11 @@ class TableSource(FileSource):
 
     def _layout(self) -> Layout:
         """Looks at every cell of columns whose numbers are text. Raises BadMapping."""
+        if self._laid_out is None:
+            self._laid_out = self._lay_out()
+        return self._laid_out
+
+    def _lay_out(self) -> Layout:
         assert self._matched is not None
         wanted, times = looked_at(self._matched, next(iter(self._types.values())))
         facts = gather(
@@ -229,7 +258,9 @@ class TableSource(FileSource):
     def _refuse_damaged(self) -> None:
         """Raise BadData where a file breaks off before its first row."""
         for table in self._tables:
-            next(table.chunks(None, self.mapping.csv, chunk_bytes=self._chunk_bytes, temp_dir=self.options.temp_dir), None)
+            with self.scope.part() as held:
+                options: dict[str, Any] = {"chunk_bytes": self._chunk_bytes, "temp_dir": self.options.temp_dir, "scope": held}
+                next(table.chunks(None, self.mapping.csv, **options), None)
 
 
 def _categories(mapping: TableMapping, role: str) -> Space | None:

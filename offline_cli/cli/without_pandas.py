@@ -1,0 +1,76 @@
+"""Keeps pyarrow from loading pandas (a quarter of a second) where it is installed and nobody uses it.
+
+pyarrow looks for pandas twice, for its classes and for its scalars, the first time that it makes or reads an array. The
+commands give it neither. A Python policy, environment or connector piece of the user's may: as soon as it imports pandas,
+pyarrow knows the classes again. It does not learn any more that `pandas.NA` among plain Python objects is a null.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from typer.core import TyperCommand
+
+__all__ = ["DataCommand", "without_pandas"]
+
+PANDAS = "pandas"
+
+
+class DataCommand(TyperCommand):
+    """A command that reads or writes data, with pyarrow."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; its help has been shown before this."""
+        without_pandas()
+        return super().invoke(ctx)
+
+
+def without_pandas() -> None:
+    """Let pyarrow look for pandas in vain, unless it has been imported."""
+    if PANDAS in sys.modules:
+        return
+    import pyarrow as pa
+    from pyarrow.lib import _pandas_api
+
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    pa.array([_pandas_api.have_pandas])  # looks for the classes, then for the scalars
+    finder.hides = False
+
+
+class _Finder:
+    """Hides pandas from pyarrow; later it tells pyarrow once somebody has imported pandas, and is gone."""
+
+    hides = True
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """As any entry of `sys.meta_path`."""
+        if name != PANDAS:
+            return None
+        if self.hides:
+            raise ModuleNotFoundError(name, name=name)
+        place = sys.meta_path.index(self)  # whoever only asks where pandas is does not import it
+        del sys.meta_path[place]
+        try:
+            from importlib.util import find_spec
+
+            spec = find_spec(PANDAS)
+        finally:
+            sys.meta_path.insert(place, self)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def load_and_tell(module: ModuleType) -> None:
+            if self in sys.meta_path:  # unless it is imported anew
+                sys.meta_path.remove(self)
+            load(module)
+            from pyarrow.lib import _pandas_api
+
+            _pandas_api.pd  # noqa: B018  the one property that makes pyarrow look again
+
+        spec.loader.exec_module = load_and_tell  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,103 @@
+"""Who closes what a reading holds open: files, pools of threads, processes.
+
+A generator cannot own these. One that is dropped half read ends when the garbage collector comes by, in whatever thread that
+is, maybe in the middle of `threading`'s own locks: to join a thread or wait for a lock there is a deadlock. So a generator
+takes what it needs from a scope, in a part of its own:
+
+    with part_of(scope) as held:
+        stream = held.enter(location.open())
+
+The part is closed when its block ends, normally or by an error. A generator that is dropped leaves it open, to the scope, whose
+owner closes that with `with` on every path. A scope that is dropped too does nothing: its files go with the last reference, its
+threads end by themselves.
+
+What is entered must hold to the same: a class (`ExitStack`, a file, `ReadingPool`), not a generator made a context manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+__all__ = ["Reading", "Scope", "part_of"]
+
+T = TypeVar("T")
+
+
+class Scope:
+    """What is held open, closed last to first; a context manager, and usable again after `close`."""
+
+    def __init__(self, parent: Scope | None = None) -> None:
+        self._held: list[AbstractContextManager[object]] = []
+        self._parent = parent
+
+    def enter(self, resource: AbstractContextManager[T]) -> T:
+        """Enter `resource`, and hold it until the scope is closed."""
+        entered = resource.__enter__()
+        self._held.append(resource)
+        return entered
+
+    def part(self) -> Scope:
+        """A scope that ends before this one does, or with it."""
+        part = Scope(self)
+        self._held.append(part)
+        return part
+
+    def moved(self) -> Scope:
+        """A new scope that holds all that this one did; to hand on what was opened without an error."""
+        other = Scope()
+        other._held, self._held = self._held, []
+        return other
+
+    def close(self) -> None:
+        """Close all that is held. Raises what closing raises, once all is closed."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is GeneratorExit:  # dropped: see above
+            return
+        if self._parent is not None and self in self._parent._held:
+            self._parent._held.remove(self)
+        held, self._held = self._held, []
+        stack = ExitStack()
+        for resource in held:
+            stack.push(resource)
+        stack.__exit__(kind, error, trace)
+
+
+def part_of(scope: Scope | None) -> Scope:
+    """A part of `scope`; without one, a scope of its own, which a generator that is dropped leaves to nobody."""
+    return Scope() if scope is None else scope.part()
+
+
+class Reading(Iterator[T], Generic[T]):
+    """Items that are read while iterating, once; a context manager. Its end, an error and `close` close what it holds open."""
+
+    def __init__(self, items: Callable[[Scope], Iterator[T]]) -> None:
+        """`items` makes the generator; it holds all that it opens in the scope that it is given."""
+        self._scope = Scope()
+        self._items = items(self._scope)
+
+    def __next__(self) -> T:
+        try:
+            return next(self._items)
+        except BaseException:
+            self._scope.close()
+            raise
+
+    def close(self) -> None:
+        """Read no further."""
+        self._items = iter(())
+        self._scope.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not GeneratorExit:
+            self.close()

@@ -1,0 +1,66 @@
+"""train-bc on what it cannot learn whole: several modules, and images that no convolution takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.storage.locations import open_location
+from offline_cli.storage.writer import DatasetWriter
+
+Call = Callable[..., Any]
+Random = Callable[..., EpisodeBatch]
+OPTIONS = ("--updates", 2, "--batch-size", 8, "--device", "cpu")
+
+
+def write(batch: EpisodeBatch, folder: Path) -> Path:
+    given: dict[str, Any] = {"observation_space": batch.observation_space, "action_space": batch.action_space}
+    with DatasetWriter(open_location(str(folder)), format="episodes", action_scale="unknown", **given) as writer:
+        writer.write(batch)
+        writer.commit()
+    return folder
+
+
+@pytest.fixture
+def teams(recorded: EpisodeBatch, tmp_path: Path) -> Path:
+    """Eight episodes, attackers and defenders in turn."""
+    return write(replace(recorded, module_ids=("attacker", "defender") * 4), tmp_path / "teams")
+
+
+def test_several_modules_exit_4_with_the_choice_and_no_run(teams: Path, tmp_path: Path, call: Call) -> None:
+    done = call("train-bc", teams, "--out", tmp_path / "run", *OPTIONS, "--json")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"]) == (4, 4)
+    assert "attacker (4), defender (4)" in told["error"]["what"]
+    assert "try: --module-id attacker" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_module_that_is_named_is_trained_and_an_unknown_one_exits_4(
+    teams: Path, tmp_path: Path, call: Call, call_json: Call
+) -> None:
+    code, told = call_json("train-bc", teams, "--out", tmp_path / "run", *OPTIONS, "--module-id", "defender")
+    assert (code, told["episodes"], told["notes"]) == (0, 4, [])
+    done = call("train-bc", teams, "--out", tmp_path / "other", *OPTIONS, "--module-id", "defence")
+    assert done.exit_code == 4
+    assert "no episode is of module 'defence': the data holds attacker (4), defender (4)" in done.stderr
+
+
+def test_an_image_that_is_flattened_is_said_in_a_note_and_in_the_result(
+    random_batch: Random, tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,), np.float32)})
+    data = write(random_batch(small, spaces.Discrete(2), lengths=(5, 4)), tmp_path / "small")
+    done = call("train-bc", data, "--out", tmp_path / "run", *OPTIONS, "--json")
+    assert done.exit_code == 0, done.stderr
+    (note,) = json.loads(done.stdout)["notes"]
+    assert note.startswith("observations.camera, Box(32x32x3, uint8), are flattened to 3072 numbers for the MLP")
+    assert f"note: {note}" in caplog.messages  # on stderr, as all that is logged

@@ -1,0 +1,106 @@
+"""Choices as ones and zeros: what the pieces and the getters encode, and what lies outside the space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offline_cli import ConnectorV2, SingleAgentEpisode
+from offline_cli.connectors.common.flatten_observations import FlattenObservations
+from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
+from offline_cli.connectors.env_to_module.one_hot import OneHot
+from offline_cli.errors import BadEpisode
+from offline_cli.spaces import Space
+
+CHOICES = gym.spaces.Discrete(2)
+VECTOR = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+TWO = gym.spaces.MultiDiscrete([3, 4])
+
+
+def begun(space: Space, *observations: Any) -> list[SingleAgentEpisode]:
+    episodes = []
+    for number, observation in enumerate(observations):
+        episode = SingleAgentEpisode(id_=f"e{number}", observation_space=space, action_space=CHOICES)
+        episode.add_env_reset(observation)
+        episodes.append(episode)
+    return episodes
+
+
+@pytest.mark.parametrize("encode", ["piece", "flattened"])
+@pytest.mark.parametrize(
+    ("space", "value", "said"),
+    [
+        (TWO, np.array([3, 0]), r"a value of 3 in component 0 is outside .* \(0 to 2\)"),
+        (TWO, np.array([0, -1]), r"a value of -1 in component 1 is outside .* \(0 to 3\)"),
+        (gym.spaces.MultiDiscrete([[2, 2], [2, 3]]), np.array([[0, 0], [2, 0]]), r"a value of 2 in component \(1, 0\)"),
+        (gym.spaces.MultiDiscrete([2, 3], start=[0, 1]), np.array([0, 0]), r"a value of 0 in component 1 .* \(1 to 3\)"),
+        (gym.spaces.Discrete(3), 3, r"a value of 3 is outside Discrete\(3\) \(0 to 2\)"),
+        (gym.spaces.Discrete(3), -1, "a value of -1 is outside"),
+        (gym.spaces.Discrete(3, start=4), 0, r"a value of 0 is outside .* \(4 to 6\)"),
+        (gym.spaces.Discrete(3), 1.5, r"a value of 1\.5 is outside"),
+    ],
+)
+def test_a_choice_outside_its_space_is_an_error_that_names_value_and_component(
+    encode: str, space: Any, value: Any, said: str
+) -> None:
+    piece: ConnectorV2 = OneHot() if encode == "piece" else FlattenObservations()
+    pipeline = env_to_module_pipeline(space, CHOICES, custom=[piece])
+    episodes = begun(space, space.start, value)
+    with pytest.raises(BadEpisode, match=said) as caught:
+        pipeline(episodes=episodes, rl_module=None)
+    assert "row 1" in caught.value.where
+
+
+def test_a_choice_outside_its_space_in_a_nested_observation_is_named_by_its_leaf() -> None:
+    space = gym.spaces.Dict({"at": VECTOR, "mode": gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(3)])})
+    pipeline = env_to_module_pipeline(space, CHOICES, custom=[FlattenObservations()])
+    observation = {"at": np.array([5, 6], np.float32), "mode": (1, 3)}
+    with pytest.raises(BadEpisode, match="a value of 3 is outside") as caught:
+        pipeline(episodes=begun(space, observation), rl_module=None)
+    assert "leaf mode.1" in caught.value.where
+
+
+@settings(deadline=None)
+@given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), count=st.integers(1, 6))
+def test_one_hot_vectors_lead_back_to_the_choices_and_others_are_an_error(
+    data: st.DataObject, sizes: list[int], count: int
+) -> None:
+    starts = data.draw(st.lists(st.integers(-3, 3), min_size=len(sizes), max_size=len(sizes)))
+    space = gym.spaces.MultiDiscrete(sizes, start=starts)
+    rows = data.draw(st.lists(st.tuples(*[st.integers(-4, 7)] * len(sizes)), min_size=count, max_size=count))
+    episodes = begun(space, *map(np.array, rows))
+    pipeline = env_to_module_pipeline(space, CHOICES, custom=[OneHot()])
+    if not all(space.contains(np.array(row)) for row in rows):
+        with pytest.raises(BadEpisode, match="is outside"):
+            pipeline(episodes=episodes, rl_module=None)
+        return
+    vectors = pipeline(episodes=episodes, rl_module=None)["obs"].numpy()
+    parts = np.split(vectors, np.cumsum(sizes)[:-1], axis=1)
+    assert all((part.sum(1) == 1).all() for part in parts)
+    chosen = np.stack([part.argmax(1) + start for part, start in zip(parts, starts, strict=True)], axis=1)
+    np.testing.assert_array_equal(chosen, rows)
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_a_getter_names_the_component_that_is_outside(numpy: bool) -> None:
+    episode = SingleAgentEpisode(observations=[np.array([0, 1]), np.array([0, 4])], actions=[0], rewards=[0.0])
+    episode.observation_space = TWO
+    with pytest.raises(BadEpisode, match=r"a value of 4 in component 1 is outside .* \(0 to 3\)"):
+        (episode.to_numpy() if numpy else episode).get_observations([-1], one_hot_discrete=True)
+
+
+def test_a_getter_does_not_round_a_fraction_to_a_choice() -> None:
+    episode = SingleAgentEpisode(observations=[0, 1], actions=[0.7], rewards=[0.0], action_space=CHOICES, len_lookback_buffer=0)
+    with pytest.raises(BadEpisode, match=r"a value of 0\.7 is outside"):
+        episode.get_actions(0, one_hot_discrete=True)
+
+
+def test_one_number_is_not_taken_for_every_component() -> None:
+    episode = SingleAgentEpisode(observations=[0, 1], actions=[1], rewards=[0.0], action_space=TWO, len_lookback_buffer=0)
+    with pytest.raises(BadEpisode, match=r"values of shape \(\) for MultiDiscrete"):
+        episode.get_actions(0, one_hot_discrete=True)

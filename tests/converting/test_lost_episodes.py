@@ -1,0 +1,242 @@
+"""Every episode of the source that is not in the dataset is counted, by the reason why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli.converting.convert import ConvertResult, convert
+from offline_cli.datasets.inspect import inspect
+from offline_cli.errors import Interrupted
+from offline_cli.storage.dataset import Dataset
+from offline_cli.storage.locations import open_location
+from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.writer import DatasetWriter
+
+LENGTH = 4
+MAPPING = '[columns]\neps_id = "eps_id"\nt = "t"\nobs = "obs"\nactions = "actions"\nrewards = "rewards"\nterminateds = "done"\n'
+TESTDATA = Path(__file__).resolve().parent.parent / "testdata"
+
+
+def csv_of(
+    episodes: int, bad: Sequence[tuple[int, int]] = (), *, length: int = LENGTH, ids: bool = True, t: bool = True
+) -> str:
+    """Episodes of `length` steps; the observation of the (episode, step) pairs in `bad` is no number."""
+    names = [*(["eps_id"] if ids else []), *(["t"] if t else []), "obs", "actions", "rewards", "done"]
+    rows = [",".join(names)]
+    for episode in range(episodes):
+        for step in range(length):
+            obs = "oops" if (episode, step) in bad else f"{episode}.{step}"
+            key = [*([f"e{episode}"] if ids else []), *([str(step)] if t else [])]
+            rows.append(",".join([*key, obs, "1", "1.0", str(int(step == length - 1))]))
+    return "\n".join(rows) + "\n"
+
+
+def converted(tmp_path: Path, source: Path, on_error: str = "skip", **options: Any) -> tuple[ConvertResult, Manifest]:
+    result = convert(source, tmp_path / "D", on_error=on_error, action_scale="env", **options)
+    manifest = Dataset.open(open_location(tmp_path / "D")).manifest
+    assert manifest.episodes_lost == result.episodes_lost == inspect(tmp_path / "D").episodes_lost
+    lost = {kind: times for kind, times in manifest.assumptions.items() if kind.startswith("lost-episode-")}
+    assert lost == {kind: times for kind, times in result.assumptions.items() if kind.startswith("lost-episode-")}
+    assert sum(lost.values()) == (result.episodes_lost or 0)
+    return result, manifest
+
+
+def lost_of(result: ConvertResult) -> dict[str, int]:
+    found = {kind: times for kind, times in result.assumptions.items() if kind.startswith("lost-episode-")}
+    return {kind.removeprefix("lost-episode-"): times for kind, times in found.items()}
+
+
+@pytest.fixture
+def mapping(tmp_path: Path) -> str:
+    (tmp_path / "mapping.toml").write_text(MAPPING, encoding="utf-8")
+    return str(tmp_path / "mapping.toml")
+
+
+@pytest.mark.parametrize("on_error", ["skip", "quarantine"])
+def test_each_episode_that_bad_cells_cost_is_counted_once(on_error: str, mapping: str, tmp_path: Path) -> None:
+    bad = [(episode, 1) for episode in range(20)] + [(episode, 2) for episode in range(5)]
+    (tmp_path / "log.csv").write_text(csv_of(60, bad), encoding="utf-8")
+    result, _ = converted(tmp_path, tmp_path / "log.csv", on_error, mapping=mapping)
+    assert (result.episodes, result.episodes_lost, lost_of(result)) == (40, 20, {"bad-row": 20})
+    assert result.rows_quarantined == 20 * LENGTH
+
+
+def test_an_episode_of_which_every_row_is_bad_is_counted(mapping: str, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(csv_of(30, [(3, step) for step in range(LENGTH)] + [(7, 0)]), encoding="utf-8")
+    result, _ = converted(tmp_path, tmp_path / "log.csv", mapping=mapping)
+    assert (result.episodes, lost_of(result)) == (28, {"bad-row": 2})
+
+
+def test_without_bad_rows_none_is_lost(mapping: str, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(csv_of(3), encoding="utf-8")
+    result, manifest = converted(tmp_path, tmp_path / "log.csv", mapping=mapping)
+    assert (result.episodes_lost, manifest.as_json()["episodes_lost"]) == (0, 0)
+
+
+def test_duplicates_and_episodes_beyond_the_limit_are_not_lost(mapping: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.csv").write_text(csv_of(3), encoding="utf-8")
+    twice = convert([tmp_path / "a", tmp_path / "b"], tmp_path / "twice", mapping=mapping, action_scale="env", on_error="skip")
+    assert (twice.episodes, twice.duplicates_dropped, twice.episodes_lost) == (3, 3, 0)
+    few = convert(tmp_path / "a", tmp_path / "few", mapping=mapping, action_scale="env", on_error="skip", limit=1)
+    assert (few.episodes, few.episodes_lost) == (1, 0)
+
+
+def test_of_rows_as_episodes_each_bad_row_is_a_lost_episode(mapping: str, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(csv_of(10, [(1, 0), (1, 1), (4, 3)]), encoding="utf-8")
+    result, _ = converted(tmp_path, tmp_path / "log.csv", mapping=mapping, rows_as_episodes=True)
+    assert (result.episodes, lost_of(result)) == (37, {"bad-row": 3})
+
+
+@pytest.mark.parametrize("bad", [(3, 1), (9, LENGTH - 1), (0, 0)])
+def test_without_ids_the_episode_that_lost_a_row_is_counted(bad: tuple[int, int], tmp_path: Path) -> None:
+    text = MAPPING.replace('eps_id = "eps_id"\n', "").replace('t = "t"\n', "")
+    (tmp_path / "mapping.toml").write_text(text, encoding="utf-8")
+    (tmp_path / "log.csv").write_text(csv_of(10, [bad], ids=False, t=False), encoding="utf-8")
+    result, _ = converted(tmp_path, tmp_path / "log.csv", mapping=str(tmp_path / "mapping.toml"))
+    assert (result.episodes, lost_of(result)) == (9, {"bad-row": 1})
+
+
+def test_without_ids_an_episode_at_the_end_of_which_every_row_is_bad_is_counted(tmp_path: Path) -> None:
+    text = MAPPING.replace('eps_id = "eps_id"\n', "").replace('t = "t"\n', "")
+    (tmp_path / "mapping.toml").write_text(text, encoding="utf-8")
+    bad = [(9, step) for step in range(LENGTH)]
+    (tmp_path / "log.csv").write_text(csv_of(10, bad, ids=False, t=False), encoding="utf-8")
+    result, _ = converted(tmp_path, tmp_path / "log.csv", mapping=str(tmp_path / "mapping.toml"))
+    assert (result.episodes, lost_of(result)) == (9, {"bad-row": 1})
+
+
+def test_without_ids_a_table_of_which_every_row_is_bad_counts_as_one_lost_episode(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text('[columns]\nobs = ["x"]\nactions = "a"\ndones = "d"\n', encoding="utf-8")
+    sources = tmp_path / "good", tmp_path / "bad"
+    for folder in sources:
+        folder.mkdir()
+    (sources[0] / "log.csv").write_text("x,a,d\n0.5,1,0\n0.5,0,1\n", encoding="utf-8")
+    (sources[1] / "log.csv").write_text("x,a,d\n0.5,,0\n,1,1\n", encoding="utf-8")
+    result, _ = converted(tmp_path, sources, mapping=str(tmp_path / "m.toml"))  # type: ignore[arg-type]
+    assert (result.episodes, lost_of(result)) == (1, {"bad-row": 1})
+
+
+def test_rows_of_one_t_that_differ_and_an_end_before_the_end_are_told_apart(mapping: str, tmp_path: Path) -> None:
+    text = csv_of(5).replace("e1,2,1.2", "e1,1,1.2").replace("e2,1,2.1,1,1.0,0", "e2,1,2.1,1,1.0,1")
+    (tmp_path / "log.csv").write_text(text, encoding="utf-8")
+    result, _ = converted(tmp_path, tmp_path / "log.csv", mapping=mapping)
+    assert (result.episodes, lost_of(result)) == (3, {"conflict": 1, "steps-after-end": 1})
+
+
+# ---- RLlib's formats ----
+
+
+def steps(name: str, **more: Any) -> dict[str, Any]:
+    number = np.arange(LENGTH)
+    return {
+        "eps_id": [name] * LENGTH,
+        "t": number,
+        "obs": [[float(ord(name)), float(i)] for i in number],
+        "new_obs": [[float(ord(name)), float(i + 1)] for i in number],
+        "actions": number % 2,
+        "rewards": np.ones(LENGTH),
+        "terminateds": number == LENGTH - 1,
+        **more,
+    }
+
+
+def tables(folder: Path, *files: dict[str, Any] | bytes) -> Path:
+    folder.mkdir()
+    for number, columns in enumerate(files):
+        if isinstance(columns, bytes):
+            (folder / f"{number}.parquet").write_bytes(columns)
+        else:
+            pq.write_table(pa.table(columns), folder / f"{number}.parquet")
+    return folder
+
+
+CASES: dict[str, tuple[list[dict[str, Any] | bytes], dict[str, int]]] = {
+    "bad row": ([steps("a"), steps("b", rewards=[1, None, 1, 1])], {"bad-row": 1}),
+    "only bad rows": ([steps("a"), steps("b", rewards=pa.nulls(LENGTH, pa.float64()))], {"bad-row": 1}),
+    "damaged file": ([steps("a"), b"PAR1 and no more", steps("c")], {"unreadable": 1}),
+    "gap": ([steps("a"), steps("b", t=np.array([0, 1, 3, 4]))], {"gap": 1}),
+    "conflict": ([steps("a"), steps("a", rewards=np.zeros(LENGTH)), steps("a", rewards=np.full(LENGTH, 2.0))], {"conflict": 1}),
+    "duplicate": ([steps("a"), steps("a")], {}),
+    "copy with a bad row": ([steps("a"), steps("a", rewards=[1, 1, 1, None])], {}),
+    "after the end": ([steps("a"), steps("b", terminateds=[False, True, False, True])], {"steps-after-end": 1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lost_episodes_of_step_tables_are_counted_by_reason(case: str, tmp_path: Path) -> None:
+    files, lost = CASES[case]
+    result, _ = converted(tmp_path, tables(tmp_path / "source", *files))
+    assert lost_of(result) == lost
+
+
+def test_each_packed_episode_that_cannot_be_read_is_lost(tmp_path: Path) -> None:
+    convert(tables(tmp_path / "source", *(steps(name) for name in "abc")), tmp_path / "packed", action_scale="env")
+    (shard,) = (tmp_path / "packed" / "data").glob("*.parquet")
+    items = pq.read_table(shard).column("item").to_pylist()
+    (tmp_path / "rllib").mkdir()
+    pq.write_table(pa.table({"item": [items[0], b"\x93no", items[2], None]}), tmp_path / "rllib" / "part.parquet")
+    result, _ = converted(tmp_path, tmp_path / "rllib")
+    assert (result.episodes, lost_of(result)) == (2, {"unreadable": 2})
+
+
+def test_a_line_of_sample_batch_json_that_cannot_be_read_counts_as_one(tmp_path: Path) -> None:
+    def line(name: str) -> str:
+        return json.dumps({"type": "SampleBatch", **{k: np.asarray(v).tolist() for k, v in steps(name).items()}})
+
+    (tmp_path / "lines.json").write_text("\n".join([line("a"), line("b")[:-9], line("c")]) + "\n", encoding="utf-8")
+    result, _ = converted(tmp_path, tmp_path / "lines.json")
+    assert (result.episodes, lost_of(result)) == (2, {"unreadable": 1})
+
+
+# ---- from dataset to dataset ----
+
+
+def test_a_dataset_that_is_converted_brings_along_what_its_maker_lost(mapping: str, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(csv_of(6, [(1, 0), (2, 0)]), encoding="utf-8")
+    converted(tmp_path, tmp_path / "log.csv", mapping=mapping)
+    again = convert(tmp_path / "D", tmp_path / "again", to="columns")
+    assert (again.episodes, again.episodes_lost, lost_of(again)) == (4, 2, {"bad-row": 2})
+
+
+def test_what_a_dataset_says_that_it_lost_is_brought_along_without_reasons_too(mapping: str, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(csv_of(6, [(1, 0), (2, 0)]), encoding="utf-8")
+    converted(tmp_path, tmp_path / "log.csv", mapping=mapping)
+    manifest = tmp_path / "D" / "manifest.json"
+    document = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps({**document, "assumptions": {}}), encoding="utf-8")
+    assert convert(tmp_path / "D", tmp_path / "again").episodes_lost == 2
+
+
+@pytest.mark.parametrize("name", ["episodes", "columns"])
+def test_what_a_dataset_of_version_1_lost_is_not_known_whatever_is_beside_it(name: str, tmp_path: Path) -> None:
+    tables_folder = TESTDATA / "tables"
+    known = convert(
+        tables_folder / "robot_log.csv", tmp_path / "known", mapping=str(tables_folder / "robot_log.toml"), action_scale="env"
+    )
+    assert known.episodes_lost == 0
+    old = TESTDATA / "manifest_v1" / name
+    for number, sources in enumerate(([old], [old, tmp_path / "known"], [tmp_path / "known", old])):
+        found = convert(sources, tmp_path / f"{number}")
+        assert (found.episodes, found.episodes_lost) == (3, None)
+        assert "episodes_lost" not in json.loads((tmp_path / f"{number}" / "manifest.json").read_text(encoding="utf-8"))
+        assert inspect(tmp_path / f"{number}").episodes_lost is None
+
+
+def test_a_resumed_conversion_counts_all_that_was_lost(mapping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log.csv").write_text(csv_of(6, [(1, 0), (2, 0)]), encoding="utf-8")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(DatasetWriter, "commit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        convert(tmp_path / "log.csv", tmp_path / "D", on_error="skip", mapping=mapping, action_scale="env", max_rows_per_file=1)
+    assert list((tmp_path / "D" / "data").iterdir())
+    result, manifest = converted(tmp_path, tmp_path / "log.csv", mapping=mapping, max_rows_per_file=1, resume=True)
+    assert (result.episodes, manifest.episodes_lost) == (4, 2)

@@ -1,0 +1,275 @@
+"""Cells that Ray pickled because Arrow has no type for them: states of modules with memory, Tuple actions, observations."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from offline_cli import convert, inspect, open_dataset
+from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode, UnsafeData
+from offline_cli.formats.packed import objects, unpickle_cells
+from offline_cli.trees import leaves, map_leaves
+
+SAMPLES = Path(__file__).parents[1] / "testdata" / "rllib_objects"
+OBJECTS = {b"ARROW:extension:name": b"ray.data.arrow_pickled_object", b"ARROW:extension:metadata": b""}
+N = 4
+
+
+class Payload:
+    """Its pickle makes a folder where it is let in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.folder,)
+
+
+def pickled(values: list[Any], protocol: int = 5) -> pa.Array:
+    return pa.array(
+        [value if isinstance(value, bytes) else pickle.dumps(value, protocol) for value in values], pa.large_binary()
+    )
+
+
+def where(row: int) -> str:
+    return f"row {row}"
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"h": np.full((1, 3), step, np.float32), "c": np.arange(step, step + 3.0)}
+
+
+def write(path: Path, *, tagged: bool = True, **more: list[Any]) -> str:
+    columns = {
+        "eps_id": pa.array(["a"] * N),
+        "obs": pa.array([[float(i), 0.0] for i in range(N)]),
+        "new_obs": pa.array([[i + 1.0, 0.0] for i in range(N)]),
+        "actions": pa.array([i % 2 for i in range(N)]),
+        "rewards": pa.array([1.0] * N),
+        "terminateds": pa.array([i == N - 1 for i in range(N)]),
+    }
+    columns |= {name: pickled(values) for name, values in more.items()}
+    fields = [
+        pa.field(name, array.type, metadata=OBJECTS if tagged and name in more else None) for name, array in columns.items()
+    ]
+    pq.write_table(pa.table(list(columns.values()), schema=pa.schema(fields)), path)
+    return str(path)
+
+
+def read(path: str, **options: Any) -> tuple[EpisodeBatch, EpisodeStream]:
+    stream = read_episodes(path, **options)
+    return EpisodeBatch.concat(list(stream)), stream
+
+
+def assert_same_trees(ours: Any, theirs: Any) -> None:
+    map_leaves(lambda mine, other: np.testing.assert_array_equal(mine, other, strict=True), ours, theirs)
+
+
+def stacked(values: list[Any]) -> Any:
+    return map_leaves(lambda *parts: np.array(parts, np.asarray(parts[0]).dtype), *values)
+
+
+# ---- recordings ----
+
+
+def test_states_of_a_module_with_memory_that_rllib_recorded_are_extra_outputs(tmp_path: Path) -> None:
+    source = str(SAMPLES / "lstm_states.parquet")
+    result = convert(source, tmp_path / "out")
+    assert (result.dropped_columns, result.assumptions) == ((), {})
+    table = pq.read_table(source, columns=["state_out"])
+    wanted = stacked([pickle.loads(cell) for cell in _cells(table["state_out"])])
+    batch = EpisodeBatch.concat(list(open_dataset(str(tmp_path / "out")).batches()))
+    assert_same_trees(batch.extra["state_out"], wanted)
+    assert batch.extra["state_out"]["h"].shape == (25, 1, 4)
+
+
+def test_tuple_actions_that_rllib_recorded_are_tuples() -> None:
+    source = str(SAMPLES / "tuple_actions.parquet")
+    batch, stream = read(source)
+    table = pq.read_table(source, columns=["actions"])
+    theirs = stacked([pickle.loads(cell) for cell in _cells(table["actions"])])
+    map_leaves(np.testing.assert_array_equal, batch.actions, theirs)  # categories are int64 in our spaces
+    assert str(stream.action_space) == "Tuple(Discrete(3), Box(-inf, inf, (2,), float32))"
+
+
+def _cells(column: Any) -> list[bytes]:
+    """The bytes as they are stored, whether or not Ray has registered its type with Arrow by now."""
+    array = column.combine_chunks()
+    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    return list(getattr(array, "storage", array).to_pylist())
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", ["lstm_states", "tuple_actions"])
+def test_recorded_objects_equal_what_rllib_unpickles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")
+    monkeypatch.setenv("RAY_DATA_AUTOLOAD_PICKLE_OBJECT_SCALAR", "1")
+    source = str(SAMPLES / f"{name}.parquet")
+    batch, _ = read(source)
+    column = "state_out" if name == "lstm_states" else "actions"
+    theirs = pq.read_table(source)[column]
+    assert str(theirs.type) == "extension<ray.data.arrow_pickled_object<ArrowPythonObjectType>>"
+    ours = batch.extra["state_out"] if name == "lstm_states" else batch.actions
+    map_leaves(np.testing.assert_array_equal, ours, stacked([value.as_py() for value in theirs]))
+
+
+# ---- what a column may hold ----
+
+
+@pytest.mark.parametrize("tagged", [True, False], ids=["Ray's type", "plain bytes"])
+def test_pickled_cells_are_read_by_their_content_whatever_their_type_is_called(tmp_path: Path, tagged: bool) -> None:
+    batch, stream = read(write(tmp_path / "a.parquet", tagged=tagged, state_out=[state(i) for i in range(N)]))
+    assert_same_trees(batch.extra["state_out"], stacked([state(i) for i in range(N)]))
+    assert not stream.tally.assumptions
+
+
+def test_pickled_observations_are_trees(tmp_path: Path) -> None:
+    obs = [{"image": np.full((2, 2), i, np.uint8), "speed": np.float32(i)} for i in range(N + 1)]
+    batch, _ = read(write(tmp_path / "a.parquet", obs=list(obs[:-1]), new_obs=list(obs[1:])))
+    assert_same_trees(batch.obs, stacked(obs))
+
+
+def test_pickled_infos_are_dicts(tmp_path: Path) -> None:
+    batch, _ = read(write(tmp_path / "a.parquet", infos=[{"k": i, "name": "x"} for i in range(N)]))
+    assert batch.infos == [{}, *({"k": i, "name": "x"} for i in range(N))]
+
+
+LEAVES = st.one_of(
+    hnp.arrays(st.sampled_from([np.float32, np.float64, np.int8, np.int64, np.uint8, np.bool_, ">i2"]), (2, 3)),
+    st.integers(-5, 5).map(np.int32),
+    st.floats(width=32, allow_nan=False).map(np.float32),
+    st.integers(-3, 3),
+    st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.recursive(
+        LEAVES, lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1) | st.tuples(part, part), max_leaves=4
+    ),
+    st.integers(2, 5),
+    st.data(),
+)
+def test_a_column_of_objects_equals_its_cells_read_one_by_one(value: Any, protocol: int, data: st.DataObject) -> None:
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, (bool, int)):
+            return type(leaf)(data.draw(st.integers(0, 1)))
+        array = np.asarray(leaf)
+        found = data.draw(hnp.arrays(array.dtype, array.shape))
+        return found[()] if isinstance(leaf, np.generic) else found
+
+    values = [value, *(map_leaves(changed, value) for _ in range(3))]
+    cells = [values[row % len(values)] for row in range(objects.FEW + 20)]
+    assert_same_trees(
+        unpickle_cells(pickled(cells, protocol), where=where), stacked([map_leaves(np.asarray, v) for v in cells])
+    )
+
+
+def test_many_alike_objects_are_read_with_care_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_with_care = []
+    careful = objects.unpickle
+    monkeypatch.setattr(objects, "unpickle", lambda data, **options: read_with_care.append(1) or careful(data, **options))
+    cells = [{"h": np.full(4, i / 7, np.float32), "c": np.full(4, i / 9, np.float32)} for i in range(1000)]
+    tree = unpickle_cells(pickled(cells), where=where)
+    assert tree["c"][:, 0].tolist() == [np.float32(i / 9) for i in range(1000)]
+    assert len(read_with_care) <= 3
+
+
+def test_numbers_that_two_leaves_have_in_common_stay_apart() -> None:
+    shared = np.zeros(4, np.float32)
+    cells = [
+        {"h": shared, "c": shared},
+        *({"h": np.full(4, i, np.float32), "c": np.full(4, -i, np.float32)} for i in range(60)),
+    ]
+    tree = unpickle_cells(
+        pickled([*cells, *({"h": np.zeros(4, np.float32), "c": np.zeros(4, np.float32)} for _ in range(60))]), where=where
+    )
+    assert tree["h"][:61, 0].tolist() == [0, *range(60)]
+    assert (tree["h"][:61] == -tree["c"][:61]).all()
+
+
+# ---- what is refused, or dropped and named ----
+
+
+def test_an_object_of_another_structure_is_set_aside_by_row(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", state_out=[state(0), state(1), {"h": np.zeros(3)}, state(3)])
+    with pytest.raises(BadEpisode, match=r"another kind than the first one") as caught:
+        read(source)
+    assert caught.value.where.endswith("row 2, column state_out")
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "text": ("x", "a pickled str"),
+    "nothing": (None, "a pickled NoneType"),
+    "cut": (pickle.dumps(state(1))[:-30], "not a whole pickle"),
+    "another shape": ({**state(1), "c": np.zeros(4)}, r"float64\(4,\) in a column of float64\(3,\)"),
+    "another dtype": ({**state(1), "c": np.zeros(3, np.float32)}, r"float32\(3,\) in a column of float64\(3,\)"),
+    "a leaf in place of parts": (np.zeros(3), "another kind"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_object_is_refused_by_row(kind: str) -> None:
+    value, says = BAD[kind]
+    with pytest.raises(BadEpisode, match=says) as caught:
+        unpickle_cells(pickled([state(0)] * 50 + [value] + [state(2)]), where=where)
+    assert caught.value.where == "row 50"
+
+
+def test_a_column_of_other_objects_is_dropped_and_named_with_the_reason(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    source = write(
+        tmp_path / "a.parquet", note=["text"] * N, hook=[Payload(canary)] * N, state_out=[state(i) for i in range(N)]
+    )
+    result = convert(source, tmp_path / "out")
+    assert dict(result.dropped_reasons) == {
+        "note": "a pickled str where numbers are wanted",
+        "hook": f"a pickle that calls for {os.mkdir.__module__}.mkdir is not read",
+    }
+    assert set(result.dropped_columns) == {"note", "hook"}
+    assert result.assumptions["dropped-column"] == 2
+    assert set(inspect(source).dropped_columns) == {"note", "hook"}
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("column", ["obs", "actions", "infos"])
+def test_a_hostile_object_in_a_column_that_a_step_needs_is_refused_and_never_run(tmp_path: Path, column: str) -> None:
+    canary = tmp_path / "canary"
+    source = write(tmp_path / "a.parquet", **{column: [Payload(canary)] * N})
+    with pytest.raises(UnsafeData, match="mkdir"):
+        read(source)
+    assert not canary.exists()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("column", ["actions", "infos", "hook"])
+def test_objects_are_never_run_where_ray_has_registered_its_type(tmp_path: Path, column: str) -> None:
+    pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")
+    canary = tmp_path / "canary"
+    source = write(tmp_path / "a.parquet", **{column: [Payload(canary)] * N})
+    convert([source, str(SAMPLES / "lstm_states.parquet")], tmp_path / "out", on_error="quarantine")
+    assert not canary.exists()
+
+
+def test_an_object_among_many_that_declares_more_than_all_can_be_takes_no_memory() -> None:
+    large = np.zeros(1 << 20, np.uint8)
+    with pytest.raises(BadData, match="cannot all be as large as the first"):
+        unpickle_cells(pickled([[large] * 15, *[b"\x80\x05]."] * 300_000]), where=where)
+
+
+def test_values_of_a_column_have_the_leaves_of_its_tree() -> None:
+    tree = unpickle_cells(pickled([[np.zeros(2), (1, True)]] * 3), where=where)
+    assert [leaf.dtype.kind for leaf in leaves(tree)] == ["f", "i", "b"]

@@ -1,0 +1,73 @@
+"""Module classes written for RLlib as policies: they play by RLlib's contract, or are refused by what they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from rllib_modules import Follows
+
+from offline_cli import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, OfflineCliError
+
+Record = Callable[..., Path]
+Read = Callable[[Path], EpisodeBatch]
+SEEN, CHOICES = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(3)
+
+
+def seeded() -> Follows:
+    """As recording makes it: weights that nobody loads follow from a fixed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Follows(observation_space=SEEN, action_space=CHOICES, model_config={})
+
+
+@pytest.mark.parametrize("name", ["Follows", "Explores"])
+def test_a_class_with_setup_and_forward_plays_by_the_head_that_fits_the_action_space(
+    name: str, recorded: Record, read: Read
+) -> None:
+    batch = read(recorded(policy=f"python:rllib_modules:{name}", episodes=4))
+    inputs = seeded().forward_inference({Columns.OBS: torch.from_numpy(batch.acted_obs())})[Columns.ACTION_DIST_INPUTS]
+    np.testing.assert_allclose(batch.extra[Columns.ACTION_DIST_INPUTS], inputs.detach(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(batch.actions, inputs.argmax(1))
+
+
+def test_a_class_that_explores_another_way_does_so_where_it_is_told_to(recorded: Record, read: Read) -> None:
+    batch = read(recorded(policy="python:rllib_modules:Explores", episodes=4, explore=True))
+    assert not batch.extra[Columns.ACTION_DIST_INPUTS].any()
+    np.testing.assert_allclose(batch.extra[Columns.ACTION_LOGP], -np.log(3), rtol=1e-6)
+    assert len(set(batch.actions.tolist())) == 3
+
+
+def test_the_same_episodes_come_of_any_number_of_runners(
+    recorded: Record, read: Read, same: Callable[[EpisodeBatch, EpisodeBatch], None]
+) -> None:
+    given = {"policy": "python:rllib_modules:Follows", "episodes": 4, "explore": True}
+    same(read(recorded(**given, num_envs=1)), read(recorded(**given, num_envs=2, num_env_runners=1)))
+
+
+@pytest.mark.parametrize("name", ["Acts", "NamesDistribution", "SetsDistribution"])
+def test_a_class_that_puts_out_actions_or_names_its_distribution_plays(name: str, recorded: Record, read: Read) -> None:
+    assert set(read(recorded(policy=f"python:rllib_modules:{name}", episodes=2)).actions.tolist()) == {2}
+
+
+@pytest.mark.parametrize(
+    ("name", "explore", "said"),
+    [
+        ("Silent", False, "Silent does not say what it puts out"),
+        ("Wordless", False, r"Wordless puts out \['thoughts'\], neither 'actions' nor 'action_dist_inputs'"),
+        ("NamesDistribution", True, "NamesDistribution draws from a distribution class of its own"),
+        ("WantsCatalog", False, "WantsCatalog wants a catalog"),
+        ("TakesName", False, r"TakesName.setup\(\) makes a network called action_head"),
+    ],
+)
+def test_a_class_that_cannot_play_is_refused_by_what_it_lacks(name: str, explore: bool, said: str, recorded: Record) -> None:
+    with pytest.raises(OfflineCliError, match=said) as caught:
+        recorded(policy=f"python:rllib_modules:{name}", episodes=1, explore=explore)
+    assert isinstance(caught.value, BadConfig)
+    assert (caught.value.exit_code, bool(caught.value.fix)) == (4, True)

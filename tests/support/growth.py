@@ -1,0 +1,42 @@
+"""Processor time by size: what takes more than in proportion is found by doubling the data, on a loaded machine too."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from collections.abc import Callable
+
+__all__ = ["MOST", "assert_grows_in_proportion", "processor_seconds"]
+
+MOST = 2.3  # times the processor time for twice the data
+ROUNDS = 3
+
+
+def processor_seconds(work: Callable[[], object]) -> float:
+    """User and system time of this process and of the children that end meanwhile."""
+    gc.collect()
+    gc.freeze()  # else a search for cycles among all objects of the tests costs as much as the work
+    try:
+        before = _spent()
+        work()
+        return _spent() - before
+    finally:
+        gc.unfreeze()
+
+
+def _spent() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def assert_grows_in_proportion(half: Callable[[], object], full: Callable[[], object], most: float = MOST) -> None:
+    """`full`, the work on twice the data, takes at most `most` times as long as `half`: the best of three of each, in turns.
+
+    Measured once more where it seems to take longer: another program may have had the caches.
+    """
+    best = [float("inf"), float("inf")]
+    for attempt in range(2 * ROUNDS):
+        if attempt == ROUNDS and best[1] <= most * best[0]:
+            return
+        best = [min(known, processor_seconds(work)) for known, work in zip(best, (half, full), strict=True)]
+    assert best[1] <= most * best[0], f"{best[0]:.3f} s of processor time, and {best[1]:.3f} s for twice the data"

@@ -1,0 +1,172 @@
+"""On a GPU: captured training, data fed from the host, resuming, playing and recording. `make gpu` runs these tests."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from safetensors.torch import load_file
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import Interrupted
+from offline_cli.modules.policy import build_module
+from offline_cli.progress import Progress
+from offline_cli.recording.record import record
+from offline_cli.training import batches
+from offline_cli.training.batches import StepLoader
+from offline_cli.training.bc import train_bc
+from offline_cli.training.evaluate import evaluate
+from offline_cli.training.flat_adam import FlatAdam
+from offline_cli.training.step_store import StoreForm
+from offline_cli.training.updates import Update, captured
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
+Write = Callable[..., Path]
+Make = Callable[..., EpisodeBatch]
+GPU = "cuda"
+CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A small network."""
+    (tmp_path / "c.toml").write_text(CONFIG)
+    return tmp_path / "c.toml"
+
+
+def flat(run: Path) -> torch.Tensor:
+    tensors = load_file(run / "policy.safetensors")
+    return torch.cat([tensors[name].reshape(-1) for name in sorted(tensors)])
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """On average: where a gradient is nearly 0, Adam makes whole steps of rounding, so single weights may differ."""
+    return float((one - other).abs().mean())
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_training_there_ends_where_training_on_the_cpu_does(
+    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    monkeypatch.setattr(StoreForm, "within", lambda *_: StoreForm(window=60, pool=50, unit=5))  # one order on all devices
+    data = write_dataset()
+    options: dict[str, Any] = {"config": config, "updates": 60, "val_fraction": 0.25, "eval_every": 15, "streaming": streaming}
+    results = [train_bc(data, tmp_path / device, device=device, memory_limit=4 << 30, **options) for device in ("cpu", GPU)]
+    assert [result.device for result in results] == ["cpu", GPU]
+    assert results[0].val_loss == pytest.approx(results[1].val_loss, rel=1e-2)
+    assert apart(flat(tmp_path / "cpu"), flat(tmp_path / GPU)) < 1e-3
+
+
+def test_data_that_stays_on_the_host_trains_the_same_policy(
+    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "resident", config=config, updates=60, device=GPU)
+    monkeypatch.setattr(batches, "fits_on", lambda device, nbytes: False)
+    train_bc(data, tmp_path / "fed", config=config, updates=60, device=GPU)
+    assert apart(flat(tmp_path / "resident"), flat(tmp_path / "fed")) < 1e-4
+
+
+def test_a_run_that_was_stopped_there_ends_as_an_undisturbed_one(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data, sent = write_dataset(), list[int]()
+
+    def listen(progress: Progress) -> None:
+        if progress.stage == "training" and progress.done >= 20 and not sent:
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    options: dict[str, Any] = {"config": config, "updates": 60, "device": GPU, "val_fraction": 0.25, "eval_every": 15}
+    train_bc(data, tmp_path / "whole", **options)
+    with pytest.raises(Interrupted):
+        train_bc(data, tmp_path / "cut", on_progress=listen, **options)
+    train_bc(data, tmp_path / "cut", resume=True)
+    assert apart(flat(tmp_path / "whole"), flat(tmp_path / "cut")) < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_box_actions_are_learned_there_and_played(
+    make_batch: Make, write_dataset: Write, config: Path, tmp_path: Path, precision: str
+) -> None:
+    data, run = write_dataset(make_batch(continuous=True), action_scale="env"), tmp_path / "run"
+    result = train_bc(data, run, config=config, updates=150, device=GPU, precision=precision, val_fraction=0.25)
+    assert result.val_mse is not None
+    assert result.val_mse < 0.5
+    assert evaluate(run, env="Aim-v0", episodes=3, device=GPU, explore=True).episodes == 3
+
+
+def test_a_policy_from_there_records_on_either_device(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    train_bc(write_dataset(), tmp_path / "run", config=config, updates=20, device=GPU)
+    for device in ("cpu", GPU):
+        told = record("Sign-v0", tmp_path / device, policy=str(tmp_path / "run"), episodes=4, num_envs=2, device=device)
+        assert (told.episodes, told.complete) == (4, True)
+
+
+OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+    "image": spaces.Box(0, 255, (40, 40, 3), "uint8"),
+    "choices": spaces.MultiDiscrete([3, 4]),
+    "nested": spaces.Dict({"a": spaces.Box(-1.0, 1.0, (3,)), "b": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])}),
+}
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "box": spaces.Box(-1.0, 1.0, (2,)),
+    "choices": spaces.MultiDiscrete([2, 3]),
+    "bits": spaces.MultiBinary(3),
+    "nested": spaces.Dict({"go": spaces.Discrete(3, start=2), "aim": spaces.Box(-1.0, 1.0, (2,))}),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("seen", "done"), [("image", "box"), ("choices", "choices"), ("nested", "nested"), ("nested", "bits")])
+def test_every_kind_of_space_can_be_captured(seen: str, done: str, precision: str) -> None:
+    space, actions = OBSERVATIONS[seen], ACTIONS[done]
+    columns = {name: stacked(part) for name, part in (("obs", space), ("actions", actions))}
+    ends = []
+    for capture in (False, True):
+        module = build_module(space, actions, hidden=[16], action_scale="env", seed=0).to(GPU).train()
+        loader = StepLoader(columns, batch_size=8, seed=0, device=torch.device(GPU))
+        update = Update(module, FlatAdam(module.parameters(), lr=1e-3), loader.batch, precision=precision)
+        loader.fill(0)
+        launch = captured(update) if capture else update
+        for number in range(10):
+            loader.fill(number)
+            launch()
+        ends.append(update.optimizer.weights.clone())
+        assert torch.isfinite(ends[-1]).all()
+    assert apart(*ends) < 2e-4  # of weights that have moved by some 5e-3
+
+
+def stacked(space: spaces.Space[Any], rows: int = 20) -> Any:
+    """(20, ...) drawn values as tensors."""
+    if isinstance(space, spaces.Dict):
+        return {name: stacked(part) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(stacked(part) for part in space.spaces)
+    space.seed(0)
+    return torch.stack([torch.as_tensor(space.sample()) for _ in range(rows)])
+
+
+def test_a_captured_update_keeps_what_its_graph_writes_to() -> None:
+    """Whoever captures may let go of module and optimizer; what is allocated later must not land in their memory."""
+
+    def launch_alone() -> Callable[[], None]:
+        module = build_module(OBSERVATIONS["choices"], ACTIONS["bits"], hidden=[64], action_scale="env", seed=0).to(GPU).train()
+        batch = {"obs": stacked(OBSERVATIONS["choices"]).to(GPU), "actions": stacked(ACTIONS["bits"]).to(GPU)}
+        batch["weights"] = torch.full((20,), 0.05, device=GPU)
+        return captured(Update(module, FlatAdam(module.parameters(), lr=1e-3), batch, precision="fp32"))
+
+    launch = launch_alone()
+    gc.collect()
+    later = [torch.full((n,), 7.0, device=GPU) for n in (32, 64, 128, 512, 2048, 4096, 8192) for _ in range(20)]
+    for _ in range(5):
+        launch()
+    torch.cuda.synchronize()
+    assert all(bool((tensor == 7.0).all()) for tensor in later)

@@ -1,0 +1,120 @@
+"""Episodes of several modules: one policy learns from those of one of them, and nothing is mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig
+from offline_cli.storage.locations import open_location
+from offline_cli.storage.writer import DatasetWriter
+from offline_cli.training.bc import train_bc
+from offline_cli.training.module_choice import of_one_module
+
+Write = Callable[..., Path]
+Make = Callable[..., EpisodeBatch]
+SMALL = "hidden = [16]\nbatch_size = 32\ncheckpoint_every = 5\n"
+FILTER = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
+MANNERS = pytest.mark.parametrize("how", [{}, {"streaming": True}, {"val_fraction": 0.25, "streaming": True}], ids=str)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "c.toml").write_text(SMALL)
+    return tmp_path / "c.toml"
+
+
+@pytest.fixture
+def teams(make_batch: Make) -> EpisodeBatch:
+    """Twelve episodes, attackers and defenders in turn."""
+    return replace(make_batch(), module_ids=("attacker", "defender") * 6)
+
+
+def weights(run: Path) -> bytes:
+    return (run / "policy.safetensors").read_bytes()
+
+
+@MANNERS
+def test_several_modules_are_refused_with_the_choice_before_anything_is_written(
+    how: dict[str, Any], teams: EpisodeBatch, write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadConfig, match=r"2 modules, attacker \(6\), defender \(6\)") as caught:
+        train_bc(write_dataset(teams), tmp_path / "run", config=config, updates=2, **how)
+    assert caught.value.fix == "--module-id attacker to train that one"
+    assert not (tmp_path / "run").exists()
+
+
+@MANNERS
+def test_the_chosen_module_learns_as_from_a_dataset_of_its_own(
+    how: dict[str, Any], teams: EpisodeBatch, write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    alone = write_dataset(teams.select(range(1, 12, 2)), name="alone")
+    options: dict[str, Any] = {"config": config, "updates": 8, **how}
+    chosen = train_bc(write_dataset(teams), tmp_path / "chosen", module_id="defender", **options)
+    train_bc(alone, tmp_path / "alone-run", **options)
+    assert chosen.episodes == 6
+    assert weights(tmp_path / "chosen") == weights(tmp_path / "alone-run")
+
+
+def test_modules_of_several_sources_are_told_apart_too(
+    make_batch: Make, write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    batches = [make_batch(seed=seed) for seed in range(3)]
+    names = ("attacker", None, "default_policy")
+    sources = [
+        write_dataset(replace(batch, module_ids=(name,) * len(batch)), name=f"data-{seed}")
+        for seed, (batch, name) in enumerate(zip(batches, names, strict=True))
+    ]
+    with pytest.raises(BadConfig, match=r"2 modules, attacker \(12\), default_policy \(24\)"):
+        train_bc(sources, tmp_path / "run", config=config, updates=2)
+    assert train_bc(sources[1:], tmp_path / "run", config=config, updates=2).episodes == 24
+    assert train_bc(sources, tmp_path / "named", config=config, updates=2, module_id="default_policy").episodes == 24
+
+
+def test_a_dataset_of_step_columns_keeps_its_modules_apart(teams: EpisodeBatch, config: Path, tmp_path: Path) -> None:
+    spaces: dict[str, Any] = {"observation_space": teams.observation_space, "action_space": teams.action_space}
+    with DatasetWriter(open_location(str(tmp_path / "data")), format="columns", action_scale="unknown", **spaces) as writer:
+        writer.write(teams)
+        writer.commit()
+    with pytest.raises(BadConfig, match="2 modules"):
+        train_bc(tmp_path / "data", tmp_path / "run", config=config, updates=2)
+    assert train_bc(tmp_path / "data", tmp_path / "run", config=config, updates=2, module_id="attacker").episodes == 6
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_module_that_is_not_there_is_refused_with_those_that_are(
+    streaming: bool, teams: EpisodeBatch, write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadConfig, match=r"'atacker': the data holds attacker \(6\), defender \(6\)") as caught:
+        train_bc(
+            write_dataset(teams), tmp_path / "run", config=config, updates=2, module_id="atacker", streaming=streaming or None
+        )
+    assert caught.value.fix == "--module-id attacker"
+
+
+def test_pieces_learn_from_the_chosen_module_alone_and_the_run_resumes_with_it(
+    teams: EpisodeBatch, write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "p.toml").write_text(FILTER)
+    data, alone = write_dataset(teams), write_dataset(teams.select(range(0, 12, 2)), name="alone")
+    options: dict[str, Any] = {"pipeline": tmp_path / "p.toml", "config": config}
+    train_bc(data, tmp_path / "run", module_id="attacker", updates=5, **options)
+    with pytest.raises(BadConfig, match="2 modules"):
+        train_bc(data, tmp_path / "run", resume=True, updates=10, **options)
+    with pytest.raises(BadConfig, match="the data differs"):
+        train_bc(data, tmp_path / "run", resume=True, updates=10, module_id="defender", **options)
+    train_bc(data, tmp_path / "run", resume=True, updates=10, module_id="attacker", **options)
+    train_bc(alone, tmp_path / "straight", updates=10, **options)
+    assert weights(tmp_path / "run") == weights(tmp_path / "straight")
+
+
+def test_many_modules_are_counted_and_the_first_ones_named(make_batch: Make) -> None:
+    batch = replace(make_batch(episodes=30), module_ids=tuple(f"player {i}" for i in range(30)))
+    with pytest.raises(BadConfig, match=r"30 modules, player 0 \(1\), .*player 9 \(1\) and 20 more") as caught:
+        list(of_one_module([batch], None, where="here"))
+    assert caught.value.fix == "--module-id 'player 0' to train that one"
