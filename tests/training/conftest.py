@@ -158,11 +158,13 @@ def registered() -> Iterator[None]:
     GIVEN.clear()
     made = (SignEnv, FailingEnv, NumberlessEnv, MisshapenEnv, AimEnv)
     names = [f"{kind.__name__.removesuffix('Env')}-v0" for kind in made]
+    before = {name: gym.registry.pop(name) for name in names if name in gym.registry}  # of other tests in this process
     for name, kind in zip(names, made, strict=True):
         gym.register(name, kind)
     yield
     for name in names:
         del gym.registry[name]
+    gym.registry.update(before)
 
 
 @pytest.fixture(autouse=True)
