@@ -76,7 +76,9 @@ def test_a_machine_without_a_gpu_is_told_so_with_exit_6(tmp_path):
 
 
 def test_make_gpu_takes_the_python_that_is_there_and_sets_nothing_up():
-    done = subprocess.run(["make", "--no-print-directory", "-n", "gpu", "PYTHON=python9"], cwd=REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-n", "gpu", "PYTHON=python9"], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert done.stdout.splitlines() == ["python9 -m benchmarks.gpu --wheels .gpu-wheels"]
 
 

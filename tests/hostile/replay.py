@@ -8,6 +8,7 @@ written to. `--write` notes the answers in outcomes.json.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -26,6 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 Words = list[str | Path]
 TRAINING = ("configs", "datasets", "pipelines", "runs")  # their commands may draw curves
+PATIENCE = 100  # seconds of one command, until all stacks are shown and the process ends
 QUICK = ("inspect", "quarantine", "evaluate", "resume", "apply")
 
 
@@ -83,6 +85,7 @@ def replay(group: str, work: Path, *, quick: bool = False) -> Iterator[dict[str,
                 continue
             before = time.process_time()
             _forget_peak()
+            faulthandler.dump_traceback_later(PATIENCE, exit=True)
             canary.arm()
             try:
                 done = runner.invoke(app, [*map(str, words), "--json", "--quiet"])
@@ -90,6 +93,7 @@ def replay(group: str, work: Path, *, quick: bool = False) -> Iterator[dict[str,
             except CanaryDied:
                 exit_code, stdout, stderr = -1, "", ""
             canary.armed = False
+            faulthandler.cancel_dump_traceback_later()
             yield {
                 "case": f"{group}/{case.name}",
                 "command": name,
