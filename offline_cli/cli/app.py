@@ -6,6 +6,7 @@ exit code here, from the shell and from a test runner alike.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -138,7 +139,11 @@ app.command("repair", cls=DataCommand, epilog=repair.EXAMPLES)(repair.repair)
 
 def main() -> None:
     """Entry point of the console script."""
-    code = app(standalone_mode=False)
+    try:
+        code = app(standalone_mode=False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and told; Python's own end would have it kill the process
+    except KeyboardInterrupt:  # between the last two lines
+        code = SIGNALLED[0]
     if code in SIGNALLED:
         end_now(code)
     sys.exit(code)
