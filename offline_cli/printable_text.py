@@ -15,7 +15,7 @@ SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """`text` with every character spelled out (`\\n`, `\\x1b`, `\\u202e`) that is no sign and no space, but for those in `keep`.
+    """`text` with whatever is no sign and no space spelled out (`\\n`, `\\x1b`, `\\u202e`), but for characters in `keep`.
 
     These are controls, line breaks, marks of direction and format, halves of letters, and what Unicode has not assigned.
     """

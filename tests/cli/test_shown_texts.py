@@ -60,7 +60,8 @@ def told(name: str, error: BaseException) -> str:
 def test_text_made_printable_is_one_line_and_acts_on_nothing(text: str) -> None:
     shown = printable(text)
     assert len(shown.splitlines()) <= 1
-    assert not acting(shown) and "\n" not in shown
+    assert not acting(shown)
+    assert "\n" not in shown
 
 
 def test_letters_of_any_script_and_spaces_of_any_width_stay_as_they_are() -> None:
@@ -101,7 +102,9 @@ def test_a_traceback_shows_the_message_of_each_cause_in_one_line(capsys: pytest.
 @example(FORGED)
 def test_json_is_ascii_that_a_terminal_only_shows_and_stays_what_it_was(text: str) -> None:
     line = to_json({text: [text]})
-    assert not acting(line) and line.isascii() and line.count("\n") == 1
+    assert not acting(line)
+    assert line.isascii()
+    assert line.count("\n") == 1
     assert json.loads(line) == {text: [text]}
 
 
@@ -113,7 +116,8 @@ def test_progress_shows_a_stage_in_one_line(capsys: pytest.CaptureFixture[str]) 
         bars(Progress(FORGED, 1, 2, "rows"))
         bars.tell(FORGED)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
-    assert "\nerror:" not in shown and not acting(shown) - {"\r"}
+    assert "\nerror:" not in shown
+    assert not acting(shown) - {"\r"}
 
 
 def test_notes_and_warnings_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +127,8 @@ def test_notes_and_warnings_are_one_line_each(capsys: pytest.CaptureFixture[str]
         log.warning("note: %s", FORGED)
         sys.stderr.write(warnings.formatwarning(UserWarning("\x1b[33mWARN: " + FORGED + "\x1b[0m"), UserWarning, "f.py", 1))
     shown = capsys.readouterr().err
-    assert len(shown.splitlines()) == 2 and not acting(shown)
+    assert len(shown.splitlines()) == 2
+    assert not acting(shown)
     assert "UserWarning: WARN: e\\nerror" in shown
 
 
