@@ -24,6 +24,7 @@ from offline_cli.storage.cache import RemoteCache
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import Patience, Pending
+from offline_cli.storage.plain_files import open_plain, read_plain
 from offline_cli.storage.provider_errors import has_code, no_bucket
 from offline_cli.storage.stored_versions import StoredVersion
 from offline_cli.storage.urls import BUCKETS
@@ -252,12 +253,12 @@ class Location:
     # ---- bytes ----
 
     def open(self, ahead: Ahead | None = None) -> BinaryIO:
-        """This file, opened for reading and seeking. Raises StorageNotFound, StorageError.
+        """This file, opened for reading and seeking. Raises StorageNotFound, StorageError; BadData for a pipe or a device.
 
         `ahead`: of files that are read one after the other; it bounds what is fetched of them beforehand.
         """
         if self.is_local:
-            return self.ask("opening it", lambda: open(self.path, "rb"))
+            return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
         if self.is_memory:  # its own files share one position between all who read them
             return io.BytesIO(self.read_bytes())
         if self.is_in_bucket:
@@ -273,10 +274,12 @@ class Location:
         return found
 
     def read_bytes(self) -> bytes:
-        """All bytes of this file, past any cache. Raises StorageNotFound, StorageError."""
+        """All bytes of this file, past any cache. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
         if self.is_in_bucket:
             with self.without_cache.open() as file:
                 return file.read()
+        if self.is_local:
+            return self.ask("reading it", lambda: read_plain(self.path, shown=self.url))
         return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path)))
 
     @property

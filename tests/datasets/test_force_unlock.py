@@ -20,6 +20,7 @@ from gymnasium import spaces
 from offline_cli.datasets.repair import repair
 from offline_cli.errors import Locked, StorageNotFound, UsageError
 from offline_cli.storage import liveness
+from offline_cli.storage.locations import open_location
 from offline_cli.storage.processes import Process
 from offline_cli.storage.writer import DatasetWriter
 
@@ -138,7 +139,7 @@ def test_a_note_stays_whose_process_lives_on_this_machine(folder: Path) -> None:
 def test_a_note_stays_whose_writer_is_in_this_process(tmp_path: Path) -> None:
     box, two = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
     out = str(tmp_path / "D")
-    writer = DatasetWriter(out, format="columns", observation_space=box, action_space=two, action_scale="env")
+    writer = DatasetWriter(open_location(out), format="columns", observation_space=box, action_space=two, action_scale="env")
     with pytest.raises(KeyError), writer:
         with pytest.raises(Locked):
             repair(out, force_unlock=True)
