@@ -13,6 +13,7 @@ import typer
 
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
+from offline_cli.cli.shortage import is_shortage
 from offline_cli.cli.signals import interrupt_behind, signal_exit_code
 from offline_cli.cli.streams import colour_wanted, printable, write
 from offline_cli.errors import Interrupted, MissingPackage, OfflineCliError, StorageError, StorageNotFound, UsageError, causes
@@ -89,11 +90,11 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
         return _usage(error, invocation)
     if interrupt_behind(error) is not None:
         return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, known without loading torch
+    if is_shortage(error):
         return OutOfMemory(
             f"out of memory: {error}".rstrip(": "),
             where=invocation.command,
-            fix="a smaller input, --batch-size, or more memory",
+            fix="a smaller input, --batch-size, or more memory; a limit of this shell is shown by ulimit -a",
         )
     if isinstance(error, ImportError):
         return _missing(error, invocation)
