@@ -21,7 +21,8 @@ from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.cache import RemoteCache
-from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.failures import from_a_client, storage_failures
+from offline_cli.storage.inner_options import refused_inner_option
 from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import Patience, Pending
 from offline_cli.storage.plain_files import open_plain, read_plain
@@ -122,12 +123,19 @@ class Location:
     def ask(self, doing: str, request: Callable[[], T]) -> T:
         """What `request()` returns, which asks the filesystem of this place one thing.
 
-        Raises StorageError, naming this place, where it fails or takes too long; StorageNotFound.
+        Raises StorageError, naming this place, where it fails or takes too long; StorageNotFound; BadConfig where its client
+        cannot use what inner options say.
         """
         with storage_failures(self.url, doing):
             if self.is_local or self.is_memory:
                 return request()
-            return self.patience.wait_for(request, self.url)
+            try:
+                return self.patience.wait_for(request, self.url)
+            except (TypeError, AttributeError) as err:
+                refused = refused_inner_option(getattr(self.fs, "storage_options", None), err, self.url)
+                if refused is None or not from_a_client(err):
+                    raise
+                raise refused from err
 
     def _info(self, doing: str) -> Mapping[str, Any] | None:
         """What the filesystem says of this place; None where nothing is here."""
