@@ -48,6 +48,7 @@ PROBLEM: Final = "problem"
 """Among the details of an error: the code by which `validate` reports it (docs/validate.md)."""
 
 
+ITEM: Final = "  - "  # before each mistake of a list
 MAX_PLACE: Final = 2000  # letters of a place
 MAX_PROBLEMS: Final = 8000  # letters of the mistakes that one error lists
 
@@ -83,6 +84,19 @@ class OfflineCliError(Exception):
         self.fix = fix
         self.details = dict(details or {})
         self.result = dict(result or {})
+
+    @property
+    def what_lines(self) -> tuple[str, ...]:
+        """`what`, with each of the mistakes that it lists in a line of its own; a line break within one is part of its text."""
+        mistakes = [f"{ITEM}{one}" for one in self.details.get("problems", ()) if isinstance(one, str)]
+        listed = "".join(f"\n{line}" for line in mistakes)
+        return (self.what.removesuffix(listed), *mistakes) if listed and self.what.endswith(listed) else (self.what,)
+
+    @property
+    def what_in_one_line(self) -> str:
+        """`what`, for a sentence that goes on: mistakes that it lists are set apart by semicolons."""
+        head, *mistakes = self.what_lines
+        return " ".join((head, "; ".join(line.removeprefix(ITEM) for line in mistakes))) if mistakes else head
 
     def __str__(self) -> str:
         return f"{self.what}\n  at:  {self.where}\n  try: {self.fix}"
@@ -159,7 +173,7 @@ class BadConfig(OfflineCliError):
         ]
         if len(listed) < len(problems):
             listed.append(f"... and {len(problems) - len(listed)} more")
-        what = listed[0] if len(listed) == 1 else f"{len(problems)} mistakes:\n  - " + "\n  - ".join(listed)
+        what = listed[0] if len(listed) == 1 else "\n".join((f"{len(problems)} mistakes:", *(f"{ITEM}{one}" for one in listed)))
         return cls(what, where=where, fix=fix, details={"problems": listed})
 
 

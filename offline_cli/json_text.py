@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain
 from typing import Any
 
 __all__ = ["deeper_than", "from_json"]
@@ -29,7 +30,10 @@ def from_json(text: str | bytes) -> Any:
 
 def deeper_than(document: Any, depth: int) -> bool:
     """Whether lists and objects are nested deeper than `depth`: a validator goes as deep as they do, and Python does not."""
-    if not isinstance(document, (dict, list)):
-        return False
-    parts = document.values() if isinstance(document, dict) else document
-    return not depth or any(deeper_than(part, depth - 1) for part in parts)
+    level = [document] if isinstance(document, (dict, list)) else []
+    for _ in range(depth):
+        parts = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [part for part in chain.from_iterable(parts) if isinstance(part, (dict, list))]
+        if not level:
+            return False
+    return bool(level)

@@ -116,10 +116,10 @@ class Rejects:
             raise error
         self.count += rows
         if len(self.first) < SHOWN:
-            self.first.append(Reject(where=error.where, code=error.code, reason=error.what, raw=b""))
+            self.first.append(Reject(where=error.where, code=error.code, reason=error.what_in_one_line, raw=b""))
         if self.on_error is OnError.QUARANTINE:
             data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
-            reason = error.what if data else f"{error.what} ({NOT_COPIED})"
+            reason = error.what_in_one_line if data else f"{error.what_in_one_line} ({NOT_COPIED})"
             self.kept.append(Reject(where=error.where, code=error.code, reason=reason, raw=data))
             self._kept_bytes += len(data)
             if len(self.kept) >= KEPT_ROWS or self._kept_bytes >= KEPT_BYTES:

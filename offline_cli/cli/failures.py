@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import typer
 
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
+from offline_cli.cli.shortage import is_shortage
 from offline_cli.cli.signals import interrupt_behind, signal_exit_code
 from offline_cli.cli.streams import colour_wanted, printable, write
-from offline_cli.errors import Interrupted, MissingPackage, OfflineCliError, StorageError, StorageNotFound, UsageError
+from offline_cli.errors import Interrupted, MissingPackage, OfflineCliError, StorageError, StorageNotFound, UsageError, causes
 
 __all__ = ["Bug", "OutOfMemory", "UsageProblem", "explain", "report"]
 
@@ -53,9 +55,10 @@ def report(error: BaseException, invocation: Invocation) -> int:
     told = explain(error, invocation)
     exit_code = _exit_code(error, told)
     if invocation.debug:
-        write(sys.stderr, invocation.without_secrets("".join(traceback.format_exception(error))))
+        write(sys.stderr, invocation.without_secrets(_traceback(error)))
+    what, fix = _blanked_lines(told.what_lines, invocation), _blanked_lines(_fix_lines(told), invocation)
     told.what, told.where, told.fix = (invocation.without_secrets(text) for text in (told.what, told.where, told.fix))
-    write(sys.stderr, _message(told))
+    write(sys.stderr, _message(what, told.where, fix))
     if invocation.as_json:
         fields = {key: value for key, value in told.as_dict().items() if key != "exit_code"}
         write(sys.stdout, to_json({**_blanked({**told.result, "error": fields}, invocation), "exit_code": exit_code}))
@@ -87,11 +90,11 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
         return _usage(error, invocation)
     if interrupt_behind(error) is not None:
         return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, known without loading torch
+    if is_shortage(error):
         return OutOfMemory(
             f"out of memory: {error}".rstrip(": "),
             where=invocation.command,
-            fix="a smaller input, --batch-size, or more memory",
+            fix="a smaller input, --batch-size, or more memory; a limit of this shell is shown by ulimit -a",
         )
     if isinstance(error, ImportError):
         return _missing(error, invocation)
@@ -142,9 +145,32 @@ def _innermost_place(error: BaseException) -> str:
     return f"{name}, line {frame.lineno}"
 
 
-def _message(error: OfflineCliError) -> str:
+def _message(what: str, where: str, fix: str) -> str:
     labels = ("error:", "at:", "try:")
     if colour_wanted(sys.stderr):
         labels = ("\x1b[1;31merror:\x1b[0m", "\x1b[1mat:\x1b[0m", "\x1b[1;32mtry:\x1b[0m")
-    what, where, fix = (printable(text) for text in (error.what, error.where, error.fix))
-    return f"{labels[0]} {what}\n  {labels[1]}  {where}\n  {labels[2]} {fix}\n"
+    return f"{labels[0]} {what}\n  {labels[1]}  {printable(where)}\n  {labels[2]} {fix}\n"
+
+
+def _blanked_lines(lines: Sequence[str], invocation: Invocation) -> str:
+    """Lines that are ours, each without secrets and line breaks of its own."""
+    return "\n".join(printable(invocation.without_secrets(line)) for line in lines)
+
+
+def _fix_lines(error: OfflineCliError) -> Sequence[str]:
+    """What to try; a mapping to start from is a text of several lines."""
+    mapping = str(error.details.get("starting_mapping", ""))
+    if not mapping or not error.fix.endswith(mapping):
+        return [error.fix]
+    return [error.fix.removesuffix(mapping).rstrip("\n"), "", *mapping.split("\n")]
+
+
+def _traceback(error: BaseException) -> str:
+    """Frames and messages of `error` and what it came from, innermost first; of each message, line breaks are spelled out."""
+    parts = []
+    for one in reversed(list(causes(error))):
+        said = one.what_in_one_line if isinstance(one, OfflineCliError) else str(one)
+        notes = getattr(one, "__notes__", ())
+        words = "".join(f"{printable(line)}\n" for line in (f"{type(one).__qualname__}: {said}", *map(str, notes)))
+        parts.append("Traceback (most recent call last):\n" + "".join(traceback.format_tb(one.__traceback__)) + words)
+    return "\nwhich led to:\n\n".join(parts)

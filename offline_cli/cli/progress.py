@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from offline_cli.cli.notes import notes_in_one_line
 from offline_cli.cli.pace import Pace
 from offline_cli.cli.streams import is_terminal, printable, write
 from offline_cli.progress import OnProgress, Progress, no_progress
@@ -25,7 +26,7 @@ END_SECONDS = 1.0  # between two lines that tell the end of a stage: evaluations
 @contextmanager
 def working(*, quiet: bool) -> Iterator[OnProgress]:
     """A listener for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone."""
-    with redirect_stdout(sys.stderr), _display(quiet=quiet) as listener, _waits_shown_by(listener):
+    with redirect_stdout(sys.stderr), notes_in_one_line(), _display(quiet=quiet) as listener, _waits_shown_by(listener):
         yield listener
 
 

@@ -16,10 +16,16 @@ from typing import Any, Protocol
 
 from offline_cli.cli.streams import colour_wanted, is_terminal, printable, write
 
-__all__ = ["NOT_KNOWN", "Result", "Summary", "in_words", "plain", "show", "show_grid", "to_json", "with_reasons"]
+__all__ = ["NOT_KNOWN", "Lines", "Result", "Summary", "in_words", "plain", "show", "show_grid", "to_json", "with_reasons"]
 
 NOT_KNOWN = "not known"
 _WIDE = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
+
+
+class Lines(tuple[str, ...]):
+    """A value of a table that is shown in lines of its own, each of which is one text."""
+
+    __slots__ = ()
 
 
 Summary = Callable[[Mapping[str, Any]], Mapping[str, Any] | Sequence[tuple[str, Any]]]
@@ -36,20 +42,24 @@ class Result(Protocol):
 def show(result: Result, *, as_json: bool, summary: Summary = dict) -> None:
     """Write `result` on stdout: all of it as JSON, or for people what `summary` makes of it."""
     told = result.as_dict()
-    write(sys.stdout, to_json(told) if as_json else _table(plain(summary(told))))
+    write(sys.stdout, to_json(told) if as_json else _table(summary(told)))
 
 
 def show_grid(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, above: Sequence[str] = (), below: Sequence[str] = ()
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str | tuple[str, ...]]],
+    *,
+    above: Sequence[str] = (),
+    below: Sequence[str] = (),
 ) -> None:
-    """Write a table with headings on stdout, and lines above and below it."""
+    """Write a table with headings on stdout, and lines above and below it; a cell that is a tuple has a line for each."""
     write(sys.stdout, "".join(f"{printable(line)}\n" for line in above) + _grid(headings, rows))
     write(sys.stdout, "".join(f"{printable(line)}\n" for line in below))
 
 
 def to_json(value: Any) -> str:
-    """`value` as one line of valid JSON."""
-    return json.dumps(plain(value), allow_nan=False) + "\n"
+    """`value` as one line of valid JSON, in ASCII: whatever would act on a terminal is an escape of JSON."""
+    return json.dumps(plain(value), allow_nan=False).replace("\x7f", "\\u007f") + "\n"
 
 
 def plain(value: Any) -> Any:
@@ -77,11 +87,15 @@ def _table(result: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> str:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in result.items() if isinstance(result, Mapping) else result:
-        table.add_row(Text(printable(name.replace("_", " "))), Text(printable(in_words(value))))
+        table.add_row(Text(printable(name.replace("_", " "))), Text(_cell(value)))
     return _drawn(table)
 
 
-def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _cell(value: Any) -> str:
+    return "\n".join(map(printable, value)) if isinstance(value, Lines) else printable(in_words(plain(value)))
+
+
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[str | tuple[str, ...]]]) -> str:
     from rich.table import Table
     from rich.text import Text
 
@@ -89,7 +103,7 @@ def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     for number, heading in enumerate(headings):
         table.add_column(Text(heading, style="bold"), no_wrap=not number, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(_cell(Lines(cell) if isinstance(cell, tuple) else cell)) for cell in row))
     return _drawn(table)
 
 
@@ -107,7 +121,7 @@ def _drawn(table: Any) -> str:
         highlight=False,
     )
     console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")) + "\n"
 
 
 def in_words(value: Any) -> str:

@@ -20,6 +20,7 @@ EXAMPLES = options.examples(
     "offline-cli repair s3://bucket/dataset",
     "offline-cli repair dataset --drop-broken",
     "offline-cli repair dataset --keep old",
+    "offline-cli repair dataset --force-unlock",
 )
 
 
@@ -48,6 +49,14 @@ def repair(
             "--env", metavar="ENV", help=f"Environment whose spaces the data has, if nothing else says: {options.ENV_FORMS}."
         ),
     ] = None,
+    force_unlock: Annotated[
+        bool,
+        typer.Option(
+            "--force-unlock",
+            help="Remove the writer's note, _writing.json, and nothing else; refused while it changes within 25 s, "
+            "or its process runs on this machine.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")] = False,
     storage_option: options.StorageOptions = None,
     as_json: options.AsJson = False,
@@ -68,6 +77,7 @@ def repair(
             drop_broken=drop_broken,
             keep=keep,
             env=env,
+            force_unlock=force_unlock,
             storage_options=options.storage_options(storage_option),
             on_progress=on_progress,
             command=ctx.obj.recorded(),
@@ -80,7 +90,8 @@ def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if told["dry_run"]:
         yield "dry_run", True
     for name in ("out", "format", "episodes", "steps", "shards", "adopted", "dropped", "complete", "resumable"):
-        yield name, told[name]
+        if told[name] is not None:
+            yield name, told[name]
     would = "would be " if told["dry_run"] else ""
     for broken in told["broken"]:
         yield f"{would}left out", f"{broken['path']}: {broken['why']}"
@@ -89,4 +100,4 @@ def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for file in told["set_aside"]:
         yield f"{would}moved to quarantine", file
     if not told["changed"]:
-        yield "changed", "nothing: the dataset was whole"
+        yield "changed", "nothing: there was no note" if told["format"] is None else "nothing: the dataset was whole"

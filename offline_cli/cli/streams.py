@@ -1,4 +1,9 @@
-"""Writes text for people and programs; refuses to fail because a reader has gone, or to pass on a terminal's control codes."""
+"""Writes text for people and programs; refuses to fail because a reader has gone, or to pass on what acts on a terminal.
+
+`write` is the one place where text meets a terminal or a pipe: of characters that are no signs it lets line breaks through
+alone, and colours where there is a terminal that wants them. Which line breaks are ours, only whoever makes a text of several
+parts knows: each part goes through `printable`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,13 @@ import os
 import re
 import select
 import sys
-from typing import TextIO
+from typing import Final, TextIO
+
+from offline_cli.printable_text import printable
 
 __all__ = ["colour_wanted", "discard", "is_terminal", "printable", "settle", "stdout_is_closed", "write"]
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def write(stream: TextIO | None, text: str) -> None:
@@ -20,7 +27,7 @@ def write(stream: TextIO | None, text: str) -> None:
     """
     if stream is None:  # started with the stream closed
         return
-    encoding = stream.encoding or "utf-8"
+    text, encoding = _showable(text, coloured=colour_wanted(stream)), stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
@@ -62,9 +69,11 @@ def stdout_is_closed() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def printable(text: str) -> str:
-    """`text` with control codes spelled out: file names and episode ids come from outside and may hold escape sequences."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+def _showable(text: str, *, coloured: bool) -> str:
+    """`text` without what acts on a terminal, but for line breaks, and colours where it is `coloured`."""
+    if not coloured:
+        return printable(text, keep="\n")
+    return "".join(part if number % 2 else printable(part, keep="\n") for number, part in enumerate(COLOUR.split(text)))
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -91,6 +91,6 @@ def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if told["hashes_unchecked"]:
         yield "hashes", f"of {told['hashes_unchecked']:,} shards not compared; --deep does"
     for problem in told["problems"]:
-        text = f"{problem['what']}\nat:  {problem['where']}\ntry: {problem['fix']}"
+        text = render.Lines((problem["what"], f"at:  {problem['where']}", f"try: {problem['fix']}"))
         yield f"{problem['severity']}: {problem['code']}", text
     yield "found", {name: told[name] for name in ("errors", "warnings", "notes")}

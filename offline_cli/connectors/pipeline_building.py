@@ -65,7 +65,7 @@ def _made(file: PipelineFile, setting: Setting) -> list[tuple[PieceEntry, Connec
         except (SpaceMismatch, MissingPackage):
             raise
         except OfflineCliError as err:
-            problems.append(f"{entry.label}: {err.what} ({err.fix})")
+            problems.append(f"{entry.label}: {err.what_in_one_line} ({err.fix})")
         except Exception as err:  # noqa: BLE001  a constructor may raise whatever it likes at options that it minds
             problems.append(f"{entry.label}: {what_it_wants(err)}")
     if problems:

@@ -192,7 +192,7 @@ def _entry(piece: Mapping[str, Any], index: int, kind: Any, trusted: bool, probl
     try:
         maker = _maker(piece, label, trusted)
     except BadConfig as err:
-        problems.append(f"{label}: {err.what} ({err.fix})")
+        problems.append(f"{label}: {err.what_in_one_line} ({err.fix})")
         return None
     signature = signature_of(maker)
     options = {name: value for name, value in piece.items() if name not in ("name", "use", *PLACES)}

@@ -101,7 +101,7 @@ def _own_pieces_of(trained: TrainedPipeline) -> PipelineFile:
     except BadConfig as err:
         fix = "name the pipeline file it was trained with: --env-to-module FILE"
         raise BadConfig(
-            f"the policy was trained through pieces of other code: {err.what}", where=trained.where, fix=fix
+            f"the policy was trained through pieces of other code: {err.what_in_one_line}", where=trained.where, fix=fix
         ) from err
 
 
@@ -124,7 +124,7 @@ def _take_state(pipeline: ConnectorPipelineV2, trained: TrainedPipeline) -> None
     try:
         pipeline.set_state({name: state for name, state in trained.state.items() if name in beside})
     except BadPiece as err:  # the state's fault here, and it has come from a file
-        what = f"what the pieces learned in training cannot be given to them: {err.what}"
+        what = f"what the pieces learned in training cannot be given to them: {err.what_in_one_line}"
         raise BadData(what, where=trained.where, fix="train again") from err
     pipeline.freeze()
 

@@ -49,6 +49,7 @@ __all__ = ["EpisodeStream", "read_episodes", "read_opened"]
 
 BY_SOURCE: Final = "the source"
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
+FEW: Final = 1000  # episodes, for which no process is worth starting
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
 
 
@@ -193,7 +194,7 @@ def read_opened(
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))
-        _prepare(opened, env_spaces, workers, on_progress)
+        _prepare(opened, env_spaces, workers, limit, on_progress)
         episodes = WholeEpisodes(
             opened,
             OnError(on_error),
@@ -276,7 +277,13 @@ def _check_scale(said: str | None) -> None:
         raise UsageError(f"no action scale is called {said!r}", where="--action-scale", fix=f"use {' or '.join(SCALES)}")
 
 
-def _prepare(sources: Sequence[Source], spaces: tuple[Space, Space] | None, workers: int, on_progress: OnProgress) -> None:
+def _prepare(
+    sources: Sequence[Source],
+    spaces: tuple[Space, Space] | None,
+    workers: int,
+    limit: int | None,
+    on_progress: OnProgress,
+) -> None:
     """JSON and CSV have neither tuples nor dtypes: their readers take them from the spaces, where these are known."""
     for source in sources:
         if isinstance(source, TableSource):
@@ -287,9 +294,11 @@ def _prepare(sources: Sequence[Source], spaces: tuple[Space, Space] | None, work
         if isinstance(source, SampleBatchSource) and spaces is not None:
             source.observation_space, source.action_space = spaces
         if isinstance(source, SampleBatchSource):
-            source.processes = helpers(workers, source.size)
+            source.processes = 0 if limit is not None and limit < FEW else helpers(workers, source.size)
         if isinstance(source, (RllibColumnsSource, RllibEpisodesSource)):
             source.workers = workers
+        if isinstance(source, (RllibColumnsSource, RllibEpisodesSource, SampleBatchSource)):
+            source.limit = limit
 
 
 def _declared(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
 import pyarrow as pa
@@ -79,6 +79,7 @@ BOM: Final = b"\xef\xbb\xbf"
 LOOKED_AT: Final = 512  # remote files whose first bytes are read; of more, evenly spread ones
 LINES_LOOKED_AT: Final = 16  # files whose first line is read, where it is not a batch
 THREADS: Final = 8
+BUNCH: Final = 16  # local files that a thread looks at, one after the other, for one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +229,14 @@ def _kinds(files: Sequence[Location]) -> list[tuple[str, Location]]:
     """(kind, file) of those looked at: parquet, lines, hdf5, arrow, minari, lerobot, other."""
     step = 1 if files[0].is_local else max(1, len(files) // LOOKED_AT)
     chosen = files[::step]
+    size = BUNCH if files[0].is_local else 1
+    bunches = [chosen[first : first + size] for first in range(0, len(chosen), size)]
     with reading_pool(min(THREADS, len(chosen))) as pool:
-        return list(zip(pool.map(_kind, chosen), chosen, strict=True))
+        return list(zip(chain.from_iterable(pool.map(_kinds_of, bunches)), chosen, strict=True))
+
+
+def _kinds_of(files: Sequence[Location]) -> list[str]:
+    return [_kind(file) for file in files]
 
 
 def _kind(file: Location) -> str:

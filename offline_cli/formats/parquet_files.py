@@ -42,6 +42,7 @@ AHEAD = 4  # files that each of the workers may be ahead
 BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
+GROWTH = 4  # times as many rows has each joined table, where the first is to come soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +110,22 @@ def chunks(
     *,
     columns: Sequence[str] | None = None,
     workers: int = WORKERS,
+    first_rows: int | None = None,
     scope: Scope | None = None,
 ) -> Iterator[Chunk]:
     """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
 
-    `scope` owns files and threads while they are read.
+    `first_rows`: after so many a first chunk ends, others after ever more: who stops soon has not waited for thousands of small
+    files. `scope` owns files and threads while they are read.
     """
     waiting: list[_Part] = []
     rows = size = 0
+    most = ROWS if first_rows is None else min(ROWS, first_rows)
     for part in _parts(files, rejects, columns, workers, part_of(scope)):
-        full = rows >= ROWS or size >= BYTES
+        full = rows >= most or size >= BYTES
         if waiting and (full or part.first or part.lost_before or not _same_columns(waiting[0].table, part.table)):
             yield _chunk(waiting)
-            waiting, rows, size = [], 0, 0
+            waiting, rows, size, most = [], 0, 0, min(ROWS, GROWTH * most)
         waiting.append(part)
         rows, size = rows + part.table.num_rows, size + part.table.nbytes
     if waiting:

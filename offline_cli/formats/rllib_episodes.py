@@ -33,12 +33,15 @@ class RllibEpisodesSource(FileSource):
 
     format: str = "rllib-episodes"
     workers: int = WORKERS  # files read at a time
+    limit: int | None = None  # episodes that the caller will take at most
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
         """Batches of the episodes as they stand, a new one where their structure changes."""
         self.done = 0
         decoder = BatchDecoder(rejects, tally)
-        for chunk in chunks(self.files, rejects, columns=[Columns.ITEM], workers=self.workers, scope=self.scope):
+        for chunk in chunks(
+            self.files, rejects, columns=[Columns.ITEM], workers=self.workers, first_rows=self.limit, scope=self.scope
+        ):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
             items = _items(chunk, rejects)

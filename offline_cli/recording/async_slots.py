@@ -24,6 +24,7 @@ from offline_cli.errors import OfflineCliError
 from offline_cli.recording.infos import owned
 from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.recording.slots import RAISED, Index, SlotFailure
+from offline_cli.recording.starting import started
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
@@ -65,7 +66,7 @@ class AsyncSlots:
                 args = (name, dict(kwargs), tuple(wrappers), slot, count, observation_space, memory, theirs)
                 worker = context.Process(target=_work, args=args, daemon=True, name=f"environment-{slot}")
                 self._pipes.append(ours)
-                worker.start()
+                started(worker)
                 self._workers.append(worker)
                 theirs.close()
             for slot in range(count):
@@ -106,7 +107,7 @@ class AsyncSlots:
     def _answer(self, slot: int, doing: str) -> Answer:
         try:
             found, value = self._pipes[slot].recv()
-        except (EOFError, ConnectionResetError) as err:
+        except (EOFError, OSError) as err:  # the latter in the middle of a message
             self._workers[slot].join(GRACE)
             code = self._workers[slot].exitcode
             raise SlotFailure(slot, doing, f"the end of its process, with exit code {code}") from err

@@ -28,7 +28,7 @@ def partly_kept(
     if failure is None:
         what = f"{_stopped_by(signal_number)}; {kept}"
         return Interrupted(what, where=result.out, fix=go_on, details={**details, **_exit_code(signal_number)})
-    what, fix = f"{failure.what}; {kept}", f"{failure.fix}; {go_on}"
+    what, fix = f"{failure.what_in_one_line}; {kept}", f"{failure.fix}; {go_on}"
     return type(failure)(what, where=failure.where, fix=fix, details={**failure.details, **details})
 
 

@@ -222,5 +222,5 @@ class EnvRunner:
         slot = failure.row if failure.row < len(self._live) else 0
         what, fix = f"{failure.who} raised {failure.cause!r}", f"check {failure.who} with this environment"
         if isinstance(failure.cause, OfflineCliError):
-            what, fix = f"{failure.who}: {failure.cause.what}", failure.cause.fix
+            what, fix = f"{failure.who}: {failure.cause.what_in_one_line}", failure.cause.fix
         return BadData(what, where=self._place(slot), fix=f"{fix}{self._seed(slot)}")

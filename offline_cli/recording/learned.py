@@ -59,7 +59,7 @@ def merged(pipelines: PlayPipelines, states: Sequence[Mapping[str, Any] | str]) 
             return Learned(lost=f"{size} bytes of state are too many for a manifest")
         return Learned(plain or None)
     except OfflineCliError as err:
-        return Learned(lost=f"{err.what} ({err.where})")
+        return Learned(lost=f"{err.what_in_one_line} ({err.where})")
     except Exception as err:  # noqa: BLE001  merge_states may be anybody's
         return Learned(lost=f"merging states raised {err!r}")
 

@@ -26,6 +26,7 @@ from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_planned, open_runner, policy_of
 from offline_cli.recording.policy import Policy
+from offline_cli.recording.starting import started
 
 __all__ = ["played_by_processes"]
 
@@ -56,7 +57,7 @@ def played_by_processes(
             ours, theirs = context.Pipe(duplex=False)
             args = (plan, number, theirs, stop, states is not None)
             process = context.Process(target=_run, args=args, name=f"runner-{number}")
-            process.start()  # no daemon: asynchronous slots are processes of its own
+            started(process)  # no daemon: asynchronous slots are processes of its own
             theirs.close()
             inboxes.append(_Inbox(process, ours))
         yield from _merged(inboxes, lambda: _pass_on(stopped, stop))
@@ -93,7 +94,7 @@ class _Inbox:
             meanwhile()
             try:
                 message = self._pipe.recv()
-            except EOFError as err:
+            except (EOFError, OSError) as err:  # the latter in the middle of a message
                 self._process.join(GRACE)
                 what = f"a runner process ended with exit code {self._process.exitcode}"
                 fix = "--num-env-runners 0 shows what happens; the same command with --resume goes on"

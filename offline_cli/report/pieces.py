@@ -1,6 +1,6 @@
 """Tables of a pipeline's pieces for people, from what `apply --show` and `--trace` tell; refuses to know how tables are drawn.
 
-A table is a row of headings and rows of texts; where one cell has several lines, they stand for several columns of a batch.
+A table is a row of headings and rows of texts; a cell of several lines, a tuple, stands for several columns of a batch.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from typing import Any, Final
 
 __all__ = ["Grid", "shown", "traced"]
 
-Grid = tuple[Sequence[str], Sequence[Sequence[str]]]  # headings, rows
+Cell = str | tuple[str, ...]  # a text, or one a line
+Grid = tuple[Sequence[str], Sequence[Sequence[Cell]]]  # headings, rows
 NOT_KNOWN: Final = "not known"
 START: Final = "(the episodes)"
 
 
 def shown(told: Mapping[str, Any]) -> Grid:
     """One row per piece, from `PipelineShown.as_dict()`: spaces before and after, and what it does to the batch's columns."""
-    rows = [
+    rows: list[Sequence[Cell]] = [
         [
             piece["name"],
             piece["input_observation_space_text"],
@@ -28,14 +29,14 @@ def shown(told: Mapping[str, Any]) -> Grid:
         for piece in told["pieces"]
     ]
     whole = told["pieces"][-1]["columns"] if told["pieces"] else []
-    after = NOT_KNOWN if whole is None else "\n".join(map(_column, whole)) or "empty"
+    after = NOT_KNOWN if whole is None else tuple(map(_column, whole)) or "empty"
     return ("piece", "observations before", "observations after", "actions after", "what it does to the batch"), [
         *rows,
         ["train batch", "", "", "", after],
     ]
 
 
-def _change(before: Sequence[Mapping[str, Any]] | None, after: Sequence[Mapping[str, Any]] | None) -> str:
+def _change(before: Sequence[Mapping[str, Any]] | None, after: Sequence[Mapping[str, Any]] | None) -> Cell:
     if after is None or before is None:
         return NOT_KNOWN
     old, new = ({column["name"]: column for column in columns} for columns in (before, after))
@@ -44,7 +45,7 @@ def _change(before: Sequence[Mapping[str, Any]] | None, after: Sequence[Mapping[
         f"{name}: {_kind(old[name])} becomes {_kind(new[name])}" for name in new if name in old and old[name] != new[name]
     ]
     lines += [f"takes out {name}" for name in old if name not in new]
-    return "\n".join(lines) or "nothing"
+    return tuple(lines) or "nothing"
 
 
 def _column(column: Mapping[str, Any]) -> str:

@@ -20,7 +20,8 @@ import pyarrow as pa
 __all__ = ["arrow_file", "let_go", "threads_may_read"]
 
 LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing left to do
-PAUSE: Final = 0.0005
+PAUSE: Final = 0.0005  # seconds between two looks
+SHORTEST: Final = 0.00002  # the first: mostly they are done by then, and small files come by the thousand
 
 
 def arrow_file(stream: Any) -> AbstractContextManager[Any]:
@@ -43,6 +44,7 @@ def threads_may_read(source: Any) -> bool:
 
 def let_go(file: ReferenceType[Any]) -> None:
     """Wait until Arrow has let go of a file that nothing else refers to any more."""
-    until = time.monotonic() + LONGEST
+    until, pause = time.monotonic() + LONGEST, SHORTEST
     while file() is not None and time.monotonic() < until:
-        time.sleep(PAUSE)
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE)

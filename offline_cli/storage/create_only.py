@@ -58,8 +58,13 @@ def creates_only(target: Location) -> bool:
 
 
 def whole_file(place: Location) -> bytes | None:
-    """The bytes at `place`, in one request, so that they are of one moment; None where there is nothing."""
+    """The bytes at `place`, in one request, so that they are of one moment; None where there is nothing.
+
+    Raises StorageError; BadData for a pipe or a device.
+    """
     try:
+        if place.is_local:
+            return place.read_bytes()
         return place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
     except StorageNotFound:
         return None

@@ -16,7 +16,7 @@ from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import NoAnswer
 from offline_cli.storage.provider_errors import explained, set_up
 
-__all__ = ["storage_failures"]
+__all__ = ["from_a_client", "storage_failures"]
 
 CLIENTS = frozenset(
     {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs", "urllib3"}
@@ -87,6 +87,11 @@ def _place(err: OSError, url: str) -> str:
 
 def _text(err: Exception) -> str:
     return f"{type(err).__name__}: {blanked(str(err))}" if str(err) else type(err).__name__
+
+
+def from_a_client(err: Exception) -> bool:
+    """Whether `err`, of any class, came through a cloud client's code."""
+    return any(_is_client(name) for name in _modules_of(err))
 
 
 def _from_a_client(err: Exception) -> bool:

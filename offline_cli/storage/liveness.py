@@ -4,11 +4,13 @@ A writer writes its note anew every BEAT seconds. On its own machine, a process 
 old after STALE seconds, told by two clocks: the writer's, in the note, and the storage's, in the time of the file. Clocks of
 machines differ, and laptops sleep; so where the two disagree, where the process runs, or where the beat is not old by far, the
 note is watched for longer than a beat before it counts as left: one that changes is a live writer's, whatever the clocks say.
+Times that lie in the future, or that nobody says, tell nothing: then the note is watched for LEASE beats of our own clock.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,11 +20,23 @@ from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.locations import Location
 from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["AT_WORK", "BEAT", "STALE", "heard_from", "holder_at_work", "locked", "refuse_if_at_work", "wait_until_surely_left"]
+__all__ = [
+    "AT_WORK",
+    "BEAT",
+    "STALE",
+    "heard_from",
+    "holder_at_work",
+    "locked",
+    "refuse_if_at_work",
+    "refuse_if_changing",
+    "runs_here",
+    "wait_until_surely_left",
+]
 
 BEAT: Final = 10.0  # seconds between two beats
 STALE: Final = 60.0  # seconds after which a writer has not been heard from for too long
 WATCH: Final = 12.0  # seconds in which a live writer beats at least once
+LEASE: Final = 2.5  # beats that a note is watched for where its times tell nothing
 CERTAIN: Final = 900.0  # seconds that no two clocks differ by: cloud storage refuses requests of such a clock
 AT_WORK: Final[set[str]] = set()
 """Tokens of the writers in this process, which runs whether they do or not."""
@@ -32,8 +46,8 @@ def refuse_if_at_work(note: WritingNote, place: Location) -> None:
     """Raise Locked where the writer of `note`, at `place`, is at work as far as can be told at once."""
     if not note.left and _runs(note) is not False:
         ages = _ages(note, place)
-        if not ages or max(ages) <= STALE:
-            raise locked(note, place, min(ages, default=None))
+        if not _tell_nothing(ages) and max(ages) <= STALE:
+            raise locked(note, place, min(ages))
 
 
 def holder_at_work(note: WritingNote, place: Location) -> Mapping[str, Any] | None:
@@ -53,13 +67,28 @@ def wait_until_surely_left(note: WritingNote, place: Location) -> None:
     if note.left or runs is False:
         return
     ages = _ages(note, place)
-    if runs is None and min(ages, default=0.0) > CERTAIN:
-        return
-    before, until = _state(place), time.monotonic() + WATCH
+    if _tell_nothing(ages):
+        refuse_if_changing(note, place, LEASE * BEAT)
+    elif runs is not None or min(ages) <= CERTAIN:
+        refuse_if_changing(note, place, WATCH)
+
+
+def refuse_if_changing(note: WritingNote | None, place: Location, seconds: float | None = None) -> None:
+    """Watch the file at `place`, whose note is `note` if it is one, for so many seconds, else for LEASE beats.
+
+    Raises Locked as soon as it changes: somebody is at work.
+    """
+    seconds = LEASE * BEAT if seconds is None else seconds
+    before, until = _state(place), time.monotonic() + seconds
     while time.monotonic() < until:
-        time.sleep(WATCH / 50)
+        time.sleep(seconds / 50)
         if _state(place) != before:
-            raise locked(note, place, 0.0)
+            raise _changing(place) if note is None else locked(note, place, 0.0)
+
+
+def runs_here(note: WritingNote) -> bool:
+    """Whether the process of `note` is known to run on this machine, with the writer in it."""
+    return _runs(note) is True
 
 
 def heard_from(age: float | None) -> str:
@@ -77,6 +106,16 @@ def locked(note: WritingNote, place: Location, age: float | None) -> Locked:
     )
     holder = {"host": note.host, "pid": note.pid, "command": note.command, "started": note.started, "age": age}
     return Locked(what, where=place.url, fix=fix, details={"holder": holder})
+
+
+def _changing(place: Location) -> Locked:
+    what = "somebody writes this note, which says nothing that can be read"
+    return Locked(what, where=place.url, fix="wait until it does not change any more, or end who writes it")
+
+
+def _tell_nothing(ages: list[float]) -> bool:
+    """Whether no time is known, or one lies in the future by more than clocks differ: nobody can say how old a beat is."""
+    return min(ages, default=-math.inf) < -BEAT
 
 
 def _runs(note: WritingNote) -> bool | None:

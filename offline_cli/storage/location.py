@@ -10,6 +10,7 @@ failures in one language (`failures.py`). What a place is, is asked by `info` al
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final, Generic, TypeVar
@@ -21,9 +22,11 @@ from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.cache import RemoteCache
-from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.failures import from_a_client, storage_failures
+from offline_cli.storage.inner_options import refused_inner_option
 from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import Patience, Pending
+from offline_cli.storage.plain_files import open_plain, read_plain
 from offline_cli.storage.provider_errors import has_code, no_bucket
 from offline_cli.storage.stored_versions import StoredVersion
 from offline_cli.storage.urls import BUCKETS
@@ -121,12 +124,19 @@ class Location:
     def ask(self, doing: str, request: Callable[[], T]) -> T:
         """What `request()` returns, which asks the filesystem of this place one thing.
 
-        Raises StorageError, naming this place, where it fails or takes too long; StorageNotFound.
+        Raises StorageError, naming this place, where it fails or takes too long; StorageNotFound; BadConfig where its client
+        cannot use what inner options say.
         """
         with storage_failures(self.url, doing):
             if self.is_local or self.is_memory:
                 return request()
-            return self.patience.wait_for(request, self.url)
+            try:
+                return self.patience.wait_for(request, self.url)
+            except (TypeError, AttributeError) as err:
+                refused = refused_inner_option(getattr(self.fs, "storage_options", None), err, self.url)
+                if refused is None or not from_a_client(err):
+                    raise
+                raise refused from err
 
     def _info(self, doing: str) -> Mapping[str, Any] | None:
         """What the filesystem says of this place; None where nothing is here."""
@@ -169,6 +179,8 @@ class Location:
 
     def size(self) -> int:
         """Bytes in this file. Raises StorageNotFound."""
+        if self.is_local:  # fsspec asks for ten things more, and there may be 100,000 files
+            return self.ask("asking for its size", lambda: os.stat(self.path).st_size)
         return int(self.stored("asking for its size")["size"] or 0)
 
     def missing(self) -> StorageNotFound:
@@ -252,12 +264,12 @@ class Location:
     # ---- bytes ----
 
     def open(self, ahead: Ahead | None = None) -> BinaryIO:
-        """This file, opened for reading and seeking. Raises StorageNotFound, StorageError.
+        """This file, opened for reading and seeking. Raises StorageNotFound, StorageError; BadData for a pipe or a device.
 
         `ahead`: of files that are read one after the other; it bounds what is fetched of them beforehand.
         """
         if self.is_local:
-            return self.ask("opening it", lambda: open(self.path, "rb"))
+            return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
         if self.is_memory:  # its own files share one position between all who read them
             return io.BytesIO(self.read_bytes())
         if self.is_in_bucket:
@@ -273,10 +285,12 @@ class Location:
         return found
 
     def read_bytes(self) -> bytes:
-        """All bytes of this file, past any cache. Raises StorageNotFound, StorageError."""
+        """All bytes of this file, past any cache. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
         if self.is_in_bucket:
             with self.without_cache.open() as file:
                 return file.read()
+        if self.is_local:
+            return self.ask("reading it", lambda: read_plain(self.path, shown=self.url))
         return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path)))
 
     @property

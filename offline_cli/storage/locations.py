@@ -16,6 +16,7 @@ from offline_cli.errors import MissingPackage, UsageError
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.clients import client_for
 from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.inner_options import check_inner_options
 from offline_cli.storage.location import Location
 from offline_cli.storage.options import HERE, cache_of, options_for, patience_of, quiet_clients, without_probes
 from offline_cli.storage.urls import check_url, is_web
@@ -38,8 +39,8 @@ def open_location(
 
     `beside`: other places that the same options are for. `filesystem`: one of fsspec or `pyarrow.fs`, in which `url` is a path;
     of the options it takes only `time_limit`, `cache`, `cache_size`. Raises UsageError for a scheme that nobody knows and for
-    an option that none of these places takes, MissingPackage where a client is not installed, StorageError where it cannot be
-    set up.
+    an option that none of these places takes, BadConfig for inner ones (`client_kwargs`) that its client cannot hand on,
+    MissingPackage where a client is not installed, StorageError where it cannot be set up.
     """
     if isinstance(url, Location):
         return url
@@ -56,6 +57,7 @@ def open_location(
     remote, shown = scheme not in HERE, blanked(text)
     if remote:
         quiet_clients()
+        check_inner_options(scheme, options, text)
     try:
         with storage_failures(shown, "opening the storage"):
             fs, path = client_for(text, options, patience) if remote else url_to_fs(text, **options)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -15,6 +16,7 @@ from offline_cli.json_text import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.layout import SHARD_PATH
 from offline_cli.storage.schemas import mistakes
+from offline_cli.storage.shards_form import is_shard
 from offline_cli.storage.statistics_form import is_column
 
 __all__ = ["Counts", "Environment", "Manifest", "Shard"]
@@ -22,6 +24,7 @@ __all__ = ["Counts", "Environment", "Manifest", "Shard"]
 VERSION = 2  # that is written; those before are read for ever
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
+SHARD: Final = re.compile(r"^shards\.(\d+)")  # the place of a mistake
 FIX = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
 
 
@@ -156,13 +159,18 @@ def _parsed(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _mistakes(document: dict[str, Any]) -> list[str]:
-    """Every mistake against the schema, which need not see columns that are plainly right: there may be thousands."""
-    statistics = document.get("statistics")
+    """Every mistake against the schema, which need not see the columns and shards that are plainly right: they may be many."""
+    statistics, shards = document.get("statistics"), document.get("shards")
     columns = statistics.get("columns") if isinstance(statistics, dict) else None
     if isinstance(statistics, dict) and isinstance(columns, dict):
         doubtful = {path: column for path, column in columns.items() if not is_column(column)}
         document = {**document, "statistics": {**statistics, "columns": doubtful}}
-    return mistakes(document, schema_of(document.get("version")))
+    if not isinstance(shards, list):
+        return mistakes(document, schema_of(document.get("version")))
+    numbers = [number for number, shard in enumerate(shards) if not is_shard(shard)]
+    document = {**document, "shards": [shards[number] for number in numbers]}
+    found = mistakes(document, schema_of(document.get("version")))
+    return [SHARD.sub(lambda place: f"shards.{numbers[int(place[1])]}", text) for text in found]
 
 
 def _contradictions(document: dict[str, Any]) -> list[str]:
@@ -181,6 +189,8 @@ def _contradictions(document: dict[str, Any]) -> list[str]:
 
 def _whole(counts: Mapping[str, Any]) -> dict[str, Any]:
     """`counts` with integers as int: JSON Schema takes 3.0 for an integer too."""
+    if float not in map(type, counts.values()):
+        return dict(counts)
     return {name: int(value) if isinstance(value, float) else value for name, value in counts.items()}
 
 

@@ -230,6 +230,35 @@ class TestTakingOver:
         resumed(local, writer_for)
         assert time.monotonic() - began > 0.5
 
+    @pytest.mark.parametrize("future", ["beat", "file", "both", "no time at all"])
+    def test_a_note_whose_times_lie_in_the_future_is_taken_over_after_the_lease(
+        self, local: Location, future: str, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(liveness, "BEAT", 0.4)
+        path, when = local.join("_writing.json").path, time.time() + 10 * HOURS
+        set_note(local, host=f"not-{socket.gethostname()}")
+        if future != "file":
+            set_note(local, beat="2126-01-01T00:00:00+00:00")
+        if future in ("file", "both"):
+            os.utime(path, (when, when))
+        if future == "no time at all":
+            set_note(local, beat="soon", started="now")
+            monkeypatch.setattr(liveness, "_modified", lambda place: None)
+        began = time.monotonic()
+        resumed(local, writer_for)
+        assert 1.0 <= time.monotonic() - began < 10
+
+    def test_a_note_of_the_future_that_changes_is_a_live_writers(
+        self, local: Location, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(liveness, "BEAT", 2.0)
+        set_note(local, host=f"not-{socket.gethostname()}", beat="2126-01-01T00:00:00+00:00")
+        beat = threading.Timer(0.3, set_note, (local,), {"beat": "2126-01-01T00:00:10+00:00"})
+        beat.start()
+        with pytest.raises(Locked):
+            resumed(local, writer_for)
+        beat.join()
+
     def test_a_note_of_an_earlier_version_has_no_beat_and_counts_by_its_process(
         self, local: Location, writer_for: WriterFor
     ) -> None:

@@ -20,7 +20,8 @@ from offline_cli.datasets.repair.known import what_is_known
 from offline_cli.datasets.repair.plan import Plan
 from offline_cli.datasets.repair.result import RepairResult
 from offline_cli.datasets.repair.survey import Survey, survey
-from offline_cli.errors import BadData, Locked, NoData
+from offline_cli.datasets.repair.unlocking import force_unlock as take_note_away
+from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
@@ -42,6 +43,7 @@ def repair(
     drop_broken: bool = False,
     keep: str | None = None,
     env: str | None = None,
+    force_unlock: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
@@ -50,11 +52,17 @@ def repair(
 
     `drop_broken`: leave out shards that are missing or cannot be read, or whose sha256 is not that of the manifest; without it
     they are named and refused. `keep`: `old` or `new`, of a dataset that was being overwritten. `env`: whose spaces are those
-    of the data, where nothing that can be read says them. `dry_run`: change nothing.
+    of the data, where nothing that can be read says them. `dry_run`: change nothing. `force_unlock`: remove the writer's note
+    and do nothing else, whatever its times say, unless its process runs on this machine or its bytes change within 25 s.
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
-    BadConfig where nothing says the spaces, UsageError where `keep` is needed, StorageError.
+    BadConfig where nothing says the spaces, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
     folder, began = open_location(out, storage_options), time.monotonic()
+    if force_unlock:
+        if drop_broken or keep is not None or env is not None:
+            fix = "take the note away first, then repair"
+            raise UsageError("--force-unlock does nothing else", where="--drop-broken, --keep or --env", fix=fix)
+        return take_note_away(folder, dry_run=dry_run)
     said = shlex.join(command) if command else this_command()
     for _ in range(TRIES):
         with _told_what_repair_can_do():

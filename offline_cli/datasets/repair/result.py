@@ -10,22 +10,22 @@ __all__ = ["RepairResult"]
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """A dataset after its repair; of a dry run: as it would be."""
+    """A dataset after its repair; of a dry run: as it would be. None: not known, because the note alone was taken away."""
 
     out: str
-    format: str  # "episodes" | "columns"
-    episodes: int
-    steps: int
-    shards: int
+    format: str | None  # "episodes" | "columns"
+    episodes: int | None
+    steps: int | None
+    shards: int | None
     adopted: int  # shards that no manifest listed before
     dropped: int  # half-written files, uploads and shards that are not part of it: the lists below together
     changed: bool  # False: nothing was wrong
-    complete: bool  # whether all that was once asked for is in it
-    resumable: bool  # whether --resume goes on from here
+    complete: bool | None  # whether all that was once asked for is in it
+    resumable: bool | None  # whether --resume goes on from here
     broken: tuple[dict[str, str], ...]  # shards left out: path, why
     removed: tuple[str, ...]  # half-written files and uploads, which nobody can read
     set_aside: tuple[str, ...]  # files moved to quarantine/, by their paths before
-    based_on: str  # where format, spaces and all that shards do not say came from: "note", "manifest", "shards"
+    based_on: str | None  # where format, spaces and all that shards do not say came from: "note", "manifest", "shards"
     dry_run: bool  # nothing was written
     seconds: float
 

@@ -61,7 +61,7 @@ class Findings:
         """Count an error that reading raised, or handed on, by the code that it asks for, else by `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
-        self.add(source, code, count, [error.where], example=error.what, fix=error.fix)
+        self.add(source, code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
 
     def set_total(self, source: str, code: str, of: int) -> None:
         """Say of how many things the count is, where the code was found."""

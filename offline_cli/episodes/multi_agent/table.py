@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from offline_cli.episodes.multi_agent.episode_data import MultiAgentData
 from offline_cli.episodes.multi_agent.timelines import SKIP
+from offline_cli.printable_text import printable
 
 __all__ = ["table"]
 
 
 def table(episode: MultiAgentData) -> str:
     """Environment timesteps across, from the lookback buffer's first; an x where an agent got an observation."""
-    names = [str(agent) for agent in episode.agent_episodes]
+    names = [printable(str(agent)) for agent in episode.agent_episodes]
     width = max(map(len, ["ts", *names])) + 2
     times = [str(t) for t in range(-episode._lookback, len(episode) + 1)]
     rows = [("ts", times)]

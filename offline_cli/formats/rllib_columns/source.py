@@ -33,12 +33,13 @@ class RllibColumnsSource(FileSource):
 
     format: str = "rllib-columns"
     workers: int = WORKERS  # files read at a time
+    limit: int | None = None  # episodes that the caller will take at most
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
         """Runs of rows as they stand; `t_started` from column `t` where there is one."""
         self.done = 0
         reading = _Reading(tally, rejects)
-        for chunk in chunks(self.files, rejects, workers=self.workers, scope=self.scope):
+        for chunk in chunks(self.files, rejects, workers=self.workers, first_rows=self.limit, scope=self.scope):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
             for batch, places in reading.of_chunk(chunk):

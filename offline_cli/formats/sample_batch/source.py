@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from offline_cli.engines.processes import mapped
 from offline_cli.episodes.batch import EpisodeBatch
@@ -35,6 +37,7 @@ class SampleBatchSource(FileSource):
 
     format: str = "sample-batch"
     processes: int = 0  # that read lines, beside this one
+    limit: int | None = None  # episodes that the caller will take at most
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
         """Runs of rows as they stand, a policy at a time; see `Source.fragments`.
@@ -44,13 +47,17 @@ class SampleBatchSource(FileSource):
         self.done = 0
         settlement = Settlement(tally, self.observation_space, self.action_space)
         blocks: dict[str | None, Block] = {}
-        for together in _settled(self._rows(tally, rejects), settlement):
+        ended = 0
+        for together in _settled(self._rows(tally, rejects), settlement, self.limit):
             for rows in together if _leave_room(together, blocks, settlement) else in_line_order(together):
                 block = blocks.setdefault(rows.policy, Block(rows.policy))
                 trees = settlement.trees_of(rows)
                 if block.rows and (block.nbytes > BLOCK_BYTES or not block.takes(rows, trees)):
                     yield self._flushed(block, settlement, tally, rejects)
                 block.add(rows, trees)
+            ended += _ended(together)
+            if self.limit is not None and ended >= self.limit:  # the caller may have all it wants
+                yield from (self._flushed(block, settlement, tally, rejects) for block in blocks.values() if block.rows)
         for block in blocks.values():
             if block.rows:
                 yield self._flushed(block, settlement, tally, rejects)
@@ -107,20 +114,29 @@ def _nbytes(lines: list[Line]) -> int:
     return sum(len(line.data) for line in lines)
 
 
-def _settled(incoming: Iterator[list[PolicyRows]], settlement: Settlement) -> Iterator[list[PolicyRows]]:
-    """The rows, once the first ones have been looked at together; line by line where a line changes what holds."""
+def _ended(together: Sequence[PolicyRows]) -> int:
+    """How many episodes end in these rows."""
+    return sum(int(np.count_nonzero(rows.terminateds | rows.truncateds)) for rows in together)
+
+
+def _settled(incoming: Iterator[list[PolicyRows]], settlement: Settlement, limit: int | None) -> Iterator[list[PolicyRows]]:
+    """The rows, once the first ones have been looked at together; line by line where a line changes what holds.
+
+    The first ones are those of LOOKAHEAD_BYTES, or of `limit` episodes.
+    """
     waiting: deque[list[PolicyRows]] = deque()
-    nbytes = 0
+    nbytes = ended = 0
     for together in incoming:
         after = nbytes + sum(rows.nbytes for rows in together)
         is_looked_ahead = nbytes > LOOKAHEAD_BYTES or after <= LOOKAHEAD_BYTES
+        ended += _ended(together)
         is_one = is_looked_ahead and all(map(settlement.takes_together, together))
         for part in [together] if is_one else [[rows] for rows in in_line_order(together)]:
             for rows in part:
                 settlement.observe(rows)
                 nbytes += rows.nbytes
             waiting.append(part)
-            if nbytes > LOOKAHEAD_BYTES:
+            if nbytes > LOOKAHEAD_BYTES or (limit is not None and ended >= limit):
                 settlement.settle()
                 while waiting:
                     yield waiting.popleft()

@@ -63,5 +63,15 @@ def _order(guessed: Collection[str]) -> list[str]:
 
 
 def _toml(names: list[str]) -> str:
-    texts = [json.dumps(name, ensure_ascii=False) for name in names]  # JSON's strings are TOML's too
+    texts = [_string(name) for name in names]
     return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
+def _string(name: str) -> str:
+    """JSON's strings are TOML's too; what a terminal would not show is an escape that TOML knows."""
+    quoted = json.dumps(name, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in quoted)
+
+
+def _escape(letter: str) -> str:
+    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"

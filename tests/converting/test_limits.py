@@ -1,0 +1,54 @@
+"""`--limit` reads what the first episodes need, not every file there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_bucket import FakeBucket
+from made_recordings import made, write
+
+from offline_cli.converting import reading
+from offline_cli.converting.reading import read_episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats import detect
+from offline_cli.storage.locations import Location
+
+FILES = 200
+SOON = 40  # files that are looked at, read ahead and needed, together
+KINDS = ("rllib-episodes", "rllib-columns", "sample-batch", "sample-batch-packed")
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> FakeBucket:
+    """One episode a file, of the kind that the test names."""
+    monkeypatch.setattr(detect, "LOOKED_AT", 10)
+    write(request.param, tmp_path / "source", made(FILES, 3), files=FILES, block_rows=3)
+    files = {f"bucket/source/{path.name}": path.read_bytes() for path in (tmp_path / "source").iterdir()}
+    return FakeBucket.holding(files)
+
+
+def episodes(bucket: FakeBucket, limit: int | None) -> EpisodeBatch:
+    with read_episodes(Location(bucket, "bucket/source", "s3://bucket/source"), limit=limit) as stream:
+        return EpisodeBatch.concat(list(stream))
+
+
+@pytest.mark.parametrize("bucket", KINDS, indirect=True)
+def test_three_episodes_of_two_hundred_objects_take_a_few_of_them(bucket: FakeBucket) -> None:
+    assert len(episodes(bucket, 3)) == 3
+    assert len({path for path, _, _ in bucket.gets}) <= SOON
+
+
+@pytest.mark.parametrize("bucket", KINDS, indirect=True)
+@pytest.mark.parametrize("limit", [7, FILES + 1])
+def test_a_limit_gives_the_first_episodes_as_they_are_without_it(bucket: FakeBucket, limit: int) -> None:
+    whole, some = episodes(bucket, None), episodes(bucket, limit)
+    assert some.ids == whole.ids[:limit]
+    assert some.obs.dtype == whole.obs.dtype  # type: ignore[union-attr]
+    assert (some.obs == whole.obs[: len(some.obs)]).all()  # type: ignore[union-attr, call-overload, arg-type]
+
+
+@pytest.mark.parametrize("bucket", ["sample-batch"], indirect=True)
+def test_no_process_is_started_for_a_few_episodes(bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "helpers", lambda workers, size: pytest.fail("a process for three episodes"))
+    assert len(episodes(bucket, 3)) == 3
