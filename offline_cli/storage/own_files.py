@@ -14,10 +14,13 @@ from collections.abc import Callable
 from typing import Final
 
 from offline_cli.errors import StorageNotFound
+from offline_cli.json_text import from_json
+from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import PART_PREFIX
 from offline_cli.storage.locations import Location
+from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["begins_as", "head", "is_link", "is_own_part", "is_regular"]
+__all__ = ["begins_as", "head", "is_link", "is_note", "is_own_part", "is_regular"]
 
 HEAD: Final = 256  # bytes that are looked at
 
@@ -37,6 +40,8 @@ _STAGED: Final = (
 )
 PART: Final = re.compile(f"{PART_PREFIX}(?:[0-9a-f]{{8}}-)?(?P<name>{_STAGED})", re.ASCII)
 """A file that was being written; earlier versions gave it no number."""
+TAKING_OVER: Final = f"{PART_PREFIX}taking-over"
+TOKEN: Final = re.compile(rb"[0-9a-f]{32}")
 
 
 def is_link(place: Location) -> bool:
@@ -74,6 +79,20 @@ def begins_as(place: Location, name: str) -> bool:
 
 
 def is_own_part(place: Location) -> bool:
-    """Whether a killed writer of ours left this half-written file."""
+    """Whether a killed writer of ours left this half-written file, or one on a bucket the word that it takes over."""
+    if place.name == TAKING_OVER:
+        return is_regular(place) and TOKEN.fullmatch(head(place)) is not None
     match = PART.fullmatch(place.name)
     return match is not None and begins_as(place, match["name"].rstrip(".0123456789"))
+
+
+def is_note(place: Location) -> bool:
+    """Whether a writer's note is here, or what is left of one: JSON that says something else is somebody's."""
+    found = whole_file(place) if is_regular(place) else None
+    if found is None:
+        return False
+    try:
+        from_json(found)
+    except ValueError:
+        return begins_as(place, place.name)
+    return WritingNote.if_any(found, where=place.url) is not None

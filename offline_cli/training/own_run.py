@@ -12,11 +12,9 @@ import tomllib
 from typing import Final
 
 from offline_cli.errors import OutputExists
-from offline_cli.json_text import from_json
 from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.locations import Location
-from offline_cli.storage.own_files import begins_as, head, is_link, is_own_part, is_regular
-from offline_cli.storage.writing_note import WritingNote
+from offline_cli.storage.own_files import begins_as, head, is_link, is_note, is_own_part
 from offline_cli.training.run_files import CONFIG, CURVE, LEARNED, METRICS, POLICY, RESULT, WEIGHTS
 
 __all__ = ["CHECKPOINT", "CHECKPOINTS", "STATE", "TENSORS", "has_run", "holds_nothing_else", "refuse_foreign"]
@@ -48,19 +46,7 @@ def has_run(folder: Location) -> bool:
 
 def holds_nothing_else(folder: Location, note: str) -> bool:
     """Whether nothing is in `folder`, or no more than a kill leaves of the first files: parts, and the note of that name."""
-    return all(is_own_part(child) or (child.name == note and _is_note(child)) for child in folder.children())
-
-
-def _is_note(place: Location) -> bool:
-    """Whether a trainer's note is here, or what is left of one: JSON that says something else is somebody's."""
-    found = whole_file(place) if is_regular(place) else None
-    if found is None:
-        return False
-    try:
-        from_json(found)
-    except ValueError:
-        return begins_as(place, place.name)
-    return WritingNote.if_any(found, where=place.url) is not None
+    return all(is_own_part(child) or (child.name == note and is_note(child)) for child in folder.children())
 
 
 def refuse_foreign(folder: Location, note: str) -> None:
