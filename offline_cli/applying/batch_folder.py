@@ -28,6 +28,7 @@ from offline_cli.errors import StorageError
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.storage.locations import Location
+from offline_cli.storage.own_files import begins_as
 from offline_cli.storage.schemas import mistakes
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.target_folder import TargetFolder
@@ -36,7 +37,7 @@ __all__ = ["BatchFile", "BatchFolder"]
 
 SCHEMA = "batches.v1.json"
 FORMAT, VERSION = "train-batches", 1
-STATE = re.compile(r"connectors.*\.msgpack")
+STATE = re.compile(r"connectors(-[0-9]{1,12})?\.msgpack", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class BatchFolder:
         """Remove what the new batches have replaced, and then the note."""
         self.committed = True
         own = None if self._state is None else self._state.name
-        states = [child for child in self._location.children() if STATE.fullmatch(child.name) and child.name != own]
+        states = [child for child in self._location.children() if child.name != own and _is_state(child)]
         with self._target.guard():  # asks after the listing: none of these is another writer's
             for state in states:
                 state.remove()
@@ -155,6 +156,11 @@ class BatchFolder:
             for file in mine:
                 file.remove()
             self._target.leave_no_trace()
+
+
+def _is_state(place: Location) -> bool:
+    """Whether a state of ours is here: its name and bytes say so, and it is no link."""
+    return STATE.fullmatch(place.name) is not None and begins_as(place, place.name)
 
 
 def _plain(value: Any) -> Any:

@@ -61,6 +61,7 @@ class OwnSource:
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
         """The episodes of its shards, whole; `rows_in` counts rows of their tables."""
         self.done = 0
+        self.dataset.refuse_unexplained()
         with self.scope.part() as held:
             for batch in held.enter(self.dataset.batches()):
                 rows = len(batch) if self.format == "episodes" else batch.num_steps

@@ -52,7 +52,7 @@ def _figure(rows: Sequence[Mapping[str, Any]], until_return: float | None) -> An
 
 
 def _line(axes: Any, rows: Sequence[Mapping[str, Any]], name: str, label: str, style: str) -> None:
-    points = [(row["update"], row[name], row.get(SPREADS.get(name, ""), 0.0)) for row in rows if row.get(name) is not None]
+    points = [(row["update"], row[name], row.get(SPREADS.get(name, "")) or 0.0) for row in rows if row.get(name) is not None]
     if not points:
         return
     updates, values, spread = zip(*points, strict=True)

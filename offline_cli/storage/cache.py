@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offline_cli.errors import StorageError
-from offline_cli.storage.cache_room import Room
+from offline_cli.storage.cache_room import MAGIC, Room
 
 __all__ = ["BLOCK", "SIZE", "CachedFile", "RemoteCache", "cache_at"]
 
@@ -37,7 +37,6 @@ SIZE: Final = 10 << 30  # bytes that a cache may take, unless told otherwise
 KEEP_EVERY: Final = 64 << 20  # bytes fetched of a file, after which the store is asked whether it has changed
 USED_AGAIN: Final = 60.0  # seconds within which a second use is not noted
 TRAILER: Final = struct.Struct("<4sI")  # after the bytes of a block: what this is, their CRC-32
-MAGIC: Final = b"ocb1"
 
 _log = logging.getLogger(__name__)
 

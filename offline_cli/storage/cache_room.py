@@ -2,11 +2,15 @@
 
 Looking takes a listing of the folder, so it is done when a share of the bound has been written since, and leaves as much room:
 one process never goes beyond the bound, and several together by little.
+
+The folder is one that the user names, and may hold more. What goes has the name of a block in the place of one, ends as blocks
+do, and is a file. Links are not followed, and what does not end so stays.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -19,9 +23,13 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Room"]
+__all__ = ["MAGIC", "Room"]
 
 SHARE: Final = 32  # of the bound, that may be written before somebody looks again
+MAGIC: Final = b"ocb1"  # before the CRC-32 at the end of a block
+NAMES: Final = tuple(re.compile(name, re.ASCII) for name in ("[0-9a-f]{2}", "[0-9a-f]{62}", "[0-9]{1,12}"))
+"""Of a block, and of the folders that it lies in."""
+UNFINISHED: Final = re.compile(r"[0-9]+(-[0-9]+){2,3}", re.ASCII)
 LEFT_AFTER: Final = 3600.0  # seconds, after which a block that nobody finished is taken for left behind
 
 
@@ -53,6 +61,8 @@ class Room:
         for _, size, block in found:
             if total <= most:
                 return
+            if not _is_block(block):
+                continue
             with suppress(OSError):
                 os.unlink(block)
             total -= size
@@ -61,23 +71,40 @@ class Room:
 
     def _sweep(self) -> None:
         """Remove what processes that died left unfinished."""
+        if os.path.islink(self._unfinished):
+            return
         with suppress(OSError), os.scandir(self._unfinished) as entries:
             for entry in entries:
                 with suppress(OSError):
-                    if time.time() - entry.stat().st_mtime > LEFT_AFTER:
+                    ours = UNFINISHED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+                    if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_AFTER:
                         os.unlink(entry.path)
 
 
-def _blocks(folder: Path | str, depth: int = 3) -> Iterator[tuple[float, int, str]]:
-    """(last use, bytes, path) of each block; those that go meanwhile are left out."""
+def _blocks(folder: Path | str, level: int = 0) -> Iterator[tuple[float, int, str]]:
+    """(last use, bytes, path) of each file with the name of a block; those that go meanwhile are left out."""
+    if os.path.islink(folder):
+        return
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                if depth > 1:
-                    yield from _blocks(entry.path, depth - 1)
-                else:
-                    told = entry.stat()
+                if not NAMES[level].fullmatch(entry.name):
+                    continue
+                if level + 1 < len(NAMES):
+                    yield from _blocks(entry.path, level + 1)
+                elif entry.is_file(follow_symlinks=False):
+                    told = entry.stat(follow_symlinks=False)
                     yield told.st_mtime, told.st_size, entry.path
+
+
+def _is_block(path: str) -> bool:
+    """Whether the file ends as a block does."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(-2 * len(MAGIC), os.SEEK_END)
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -10,18 +10,22 @@ from typing import Any, Final
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, Uncommitted
 from offline_cli.scopes import Reading, Scope
-from offline_cli.storage.layout import DATASET, MANIFEST, WRITING
+from offline_cli.storage.layout import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.storage.liveness import heard_from, holder_at_work
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest, Shard
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.shards_ahead import ShardsAhead
+from offline_cli.storage.target_folder import UNFINISHED_WRITING
 from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset"]
 
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS = 1 << 16
+FIX: Final = "write the dataset again from its source"
+INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-left-out"})
+"""Keys of a manifest's provenance and assumptions, one of which a dataset that is not complete has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +65,52 @@ class Dataset:
 
     def _batches(self, columns: Sequence[str] | None, target_steps: int, scope: Scope) -> Iterator[EpisodeBatch]:
         found = self.manifest
-        reader = ShardReader(found.format, found.observation_space, found.action_space, columns, target_steps)
+        reader = ShardReader(
+            found.format,
+            found.observation_space,
+            found.action_space,
+            columns,
+            target_steps,
+            declared=not found.spaces_inferred,
+        )
+        ends = {"terminated": 0, "truncated": 0}
         places = [(self.location.join(shard.path), shard.bytes) for shard in found.shards]
         with scope.part() as held:
             coming = held.enter(ShardsAhead(places, reader.columns_of))
             for shard in found.shards:
-                yield from self._episodes(shard, reader, coming, held)
+                for batch in self._episodes(shard, reader, coming, held):
+                    ends["terminated"] += int(batch.terminated.sum())
+                    ends["truncated"] += int(batch.truncated.sum())
+                    yield batch
+        for name, count in ends.items():
+            if count != getattr(found.counts, name):
+                raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
 
     def _episodes(self, shard: Shard, reader: ShardReader, coming: ShardsAhead, scope: Scope) -> Iterator[EpisodeBatch]:
-        place, episodes = self.location.join(shard.path), 0
+        place, episodes, steps = self.location.join(shard.path), 0, 0
         for batch in reader.read(place, rows=shard.rows, opening=coming.turn(), scope=scope):
             episodes += len(batch)
+            steps += batch.num_steps
             yield batch
             coming.advance()  # not before: who looks at the first episodes alone needs no other shard
         if episodes != shard.episodes:
             what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
-            raise BadData(what, where=place.url, fix="write the dataset again from its source")
+            raise BadData(what, where=place.url, fix=FIX)
+        if steps != shard.steps:
+            raise BadData(f"the shard holds {steps} steps, its manifest says {shard.steps}", where=place.url, fix=FIX)
+
+    def refuse_unexplained(self) -> None:
+        """Raise BadData for `complete: false` that nothing else in the manifest bears out.
+
+        A dataset that was committed before it was complete has the note of its writer, one that was repaired says so.
+        """
+        found = self.manifest
+        if not (found.complete or INCOMPLETE_BY & (found.provenance.keys() | found.assumptions.keys())):
+            raise self._contradiction("`complete: false`, and nothing in it says what is missing, or how that came about")
+
+    def _contradiction(self, what: str) -> BadData:
+        fix = f"{FIX}; or read its shards without it, as {self.location.join(DATA).url}"
+        return BadData(f"the manifest contradicts its shards: it says {what}", where=self.location.join(MANIFEST).url, fix=fix)
 
 
 def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:

@@ -17,7 +17,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder, encode_batch
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.spaces import Space, tree_from_lists
+from offline_cli.spaces import Space, describe, same_space, tree_from_lists
 from offline_cli.storage.conforming import check_shapes
 from offline_cli.tally import Tally
 
@@ -70,20 +70,36 @@ def from_table(
     decoder: BatchDecoder,
     observation_space: Space | None = None,
     action_space: Space | None = None,
+    declared: bool = False,
 ) -> Iterator[EpisodeBatch]:
     """Batches of the episodes in a pa.Table's `item` column, in row order. `first_row`: of the table in its file.
 
-    Given spaces replace those in the bytes, and make tuples of what the bytes hold as lists. Raises BadData, naming the row,
-    through the decoder's rejects, and naming the episode where keys or shapes are not those of the spaces.
+    Given spaces replace those in the bytes, and make tuples of what the bytes hold as lists; where they are `declared`, the
+    bytes may say no others. Raises BadData, naming the row, through the decoder's rejects, and naming the episode where keys or
+    shapes are not those of the spaces.
     """
     items = table.column(Columns.ITEM)
     if items.null_count:
         raise BadData(f"{items.null_count} values of column 'item' are null", where=where, fix=FIX)
     for batch in decoder.decode(items, where=lambda row: f"{where} row {first_row + row}"):
         try:
-            yield _with_spaces(batch, observation_space, action_space)
+            shaped = _with_spaces(batch, observation_space, action_space)
         except BadEpisode as err:
             raise BadData(f"not in the manifest's spaces: {err.what}", where=f"{where}, {err.where}", fix=FIX) from err
+        if declared:
+            _refuse_others(batch, observation_space, action_space, where)
+        yield shaped
+
+
+def _refuse_others(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None, where: str) -> None:
+    """Raise BadData where the episodes themselves say other spaces than their manifest."""
+    pairs = (("observation", batch.observation_space, observation_space), ("action", batch.action_space, action_space))
+    for name, own, said in pairs:
+        if own is not None and said is not None and own is not said and not same_space(own, said):
+            what = (
+                f"the manifest contradicts its shards: its {name} space is {describe(said)}, the episodes say {describe(own)}"
+            )
+            raise BadData(what, where=f"{where}, episode {batch.ids[0]}", fix=FIX)
 
 
 def _with_spaces(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None) -> EpisodeBatch:

@@ -37,11 +37,9 @@ def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> L
 
 
 def quarantine_files(folder: Location) -> dict[int, Location]:
-    """Files of rows set aside in dataset `folder`, by number."""
+    """Files of rows set aside in dataset `folder`, by number; copies in folders below are somebody's."""
     where = folder.join(QUARANTINE)
-    if not where.exists():
-        return {}
-    matches = {file: QUARANTINE_PATH.fullmatch(f"{QUARANTINE}/{file.name}") for file in where.files()}
+    matches = {file: QUARANTINE_PATH.fullmatch(f"{QUARANTINE}/{file.name}") for file in where.children()}
     return {int(match["number"]): file for file, match in matches.items() if match}
 
 

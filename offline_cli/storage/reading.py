@@ -37,6 +37,7 @@ class ShardReader:
     action_space: Space | None
     keep: Sequence[str] | None = None  # extra model outputs to read, and "infos"; None: all
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
+    declared: bool = False  # `episodes` only: the episodes may say no other spaces
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
 
     def read(
@@ -106,6 +107,7 @@ class ShardReader:
                 decoder=self.decoder,
                 observation_space=self.observation_space,
                 action_space=self.action_space,
+                declared=self.declared,
             ):
                 yield batch if self.keep is None else _kept(batch, self.keep)
             row += table.num_rows

@@ -19,10 +19,12 @@ from typing import Any, Final
 
 from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
 from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.layout import DATA, DATASET, MANIFEST, PART_PREFIX, QUARANTINE, WRITING, FolderKind
+from offline_cli.storage.layout import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
 from offline_cli.storage.liveness import refuse_if_at_work
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.own_dataset import all_but_parts, numbered, refuse_foreign_data, refuse_foreign_folder, refuse_links
+from offline_cli.storage.own_files import is_own_part
 from offline_cli.storage.quarantine import next_number, quarantine_files
 from offline_cli.storage.uploads import open_uploads
 from offline_cli.storage.writing_lock import Changed, WritingLock
@@ -55,6 +57,8 @@ def check_target(
         raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
     if not folder.exists():
         return None
+    if overwrite or resume:
+        refuse_links(folder, kind)
     note = _note(folder, needed=resume)
     if note is not None:
         refuse_if_at_work(note, folder.join(WRITING))
@@ -62,11 +66,12 @@ def check_target(
     elif resume:
         note = _unfinished(folder)
     if resume and note is not None:
+        refuse_foreign_data(folder, kind)
         return note
     if overwrite:
-        _refuse_foreign_folder(folder, kind)
-        _refuse_foreign_data(folder, kind)
-    elif _all_but_parts(folder):
+        refuse_foreign_folder(folder, kind)
+        refuse_foreign_data(folder, kind)
+    elif all_but_parts(folder):
         late = _note(folder, needed=False)
         if late is not None:  # since the look above
             refuse_if_at_work(late, folder.join(WRITING))
@@ -78,11 +83,6 @@ def _refuse_other_kind(note: WritingNote, folder: Location, kind: FolderKind) ->
     if note.writes != kind.noun:
         what = f"an unfinished {note.writes} is here, not a {kind.noun}"
         raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
-
-
-def _all_but_parts(folder: Location) -> list[Location]:
-    """What is in the folder, but for half-written files of ours, which are nothing yet, or nothing any more."""
-    return [child for child in folder.children() if not child.name.startswith(PART_PREFIX)]
 
 
 def _note(folder: Location, *, needed: bool) -> WritingNote | None:
@@ -128,35 +128,12 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
     return OutputExists(f"a {kind.noun} is here already", where=where, fix="--overwrite to replace it, or another --out")
 
 
-def _refuse_foreign_folder(folder: Location, kind: FolderKind) -> None:
-    """What holds neither commit nor note is none of ours, except for what a killed writer of ours may leave."""
-    if folder.join(kind.commit).exists() or folder.join(WRITING).exists():
-        return
-    ours = (DATA, QUARANTINE)
-    foreign = [child for child in _all_but_parts(folder) if child.name not in ours]
-    if foreign:
-        what = f"the folder holds no {kind.noun}, and --overwrite replaces nothing else; {foreign[0].name} is in it"
-        raise OutputExists(what, where=folder.url, fix="give another --out")
-
-
-def _refuse_foreign_data(folder: Location, kind: FolderKind) -> None:
-    data = folder.join(DATA)
-    foreign = [file.url for file in data.files() if not _numbered(file, kind)] if data.exists() else []
-    if foreign:
-        what = f"data/ holds {len(foreign)} files that no {kind.noun} put there, such as {foreign[0]}"
-        raise OutputExists(what, where=folder.url, fix="move them away, or give another --out")
-
-
-def _numbered(file: Location, kind: FolderKind) -> Any:
-    return kind.data_path.fullmatch(f"{DATA}/{file.name}")
-
-
 def _shards(folder: Location, kind: FolderKind) -> dict[str, dict[int, Location]]:
     """Every shard file below `folder`, listed or not: generation -> number -> place."""
     data = folder.join(DATA)
     found: dict[str, dict[int, Location]] = {}
     for file in data.files() if data.exists() else []:
-        if match := _numbered(file, kind):
+        if match := numbered(file, folder, kind):
             found.setdefault(match["generation"], {})[int(match["number"])] = file
     return found
 
@@ -242,7 +219,7 @@ class TargetFolder:
         """Remove files that a killed writer left half written, and on S3 abort its uploads."""
         with self._lock.guard():  # so that none is that of a writer that is trying to begin
             for child in self.folder.children():
-                if child.name.startswith(PART_PREFIX):
+                if is_own_part(child):
                     child.remove()
             if self.resumed or self._note_before is not None:
                 with suppress(StorageError):  # nothing depends on it, and not everybody who may write may list uploads
@@ -257,8 +234,8 @@ class TargetFolder:
         """The complete shards of this writing, in order. Raises BadData where one is missing between others."""
         found = self.own_files()
         for number, file in enumerate(found):
-            match = _numbered(file, self.kind)
-            if int(match["number"]) != number:
+            match = numbered(file, self.folder, self.kind)
+            if match is None or int(match["number"]) != number:
                 what = f"shard {number} is missing, later ones are there"
                 raise BadData(what, where=self.folder.url, fix="write the dataset again, with --overwrite")
         return found

@@ -19,7 +19,7 @@ from offline_cli.modules.networks import BY_BOUNDS, flattened_images
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
-from offline_cli.training.config import BCConfig, differences, resolve_config
+from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
 from offline_cli.training.data import load_data
 from offline_cli.training.devices import choose_device, choose_threads, use_threads
 from offline_cli.training.given_pipelines import Given
@@ -27,6 +27,7 @@ from offline_cli.training.learned_states import check_same_learned
 from offline_cli.training.memory_bounds import check_training_fits
 from offline_cli.training.policy_files import describe_policy, learned_bytes, new_policy, scaling_of
 from offline_cli.training.results import TrainResult
+from offline_cli.training.run_files import CONFIG
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import Session, check_same_run
 from offline_cli.training.signals import StopRequested, StopSignals
@@ -108,8 +109,9 @@ def train_bc(
     A file says itself which pieces belong beside the environment too; for Python objects `env_to_module` says it, which may be
     a file as well. Neither is kept in the configuration: name them again to resume.
 
-    `resume` goes on with the run in `out`, whose configuration then stands for options that are None; where there is no
-    checkpoint yet, it starts one. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had
+    `resume` goes on with the run in `out`, whose configuration then stands for options that are None, but for an `env` that is
+    code, `module:EnvId` or `python:...`, which has to be named again; where there is no checkpoint yet, it starts one. Only the
+    bound, `updates` or `epochs`, may be another: the result is that of a run which had
     it from the start: with a bound that is reached already no update follows, and one below the updates made is refused. A
     finished run within its bound stays as it is. `dry_run` checks everything, data included, and writes
     nothing. `command`: for the note that tells others who trains here.
@@ -184,6 +186,7 @@ def train_bc(
         if checkpoint is not None:
             check_same_run(checkpoint[0], state, where=folder.url)
             check_same_learned(folder.learned(), data.trained, where=folder.url)
+            folder.tell_if_unsealed()
             state, tensors = checkpoint
         with use_threads(state.threads), StopSignals() as stop:
             session = Session(module, data, resolved, state, folder, environment=environment, on_progress=on_progress)
@@ -214,7 +217,7 @@ def _train(
     known = None if tensors is None else folder.result()
     if known is not None and (state.stopped_by is not None or state.update == bound):
         folder.remove_note(command)
-        return TrainResult(**known)
+        return known
     with folder.at_work(command):
         if tensors is None:
             folder.begin(session.config, described, learned_bytes(session.data))
@@ -242,11 +245,20 @@ def _resolve(options: Mapping[str, Any], file: str | os.PathLike[str] | None, fo
     if not (resume and folder.is_run):
         return resolve_config(options, file=file)
     wanted = resolve_config(options, file=file, stored=folder.config())
+    if options.get("env") is None and (file is None or read_config(file).get("env") is None):
+        _refuse_code(wanted.env, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)
     if changed:
         fix = "leave these options out to resume, or train anew with --overwrite"
         raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
+
+
+def _refuse_code(env: str | None, *, where: str) -> None:
+    """Raise BadConfig where the environment that a run folder names is code: that is imported for the caller alone."""
+    if env is not None and ":" in env:
+        what = f"the run's {CONFIG} names an environment that is code, {env}; no code is imported because a run folder names it"
+        raise BadConfig(what, where=where, fix=f"if that is yours, name it again: --env {shlex.quote(env)}")
 
 
 def _finish(session: Session) -> TrainResult:

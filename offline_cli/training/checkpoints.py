@@ -4,26 +4,27 @@
     RUN/checkpoints/000000500/state.json             counters; written last: a checkpoint with it is whole
 
 No folder is renamed, which object stores cannot do: both files are put under their names whole. The checkpoint before goes only
-then, its state.json first. So a kill at any moment leaves the one before or the one after.
+then, its state.json first. So a kill at any moment leaves the one before or the one after, and so does a power cut: the names
+of the new one are on the disk before the old one goes.
+
+A folder of any other name, a copy that somebody made, is no checkpoint and stays. Of a checkpoint the two files are removed,
+and then the folder if nothing else is in it; links are left as they are.
 """
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 from offline_cli.errors import StorageNotFound
-from offline_cli.storage.layout import PART_PREFIX
 from offline_cli.storage.locations import Location
+from offline_cli.storage.own_files import is_link
 from offline_cli.storage.staging import write_whole
+from offline_cli.storage.syncing import keep_names
+from offline_cli.training.own_run import CHECKPOINT, CHECKPOINTS, STATE, TENSORS
 
-__all__ = ["STATE", "TENSORS", "Begun", "Checkpoints", "remove_folder"]
-
-CHECKPOINTS: Final = "checkpoints"
-TENSORS, STATE = "tensors.safetensors", "state.json"
+__all__ = ["Begun", "Checkpoints"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +44,17 @@ class Checkpoints:
 
     def newest(self) -> Location | None:
         """The folder of the newest whole checkpoint; None: there is none. Raises StorageError."""
-        for folder in reversed(self._folders()):
-            if not folder.name.startswith(PART_PREFIX) and folder.join(STATE).is_file():
-                return folder
-        return None
+        return next((folder for folder in reversed(self._own()) if folder.join(STATE).is_file()), None)
 
-    def _folders(self) -> list[Location]:
-        return sorted(self._place.children(), key=lambda child: child.name)
+    def _own(self) -> list[Location]:
+        """The folders that have names of checkpoints, in their order."""
+        found = (child for child in self._place.children() if CHECKPOINT.fullmatch(child.name) and not is_link(child))
+        return sorted(found, key=lambda child: child.name)
 
     def begin(self, update: int, tensors: bytes) -> Begun:
         """Write all of a checkpoint but its state. Raises StorageError."""
-        older = self._folders()
-        folder = self._place.join(_new_name(update, {other.name for other in older}))
+        older = self._own()
+        folder = self._place.join(_new_name(update, {other.name for other in self._place.children()}))
         folder.make_folder()
         write_whole(folder.join(TENSORS), tensors, folder=self._run)
         return Begun(folder, older)
@@ -62,13 +62,17 @@ class Checkpoints:
     def commit(self, begun: Begun, state: bytes) -> None:
         """Write its state, then remove all others. Raises StorageError."""
         write_whole(begun.folder.join(STATE), state, folder=self._run)
+        keep_names(self._place, self._run)
         for other in begun.older:
             _remove(other)
 
     def remove_all(self) -> None:
         """Remove them, the newest last, so that a kill on the way leaves that one or none. Raises StorageError."""
-        for folder in self._folders():
+        gone = self._own()
+        for folder in gone:
             _remove(folder)
+        if gone:
+            keep_names(*(folder for folder in gone if folder.is_dir()), self._place)
 
 
 def _new_name(update: int, taken: set[str]) -> str:
@@ -81,18 +85,9 @@ def _new_name(update: int, taken: set[str]) -> str:
 
 def _remove(folder: Location) -> None:
     """Remove a checkpoint, so that no moment shows half of one."""
-    _remove_file(folder.join(STATE))
-    remove_folder(folder)
-
-
-def remove_folder(folder: Location) -> None:
-    """Remove a folder with all that is in it; or a file. Raises StorageError."""
-    if folder.is_local and folder.is_dir():
-        folder.ask("removing it", partial(shutil.rmtree, folder.path))
-        return
-    with suppress(StorageNotFound):
-        for file in folder.files():
-            _remove_file(file)
+    for name in (STATE, TENSORS):
+        if not is_link(folder.join(name)):
+            _remove_file(folder.join(name))
     folder.remove_empty_folder()
 
 

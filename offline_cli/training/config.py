@@ -15,7 +15,7 @@ from offline_cli.errors import BadConfig
 from offline_cli.storage.links import not_found
 from offline_cli.training.config_mistakes import BOUNDS, config_mistakes
 
-__all__ = ["BCConfig", "differences", "resolve_config"]
+__all__ = ["BCConfig", "differences", "read_config", "resolve_config"]
 
 DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
 EVAL_EVERY_RANGE = (100, 1000)
@@ -77,7 +77,7 @@ def resolve_config(
     Raises BadConfig with every mistake in `details["problems"]`, StorageNotFound for a file that is not there.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    from_file = _read_toml(Path(file)) if file is not None else {}
+    from_file = read_config(file) if file is not None else {}
     merged = {**(stored or {}), **from_file, **given}
     for chosen, other in (BOUNDS, BOUNDS[::-1]):  # one that was just asked for replaces a stored one
         if stored and other in stored and chosen in {**from_file, **given} and other not in {**from_file, **given}:
@@ -112,7 +112,9 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(list(value) if isinstance(value, tuple) else value)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_config(file: str | PathLike[str]) -> dict[str, Any]:
+    """What a file of the user's says, unchecked. Raises BadConfig where it is no TOML, StorageNotFound."""
+    path = Path(file)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as err:

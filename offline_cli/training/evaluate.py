@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -123,7 +124,7 @@ def _named(asked: str | None, trained_with: str | None, run: str) -> str:
     if asked is not None:
         return asked
     if trained_with is None or ":" in trained_with:
-        known = f"--env {trained_with}" if trained_with else "--env with the environment to play in"
+        known = f"--env {shlex.quote(trained_with)}" if trained_with else "--env with the environment to play in"
         raise BadConfig("no environment to play in", where=run, fix=known)
     return trained_with
 

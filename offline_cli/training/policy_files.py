@@ -15,19 +15,17 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.errors import BadConfig, BadData, NoData, Uncommitted, UnsupportedSpace
-from offline_cli.json_text import from_json
 from offline_cli.modules.networks import BY_255, BY_BOUNDS, has_uint8
 from offline_cli.modules.policy import build_module, fewest_numbers
 from offline_cli.modules.rl_module import RLModule
@@ -35,11 +33,25 @@ from offline_cli.spaces import space_from_json, space_to_json
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.config import BCConfig
 from offline_cli.training.data import TrainingData
-from offline_cli.training.run_folder import CONFIG, LEARNED, POLICY, RESULT, WEIGHTS, RunFolder
+from offline_cli.training.run_files import (
+    CONFIG,
+    LEARNED,
+    POLICY,
+    POLICY_KEYS,
+    RESULT,
+    UNSEALED,
+    WEIGHTS,
+    check_learned,
+    json_object,
+    tensors_of,
+)
+from offline_cli.training.run_folder import RunFolder
 
 __all__ = ["LoadedPolicy", "describe_policy", "learned_bytes", "load_policy", "new_policy", "policy_of", "scaling_of"]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
@@ -55,6 +67,7 @@ class LoadedPolicy:
     description: Mapping[str, Any]  # policy.json
     trained: TrainedPipeline | None  # what it takes to play it; None: it plays without pieces
     checkpoint: int | None = None  # the update of the checkpoint that it is from, in a run that is not finished
+    is_sealed: bool = True  # whether each of its files has a hash, which fits
 
 
 def new_policy(data: TrainingData, config: BCConfig, *, uint8_scaling: str = BY_BOUNDS) -> RLModule:
@@ -139,10 +152,16 @@ def load_policy(run: str | os.PathLike[str] | Location, storage_options: Mapping
     text = folder.join(POLICY).read_bytes()
     learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
     if last is None:
-        return policy_of(text, folder.join(WEIGHTS).read_bytes(), learned, where=str(folder))
-    update, tensors = last
-    _log.warning("note: the run %s is not finished: the policy is that of its last checkpoint, of update %d", folder, update)
-    return replace(policy_of(text, tensors, learned, where=str(folder), flat=True), checkpoint=update)
+        loaded = policy_of(text, folder.join(WEIGHTS).read_bytes(), learned, where=str(folder))
+    else:
+        update, tensors = last
+        _log.warning(
+            "note: the run %s is not finished: the policy is that of its last checkpoint, of update %d", folder, update
+        )
+        loaded = replace(policy_of(text, tensors, learned, where=str(folder), flat=True), checkpoint=update)
+    if not loaded.is_sealed:
+        _log.warning(UNSEALED, folder)
+    return loaded
 
 
 def policy_of(text: bytes, weights: bytes, learned: bytes | None, *, where: str, flat: bool = False) -> LoadedPolicy:
@@ -150,11 +169,10 @@ def policy_of(text: bytes, weights: bytes, learned: bytes | None, *, where: str,
 
     `flat`: the weights are a checkpoint's, all in one tensor.
     """
+    of_weights = "tensors.safetensors of its last checkpoint" if flat else WEIGHTS
+    description, has_seal = _read(POLICY, lambda: json_object(text, POLICY_KEYS), where)
+    tensors, have_seal = _read(of_weights, lambda: tensors_of(weights), where)
     try:
-        description: dict[str, Any] = from_json(text)
-        if not isinstance(description, dict):
-            raise ValueError("no JSON object")
-        tensors = load_tensors(weights)
         module = _built(description, len(weights), where)
         if flat:
             _take_flat(module, tensors["weights"])
@@ -173,7 +191,15 @@ def policy_of(text: bytes, weights: bytes, learned: bytes | None, *, where: str,
         SafetensorError,
     ) as err:
         raise BadData(f"the policy cannot be read: {err}", where=where, fix="train again") from err
-    return LoadedPolicy(module, description, trained)
+    return LoadedPolicy(module, description, trained, is_sealed=has_seal and have_seal)
+
+
+def _read(name: str, read: Callable[[], tuple[T, bool]], where: str) -> tuple[T, bool]:
+    """What `read` gives of the file called `name`. Raises BadData, naming it, where it is broken or damaged."""
+    try:
+        return read()
+    except (ValueError, TypeError, OverflowError, SafetensorError) as err:
+        raise BadData(f"the policy cannot be read: {name}: {err}", where=where, fix="train again") from err
 
 
 def _take_flat(module: RLModule, weights: Tensor) -> None:
@@ -195,10 +221,8 @@ def _trained(description: Mapping[str, Any], learned: bytes | None, where: str) 
     document, pieces = told["document"], told["pieces"]
     if not isinstance(document, (dict, type(None))) or not isinstance(pieces, list):
         raise ValueError(f"{POLICY} tells of no pipeline")
-    if learned is None:
-        raise ValueError(f"{LEARNED} is missing, which holds what its connector pieces learned")
-    if hashlib.sha256(learned).hexdigest() != told["state_sha256"]:
-        raise ValueError(f"{LEARNED} is not the one that {POLICY} was written with")
+    check_learned(learned, told)
+    assert learned is not None
     state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
     return TrainedPipeline(document, state, f"{where}/{POLICY}", tuple(map(str, pieces)))
 
@@ -207,6 +231,8 @@ def _built(description: Mapping[str, Any], size: int, where: str) -> RLModule:
     """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
     if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES):
         raise ValueError(f"format {description['format']} version {description['version']}")
+    if not isinstance(description["environment"], (str, type(None))):
+        raise ValueError(f"its environment is {description['environment']!r}")
     observation_space = space_from_json(description["observation_space"], where=where)
     action_space = space_from_json(description["action_space"], where=where)
     hidden = [int(width) for width in description["hidden"]]

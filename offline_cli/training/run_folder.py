@@ -1,4 +1,4 @@
-"""A run folder, wherever it is: config, policy, checkpoints, metrics; refuses to touch a folder that is not one.
+"""A run folder, wherever it is: config, policy, checkpoints, metrics; refuses to touch a folder that is not one (`own_run.py`).
 
     RUN/config.toml            resolved configuration
     RUN/policy.json            spaces, network and action scale: what it takes to build the policy again
@@ -17,7 +17,10 @@ counts is written in this order, which needs no rename of folders:
 2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints go,
    then its result, weights and metrics.
 3. Each checkpoint: rows of metrics.jsonl, tensors.safetensors, state.json. That one commits it; then the one before it goes.
-4. At the end: rows, curve.png, policy.safetensors, and result.json, which marks the run as finished. Then the note goes.
+4. At the end: rows, policy.safetensors, curve.png, and result.json, which marks the run as finished. Then the note goes.
+
+policy.json, policy.safetensors, result.json and both files of a checkpoint carry a hash of themselves (`run_files.py`), which
+is checked when they are read; that of connectors.msgpack is in policy.json. config.toml is there to be edited, and has none.
 
 So a kill at any moment leaves a run that `resume` takes, with its newest whole checkpoint, whose policy is played until then.
 Rows of metrics.jsonl that are newer are cut off then. Where the folder is not on a local disk, the checkpoints that are due by
@@ -28,47 +31,61 @@ at most; rows go there with them (`metrics_file.py`). What is learned does not d
 from __future__ import annotations
 
 import io
-import json
+import logging
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final
 
 import tomli_w
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from offline_cli.connectors.state_bytes import state_from_bytes
 from offline_cli.errors import BadData, OutputExists, StorageNotFound, UsageError
-from offline_cli.json_text import from_json
 from offline_cli.report.curves import draw_curve
 from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.layout import PART_PREFIX, RUN_CONFIG, RUN_POLICY
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.own_files import is_own_part
 from offline_cli.storage.staging import write_whole
-from offline_cli.training.checkpoints import STATE, TENSORS, Checkpoints, remove_folder
+from offline_cli.storage.syncing import keep_names
+from offline_cli.training.checkpoints import Checkpoints
 from offline_cli.training.config import BCConfig, resolve_config
 from offline_cli.training.metrics_file import MetricsFile
+from offline_cli.training.own_run import CHECKPOINT, STATE, TENSORS, has_run, holds_nothing_else, refuse_foreign
 from offline_cli.training.pace import Pace
+from offline_cli.training.results import TrainResult
+from offline_cli.training.run_files import (
+    CONFIG,
+    CURVE,
+    LEARNED,
+    METRICS,
+    OF_TENSORS,
+    POLICY,
+    POLICY_KEYS,
+    RESULT,
+    RESULT_KEYS,
+    STATE_KEYS,
+    UNSEALED,
+    WEIGHTS,
+    check_learned,
+    json_bytes,
+    json_object,
+    seal_of,
+    tensor_bytes,
+    tensors_of,
+)
 from offline_cli.training.run_lock import TRAINING, RunLock
 from offline_cli.training.state import TrainState
 
 __all__ = ["RunFolder"]
 
-CONFIG, POLICY, LEARNED, WEIGHTS, METRICS, RESULT, CURVE = (
-    RUN_CONFIG,
-    RUN_POLICY,
-    "connectors.msgpack",
-    "policy.safetensors",
-    "metrics.jsonl",
-    "result.json",
-    "curve.png",
-)
 READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
+
+_log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -77,11 +94,12 @@ class RunFolder:
     def __init__(self, out: str | os.PathLike[str] | Location) -> None:
         self._place = replace(open_location(out), cache=None)  # what is written anew all the time is not worth keeping
         self._checkpoints = Checkpoints(self._place)
-        self._metrics = MetricsFile(self._place.join(METRICS))
+        self._metrics = MetricsFile(self._place)
         self._pace = Pace(EVERY)
         self._seen: tuple[bytes | None, str | None] | None = None  # by `claim`
         self._lock: RunLock | None = None  # while this process is `at_work`
         self._saved: int | None = None  # the update of the newest checkpoint, as far as this process knows
+        self._is_sealed = True  # every file that was read so far, but for config and metrics
 
     @property
     def url(self) -> str:
@@ -92,20 +110,18 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run was started here."""
-        return self._place.join(CONFIG).is_file()
+        """Whether a run was started here, whatever has become of its files."""
+        return has_run(self._place)
 
     @property
     def is_free(self) -> bool:
         """Whether nothing is here, or no more than what a kill left of the first files."""
-        if self._place.is_file():
-            return False
-        return all(child.name == TRAINING or child.name.startswith(PART_PREFIX) for child in self._place.children())
+        return not self._place.is_file() and holds_nothing_else(self._place, TRAINING)
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
         """Raise OutputExists unless this call may write here, Locked where a trainer is at work, UsageError for both at once.
 
-        Touches nothing.
+        What has a run's names, and is not what a run has under them, is OutputExists too. Touches nothing.
         """
         if resume and overwrite:
             fix = "--resume to go on with the run, or --overwrite to begin again"
@@ -114,8 +130,11 @@ class RunFolder:
             raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
         RunLock.refuse_second(self._place)
         self._seen = self._state()
-        is_run = self._seen[0] is not None
-        if (is_run and (resume or overwrite)) or self.is_free:
+        is_run = self.is_run
+        if is_run and (resume or overwrite):
+            refuse_foreign(self._place, TRAINING)
+            return
+        if self.is_free:
             return
         if is_run:
             fix = "--resume to go on with that run, --overwrite to replace it, or another --out"
@@ -136,11 +155,10 @@ class RunFolder:
             folder = self._checkpoints.newest()
             if folder is None:
                 return None
-            number = folder.name.rstrip("a")
-            if not number.isdecimal():
-                raise self._broken(f"checkpoints/{folder.name}", ValueError("its name is no number of updates"))
+            match = CHECKPOINT.fullmatch(folder.name)
+            assert match is not None, "a checkpoint's name"
             with suppress(StorageNotFound):  # a newer one has just taken its place
-                return int(number), folder.join(TENSORS).read_bytes()
+                return int(match["update"]), folder.join(TENSORS).read_bytes()
         return None
 
     def config(self) -> dict[str, Any]:
@@ -154,28 +172,40 @@ class RunFolder:
         """The stored configuration, checked."""
         return resolve_config({}, stored=self.config())
 
-    def result(self) -> dict[str, Any] | None:
-        """The result of a finished run; None: it is not finished."""
+    def result(self) -> TrainResult | None:
+        """The result of a finished run; None: it is not finished. Raises BadData."""
         content = whole_file(self._place.join(RESULT))
-        return None if content is None else self._json(RESULT, content)
+        if content is None:
+            return None
+        try:
+            return TrainResult(**self._json(RESULT, content, RESULT_KEYS))
+        except TypeError as err:
+            raise self._broken(RESULT, err) from err
 
     def policy(self) -> dict[str, Any]:
         """The description of the policy. Raises BadData."""
         content = whole_file(self._place.join(POLICY))
         if content is None:
             raise self._broken(POLICY, StorageNotFound("no such file", where=self.url, fix="train again"))
-        return self._json(POLICY, content)
+        return self._json(POLICY, content, POLICY_KEYS)
 
     def learned(self) -> dict[str, Any] | None:
         """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
         place = self._place.join(LEARNED)
-        content = whole_file(place)
-        if content is None:
+        content, told = whole_file(place), self.policy().get("pipeline")
+        if content is None and told is None:
             return None
         try:
-            return state_from_bytes(content, where=place.url)
-        except BadData as err:
+            check_learned(content, told)
+            return state_from_bytes(content or b"", where=place.url)
+        except (BadData, ValueError) as err:
             raise self._broken(LEARNED, err) from err
+
+    def tell_if_unsealed(self) -> None:
+        """Log, once, that files that were read carry no hash."""
+        if not self._is_sealed:
+            _log.warning(UNSEALED, self.url)
+            self._is_sealed = True
 
     def metrics(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl. Raises BadData."""
@@ -218,15 +248,17 @@ class RunFolder:
         """
         self._place.make_folder()
         with self._guard():
+            refuse_foreign(self._place, TRAINING)
             self._remove_parts()
             self._checkpoints.remove_all()
             there = {child.name for child in self._place.children()}
             for name in (RESULT, WEIGHTS, LEARNED, METRICS, CURVE):
                 if name in there:
                     self._place.join(name).remove()
+            keep_names(self._place)
             self._metrics.begin()
             self._write_config(config)
-            self._write(POLICY, _json_bytes(policy))
+            self._write(POLICY, json_bytes(policy))
             if learned is not None:
                 self._write(LEARNED, learned)
 
@@ -236,6 +268,7 @@ class RunFolder:
         Rows after the checkpoint, which had `metrics_bytes` of them, are cut off: they will be written again.
         """
         with self._guard():
+            refuse_foreign(self._place, TRAINING)
             self._remove_parts()
             self._place.join(RESULT).remove()
             self._metrics.cut(metrics_bytes)
@@ -245,8 +278,8 @@ class RunFolder:
     def _remove_parts(self) -> None:
         """Remove what a killed trainer left half written."""
         for child in self._place.children():
-            if child.name.startswith(PART_PREFIX):
-                remove_folder(child)
+            if is_own_part(child):
+                child.remove()
 
     def _write_config(self, config: BCConfig) -> None:
         self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
@@ -261,9 +294,10 @@ class RunFolder:
         with self._pace.timed():
             with self._guard():
                 self._metrics.flush()
-                begun = self._checkpoints.begin(state.update, _tensor_bytes(tensors))
+                content = tensor_bytes(tensors)
+                begun = self._checkpoints.begin(state.update, content)
             with self._guard():
-                self._checkpoints.commit(begun, _json_bytes(state.as_dict()))
+                self._checkpoints.commit(begun, json_bytes({**state.as_dict(), OF_TENSORS: seal_of(content)}))
         self._saved = state.update
 
     def load_checkpoint(self) -> tuple[TrainState, dict[str, Tensor]] | None:
@@ -271,11 +305,20 @@ class RunFolder:
         folder = self._checkpoints.newest()
         if folder is None:
             return None
+        name = f"checkpoints/{folder.name}"
         try:
-            state = TrainState.from_dict(self._json(STATE, folder.join(STATE).read_bytes()))
-            tensors = load(folder.join(TENSORS).read_bytes())
-        except (StorageNotFound, ValueError, TypeError, SafetensorError) as err:
-            raise self._broken(f"checkpoints/{folder.name}", err) from err
+            told = self._json(f"{name}/{STATE}", folder.join(STATE).read_bytes(), STATE_KEYS)
+            content, seal = folder.join(TENSORS).read_bytes(), told.pop(OF_TENSORS, None)
+            state = TrainState.from_dict(told)
+        except (StorageNotFound, ValueError, TypeError) as err:
+            raise self._broken(name, err) from err
+        try:
+            tensors, is_sealed = tensors_of(content)
+            if seal is not None and seal_of(content) != seal:
+                raise ValueError(f"it is not the one that {STATE} was written with")
+        except (ValueError, TypeError, SafetensorError) as err:
+            raise self._broken(f"{name}/{TENSORS}", err) from err
+        self._is_sealed &= is_sealed
         self._saved = state.update
         return state, tensors
 
@@ -292,38 +335,29 @@ class RunFolder:
     def keep_policy(self, weights: Mapping[str, Tensor]) -> None:
         """Write the policy of a run that is interrupted; without a result it is not finished."""
         with self._guard():
-            self._write(WEIGHTS, _tensor_bytes(weights))
+            self._write(WEIGHTS, tensor_bytes(weights))
 
     def finish(self, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> None:
-        """Draw the curve and write the policy, then the result that marks the run as finished."""
+        """Write the policy, draw the curve, then write the result that marks the run as finished."""
+        with self._guard():
+            self._metrics.flush()
+            self._write(WEIGHTS, tensor_bytes(weights))
         curve = io.BytesIO()
         draw_curve(self.metrics(), curve, until_return=self.config().get("until_return"))
         with self._guard():
-            self._metrics.flush()
             self._write(CURVE, curve.getvalue())
-            self._write(WEIGHTS, _tensor_bytes(weights))
-            self._write(RESULT, _json_bytes(result))
+            self._write(RESULT, json_bytes(result))
 
     def _write(self, name: str, content: bytes) -> None:
         write_whole(self._place.join(name), content, folder=self._place)
 
-    def _json(self, name: str, content: bytes) -> dict[str, Any]:
+    def _json(self, name: str, content: bytes, known: Collection[str]) -> dict[str, Any]:
         try:
-            loaded = from_json(content)
-            if not isinstance(loaded, dict):
-                raise ValueError("no JSON object")
+            loaded, is_sealed = json_object(content, known)
         except ValueError as err:
             raise self._broken(name, err) from err
+        self._is_sealed &= is_sealed
         return loaded
 
     def _broken(self, name: str, err: Exception) -> BadData:
         return BadData(f"{name} cannot be read: {err}", where=self.url, fix="train again with --overwrite")
-
-
-def _json_bytes(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value) + "\n").encode()
-
-
-def _tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """safetensors by way of memory: its own writer reports a full disk as an error of the format."""
-    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})

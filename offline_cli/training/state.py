@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Best", "TrainState"]
 
@@ -47,8 +47,37 @@ class TrainState:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
-        """The state that `as_dict` gave. Raises TypeError for unknown names."""
+        """The state that `as_dict` gave. Raises TypeError for unknown names, and for values of the wrong kind."""
         plain = dict(values)
         if plain.get("best") is not None:
             plain["best"] = Best(**plain["best"])
-        return cls(**plain)
+        state = cls(**plain)
+        wrong = [name for name, is_right in _KINDS.items() if not is_right(getattr(state, name))]
+        if state.best is not None and not (_is_number(state.best.score) and _is_count(state.best.update)):
+            wrong.append("best")
+        if wrong:
+            raise TypeError(f"values of the wrong kind: {', '.join(wrong)}")
+        return state
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_figures(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+_KINDS: Final[dict[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("update", "settled", "summed", "samples", "stale_checks", "metrics_bytes", "threads"), _is_count),
+    **dict.fromkeys(("train_seconds", "seconds"), _is_number),
+    **dict.fromkeys(("loss", "best_val_loss"), lambda value: value is None or _is_number(value)),
+    **dict.fromkeys(("data", "device", "pipeline"), lambda value: isinstance(value, str)),
+    "figures": _is_figures,
+    "best": lambda value: value is None or _is_figures(value.figures),
+    "stopped_by": lambda value: value is None or isinstance(value, str),
+}

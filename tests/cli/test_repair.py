@@ -41,7 +41,7 @@ def left(dataset: Path, recording: Path) -> Path:
     }
     (dataset / "_writing.json").write_text(json.dumps(note))
     (dataset / "manifest.json").unlink()
-    shards[-1].rename(dataset / "_part-half")
+    shards[-1].rename(dataset / "_part-shard-01234567-000009.parquet")
     return dataset
 
 
@@ -69,8 +69,10 @@ def test_the_table_says_that_it_was_a_dry_run(left: Path, call: Call) -> None:
 
 def test_people_see_every_file_that_is_touched(left: Path, call: Call) -> None:
     table = call("repair", left, "--dry-run").stdout
-    assert f"would be removed  {left / '_part-half'}" in table
-    assert f"removed    {left / '_part-half'}" in call("repair", left).stdout.replace("            ", "    ")
+    assert f"would be removed  {left / '_part-shard-01234567-000009.parquet'}" in table
+    assert f"removed    {left / '_part-shard-01234567-000009.parquet'}" in call("repair", left).stdout.replace(
+        "            ", "    "
+    )
     assert "nothing: the dataset was whole" in call("repair", left).stdout
 
 

@@ -141,7 +141,7 @@ class TestOfAWriterThatWasKilled:
 
     def test_half_written_files_go_and_are_named(self, folder: Folder) -> None:
         folder.write(episodes=5, crash=True)
-        part = folder.put("_part-01234567-shard-x.parquet", b"PAR1half")
+        part = folder.put("_part-01234567-shard-01234567-000009.parquet", b"PAR1half")
         empty = folder.put("data/shard-01234567-000009.parquet", b"")
         found = folder.repair()
         assert (found.removed, found.dropped, found.set_aside) == ((part.url, empty.url), 2, ())
@@ -149,7 +149,7 @@ class TestOfAWriterThatWasKilled:
 
     def test_a_dry_run_says_the_same_and_changes_nothing(self, folder: Folder) -> None:
         folder.write(episodes=5, crash=True)
-        folder.put("_part-01234567-shard-x.parquet", b"PAR1half")
+        folder.put("_part-01234567-shard-01234567-000009.parquet", b"PAR1half")
         before = folder.bytes()
         told = folder.repair(dry_run=True).as_dict()
         assert folder.bytes() == before
@@ -610,7 +610,7 @@ def prepared(folder: Folder, case: str) -> tuple[dict[str, Any], list[str]]:
     """A folder to repair, with which options, and the episodes that it then holds."""
     if case == "left":
         folder.write(episodes=4, crash=True)
-        folder.put("_part-0-x", b"half")
+        folder.put("_part-01234567-manifest.json", b"{half")
         return {}, ["e0", "e1", "e2"]
     if case in ("old", "new"):
         folder.write(episodes=2)

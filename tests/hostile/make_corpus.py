@@ -792,8 +792,9 @@ def runs() -> Files:
         {**CART_POLE, "version": 2, "pipeline": {"document": FILTER, "pieces": [], "state_sha256": ""}},
         WEIGHTS,
     )
-    yield "config_nested_deep/config.toml", b"a = " + b"[" * 20_000
-    yield "config_not_utf8/config.toml", b"\xff\xfe"
+    for name, config in {"config_nested_deep": b"a = " + b"[" * 20_000, "config_not_utf8": b"\xff\xfe"}.items():
+        yield f"{name}/config.toml", config
+        yield f"{name}/policy.json", as_json(POLICY)  # what tells a run from any folder
 
 
 FILTER = {"pieces": [{"name": "mean_std_filter"}]}
@@ -839,6 +840,7 @@ def checkpointed(name: str, document: bytes, weights: bytes = b"") -> Files:
     yield f"{name}/config.toml", b"updates = 2\nbatch_size = 8\nhidden = [8]\n"
     yield f"{name}/checkpoints/000000001/state.json", document
     yield f"{name}/checkpoints/000000001/tensors.safetensors", weights or tensors(b"{}")
+    yield f"{name}/policy.json", as_json(POLICY)
 
 
 GROUPS: dict[str, Callable[[], Files]] = {

@@ -231,6 +231,23 @@ class TestRoom:
 
 
 class TestDegrading:
+    def test_what_is_no_block_stays_however_little_room_there_is(self, bucket: FakeBucket, tmp_path: Path) -> None:
+        root = tmp_path / "cache" / "blocks"
+        own = [
+            root / "notes.txt",
+            root / "2024" / "summer" / "1",
+            root / "ab" / ("c" * 62) / "7",
+            root / "ab" / ("c" * 62) / "a",
+        ]
+        own += [tmp_path / "cache" / "unfinished" / "letter", tmp_path / "elsewhere" / ("d" * 62) / "1"]
+        for number, file in enumerate(own):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"mine" * 100 + (b"ocb1\0\0\0\0" if number == len(own) - 1 else b""))
+            os.utime(file, (0, 0))
+        (root / "dd").symlink_to(tmp_path / "elsewhere")
+        whole(at(bucket, tmp_path, size=4 * BLOCK))
+        assert [file for file in own if not file.read_bytes().startswith(b"mine")] == []
+
     def test_a_full_disk_is_a_warning_and_reading_goes_on(
         self, place: Location, bucket: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
     ) -> None:

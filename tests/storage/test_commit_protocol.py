@@ -368,7 +368,7 @@ def test_a_half_written_local_file_of_a_killed_writer_is_removed_by_the_next(
     with pytest.raises(Crash), writer_for(folder, max_rows_per_file=1) as writer:
         writer.write(make_batch((1, 1)))
         raise Crash
-    put(folder.join("_part-shard-01234567-000001.parquet"), b"half")
+    put(folder.join("_part-shard-01234567-000001.parquet"), b"PAR1half")
     with writer_for(folder, max_rows_per_file=1, resume=True) as writer:
         assert not [path for path in paths_of(folder) if path.startswith("_part-")]
         writer.commit()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sealed_runs import tell, told_in
 
 from offline_cli.errors import (
     BadConfig,
@@ -45,8 +46,7 @@ def test_the_environment_of_the_run_is_taken_where_none_is_named(run: Path) -> N
 
 
 def test_code_that_a_run_folder_names_is_not_imported(run: Path) -> None:
-    policy = json.loads((run / "policy.json").read_text())
-    (run / "policy.json").write_text(json.dumps({**policy, "environment": "python:os:getcwd"}))
+    tell(run / "policy.json", {**told_in(run / "policy.json"), "environment": "python:os:getcwd"})
     with pytest.raises(BadConfig, match="no environment to play in"):
         evaluate(run)
 
@@ -78,9 +78,9 @@ def test_an_environment_that_fails_is_bad_data_with_its_name(run: Path, env: str
 
 
 def test_a_policy_of_unknown_make_is_bad_data(run: Path) -> None:
-    policy = json.loads((run / "policy.json").read_text())
-    for change in ({"activation": "magic"}, {"version": 99}, {"hidden": "wide"}):
-        (run / "policy.json").write_text(json.dumps({**policy, **change}))
+    policy = told_in(run / "policy.json")
+    for change in ({"activation": "magic"}, {"version": 99}, {"hidden": "wide"}, {"environment": ["Sign-v0"]}):
+        tell(run / "policy.json", {**policy, **change})
         with pytest.raises(BadData, match="cannot be read"):
             evaluate(run, env="Sign-v0")
 

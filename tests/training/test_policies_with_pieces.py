@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sealed_runs import tell, told_in
 
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadConfig, BadData
@@ -51,28 +51,28 @@ def changed(run: Path, change: Callable[[Any], Any], *, hash_too: bool = False) 
 
 
 def rehashed(run: Path) -> None:
-    described = json.loads((run / POLICY).read_text())
+    described = told_in(run / POLICY)
     described["pipeline"]["state_sha256"] = hashlib.sha256((run / STATE).read_bytes()).hexdigest()
-    (run / POLICY).write_text(json.dumps(described))
+    tell(run / POLICY, described)
 
 
 def described_as(**other: Any) -> Callable[[Path], None]:
     def change(run: Path) -> None:
-        described = json.loads((run / POLICY).read_text())
+        described = told_in(run / POLICY)
         described["pipeline"] = {**described["pipeline"], **other}
-        (run / POLICY).write_text(json.dumps(described))
+        tell(run / POLICY, described)
 
     return change
 
 
 def without_pipeline(run: Path) -> None:
-    described = json.loads((run / POLICY).read_text())
+    described = told_in(run / POLICY)
     del described["pipeline"]
-    (run / POLICY).write_text(json.dumps(described))
+    tell(run / POLICY, described)
 
 
 def of_a_later_version(run: Path) -> None:
-    (run / POLICY).write_text(json.dumps({**json.loads((run / POLICY).read_text()), "version": 3}))
+    tell(run / POLICY, {**told_in(run / POLICY), "version": 3})
 
 
 def objects(run: Path) -> None:

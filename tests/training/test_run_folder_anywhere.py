@@ -185,7 +185,7 @@ def test_dying_while_a_run_begins_leaves_a_place_that_can_begin_again(
     with monkeypatch.context() as patched:
         _requests(patched, allowed)
         with contextlib.suppress(Killed), RunFolder(place).at_work("train"):
-            RunFolder(place).begin(BCConfig(), {"spaces": 1}, b"learned")
+            RunFolder(place).begin(BCConfig(), {"spaces": 1}, b"\x80")
     run = RunFolder(place)
     run.claim(resume=True, overwrite=False)
     assert run.load_checkpoint() is None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sealed_runs import told_in
 
 from offline_cli import environments
 from offline_cli.connectors import ConnectorV2
@@ -112,7 +113,7 @@ def test_the_run_folder_is_complete_and_its_policy_is_the_trained_one(
         "result.json",
     }
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result.as_dict()
+    assert told_in(tmp_path / "run" / "result.json") == result.as_dict()
     module = load_policy(str(tmp_path / "run")).module
     obs = torch.tensor([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]])
     assert module.act(obs).tolist() == [1, 0]

@@ -10,9 +10,10 @@ import orjson
 
 from offline_cli.errors import BadData
 from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.layout import DATA, MANIFEST, PART_PREFIX, SHARD_PATH, WRITING
+from offline_cli.storage.layout import DATA, MANIFEST, SHARD_PATH, WRITING
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.own_files import is_own_part, is_regular
 from offline_cli.storage.uploads import Upload, open_uploads
 from offline_cli.storage.writing_note import WritingNote
 
@@ -65,13 +66,13 @@ def survey(folder: Location) -> Survey:
     listed = {folder.join(shard.path).path for shard in manifest.shards} if manifest else set()
     shards: dict[str, dict[int, Location]] = {}
     others: list[Location] = []
-    half_written = [child for child in folder.children() if child.name.startswith(PART_PREFIX)]
+    half_written = [child for child in folder.children() if is_own_part(child)]
     data = folder.join(DATA)
     sizes = _sizes(data)
     for file in data.files() if sizes else []:
         below = file.path.removeprefix(data.path.rstrip("/")).lstrip("/")
         match = SHARD_PATH.fullmatch(f"{DATA}/{below}")
-        if match and file.path not in listed and not sizes.get(file.path, 1):
+        if match and file.path not in listed and not sizes.get(file.path, 1) and is_regular(file):
             half_written.append(file)
         elif match:
             shards.setdefault(match["generation"], {})[int(match["number"])] = file

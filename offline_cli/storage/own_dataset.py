@@ -1,0 +1,89 @@
+"""What in a folder is a dataset's own, or a set of train batches', by name and content; refuses to take anything else for it.
+
+`FolderKind` (layout.py) has the names that differ. Of data files those count that the commit lists, under a name that a writer
+gives, and others of such names that begin as such files do: what a killed writer left. They lie right in `data/`: copies in
+folders below are somebody's. Links are none of ours, whatever they lead to.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from offline_cli.errors import OutputExists
+from offline_cli.storage.create_only import whole_file
+from offline_cli.storage.layout import BATCHES, DATA, MANIFEST, QUARANTINE, WRITING, FolderKind
+from offline_cli.storage.locations import Location
+from offline_cli.storage.own_files import begins_as, is_link, is_note, is_own_part, is_regular
+from offline_cli.storage.quarantine import quarantine_files
+
+__all__ = ["all_but_parts", "numbered", "refuse_foreign_data", "refuse_foreign_folder", "refuse_links"]
+
+MARKS: Final = {
+    MANIFEST: (b'"shards"', b'"observation_space"', b'"action_scale"'),
+    BATCHES: (b'"train-batches"', b'"batches"', b'"pipeline"'),
+}
+ENOUGH: Final = 2  # of these: one may be damaged
+PATH: Final = re.compile(rb'"path":\s*"([^"]+)"')
+
+
+def all_but_parts(folder: Location) -> list[Location]:
+    """What is in the folder, but for half-written files of ours, which are nothing yet, or nothing any more."""
+    return [child for child in folder.children() if not is_own_part(child)]
+
+
+def numbered(file: Location, folder: Location, kind: FolderKind) -> re.Match[str] | None:
+    """The parts of the name of a data file of `folder`; None where no writer gives such a name, or not there."""
+    below = file.path.removeprefix(folder.path.rstrip("/")).lstrip("/")
+    return kind.data_path.fullmatch(below)
+
+
+def refuse_links(folder: Location, kind: FolderKind) -> None:
+    """Raise OutputExists where a link has one of our names in `folder`: nothing is written or removed through it."""
+    for name in (kind.commit, WRITING, DATA, QUARANTINE):
+        if is_link(folder.join(name)):
+            what = f"{name} is a symbolic link, and nothing is written or removed through one"
+            raise OutputExists(what, where=folder.join(name).url, fix="name the folder that it leads to, or another --out")
+
+
+def refuse_foreign_folder(folder: Location, kind: FolderKind) -> None:
+    """Raise OutputExists for a folder with neither commit nor note of ours, nor what a killed writer of ours may leave."""
+    if _is_commit(folder.join(kind.commit), kind) or is_note(folder.join(WRITING)):
+        return
+    ours = {DATA, QUARANTINE}
+    data = folder.join(DATA)
+    if any(numbered(file, folder, kind) and begins_as(file, file.name) for file in data.children()):
+        ours |= {kind.commit, WRITING}  # damaged
+    foreign = [child for child in all_but_parts(folder) if child.name not in ours]
+    if foreign:
+        what = f"the folder holds no {kind.noun}, and --overwrite replaces nothing else; {foreign[0].name} is in it"
+        raise OutputExists(what, where=folder.url, fix="give another --out")
+
+
+def _is_commit(place: Location, kind: FolderKind) -> bool:
+    content = whole_file(place) if is_regular(place) else None
+    return content is not None and sum(mark in content for mark in MARKS[kind.commit]) >= ENOUGH
+
+
+def refuse_foreign_data(folder: Location, kind: FolderKind) -> None:
+    """Raise OutputExists for files in data/ that no writer of ours put there, and for such under names of quarantine/."""
+    data = folder.join(DATA)
+    commit = whole_file(folder.join(kind.commit)) or b""
+    listed = {path.decode("utf-8", "replace") for path in PATH.findall(commit)}
+    foreign = [file.url for file in data.files() if not _is_data(file, folder, kind, listed)] if data.exists() else []
+    if foreign:
+        what = f"data/ holds {len(foreign)} files that no {kind.noun} put there, such as {foreign[0]}"
+        raise OutputExists(what, where=folder.url, fix="move them away, or give another --out")
+    aside = [file.url for file in quarantine_files(folder).values() if not begins_as(file, file.name)]
+    if aside:
+        what = f"{aside[0]} has the name of rows that were set aside, and holds none"
+        raise OutputExists(what, where=folder.url, fix="move it away, or give another --out")
+
+
+def _is_data(file: Location, folder: Location, kind: FolderKind, listed: set[str]) -> bool:
+    match = numbered(file, folder, kind)
+    if match is None:
+        return False
+    if match[0] in listed:
+        return not is_link(file)
+    return begins_as(file, file.name)

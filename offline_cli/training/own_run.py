@@ -1,0 +1,90 @@
+"""What in a folder is a run's own, by name and content; refuses a folder that is not a run, and what is not its own in one.
+
+A run has a policy.json that says so, or, where its trainer was killed before that, a config.toml with all that a resolved
+configuration has. Runs of earlier versions have these too. Files with other names are the user's, and so is every folder
+below checkpoints/ whose name is not one that a trainer gives: copies of checkpoints, for instance.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Final
+
+from offline_cli.errors import OutputExists
+from offline_cli.storage.create_only import whole_file
+from offline_cli.storage.locations import Location
+from offline_cli.storage.own_files import begins_as, head, is_link, is_note, is_own_part
+from offline_cli.training.run_files import CONFIG, CURVE, LEARNED, METRICS, POLICY, RESULT, WEIGHTS
+
+__all__ = ["CHECKPOINT", "CHECKPOINTS", "STATE", "TENSORS", "has_run", "holds_nothing_else", "refuse_foreign"]
+
+CHECKPOINTS: Final = "checkpoints"
+TENSORS, STATE = "tensors.safetensors", "state.json"
+CHECKPOINT: Final = re.compile(r"(?P<update>[0-9]{9,18})a*", re.ASCII)
+POLICY_FORMAT: Final = b"offline-cli-policy"
+RESOLVED: Final = frozenset(
+    ("activation", "batch_size", "checkpoint_every", "confirm_episodes", "eval_episodes", "hidden", "log_every", "lr", "seed")
+)
+"""Keys that a resolved configuration has always had."""
+MARKS: Final = {RESULT: (b'"sha256"', b'"loss"'), METRICS: (b'"update"',)}
+"""One of these is in the first bytes of such a file; JSON alone would be anybody's."""
+REPLACED: Final = (RESULT, METRICS, WEIGHTS, LEARNED, CURVE)
+
+
+def has_run(folder: Location) -> bool:
+    """Whether a run is in `folder`, of which files may be damaged. Raises StorageError."""
+    policy = whole_file(folder.join(POLICY)) if folder.join(POLICY).is_file() else None
+    if policy is not None and POLICY_FORMAT in policy:
+        return True
+    config = whole_file(folder.join(CONFIG)) if folder.join(CONFIG).is_file() else None
+    try:
+        return config is not None and tomllib.loads(config.decode()).keys() >= RESOLVED
+    except (ValueError, RecursionError):
+        return False
+
+
+def holds_nothing_else(folder: Location, note: str) -> bool:
+    """Whether nothing is in `folder`, or no more than a kill leaves of the first files: parts, and the note of that name."""
+    return all(is_own_part(child) or (child.name == note and is_note(child)) for child in folder.children())
+
+
+def refuse_foreign(folder: Location, note: str) -> None:
+    """Raise OutputExists for what stands in `folder`, which holds a run, under a run's names and is none of its own.
+
+    `note`: the name of the trainer's note. Nothing is changed.
+    """
+    there = {child.name: child for child in folder.children()}
+    for name in (CONFIG, POLICY, note, CHECKPOINTS, *REPLACED):
+        if name in there and is_link(there[name]):
+            raise _foreign(there[name], "it is a symbolic link, and train-bc writes and removes nothing through one")
+    for name in REPLACED:
+        if name in there and not _is_own(there[name]):
+            raise _foreign(there[name], "it is not what train-bc writes under this name")
+    if CHECKPOINTS in there:
+        for checkpoint in folder.join(CHECKPOINTS).children():
+            if CHECKPOINT.fullmatch(checkpoint.name) and not _is_checkpoint(checkpoint):
+                raise _foreign(checkpoint, "it has the name of a checkpoint, and is none")
+
+
+def _is_own(place: Location) -> bool:
+    if not begins_as(place, place.name):
+        return False
+    begun, marks = head(place), MARKS.get(place.name, ())
+    return not marks or not begun.strip(b"\0") or any(mark in begun for mark in marks)
+
+
+def _is_checkpoint(folder: Location) -> bool:
+    """Whether one of its two files is what it should be, or a kill has left neither: damage makes a checkpoint nobody's not."""
+    if is_link(folder) or (folder.is_local and not folder.is_dir()):
+        return False
+    names = {child.name for child in folder.children()} & {STATE, TENSORS}
+    state, tensors = folder.join(STATE), folder.join(TENSORS)
+    if is_link(state) or is_link(tensors):
+        return False
+    return not names or b'"update"' in head(state) or (TENSORS in names and begins_as(tensors, TENSORS))
+
+
+def _foreign(place: Location, why: str) -> OutputExists:
+    what = f"{place.name} is not of the run that is here: {why}"
+    return OutputExists(what, where=place.url, fix="move it away, or choose another --out")
