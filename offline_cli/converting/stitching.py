@@ -160,17 +160,19 @@ class Stitcher:
         self._prints.extend(prints)
         self._passed_from.append((len(names), None if places is None else places.taken(entries), location))
 
-    def _place_of(self, name: str) -> str:
-        """Where the episode of that id stood that was passed on; a search, for the first messages only."""
-        self._searches += 1
-        if self._searches > SEARCHES:
-            return "an earlier place"
+    def place_of(self, name: str) -> str:
+        """Where the episode of that id stood that was passed on; takes as long as there are episodes."""
         ordinal = self._passed.number(name)
         for count, places, location in self._passed_from:
             if ordinal < count:
                 return location if places is None else places[ordinal]
             ordinal -= count
         raise AssertionError(name)
+
+    def _place_of(self, name: str) -> str:
+        """As `place_of`, for the first messages only."""
+        self._searches += 1
+        return self.place_of(name) if self._searches <= SEARCHES else "an earlier place"
 
     # ---- what is counted of whole episodes, passed on or dropped as duplicates ----
 

@@ -54,6 +54,7 @@ class WholeEpisodes:
     waiting: WaitingRejects = field(init=False)  # what `rejects` has handed on so far
     _ahead: deque[EpisodeBatch] = field(default_factory=deque)  # drawn already
     _rest: Iterator[EpisodeBatch] = field(default_factory=lambda: iter(()))
+    _stitcher: Stitcher = field(init=False)
 
     def __post_init__(self) -> None:
         self.waiting = WaitingRejects(self.temp_dir)
@@ -64,7 +65,8 @@ class WholeEpisodes:
             source.close()  # a reading before this one may have stopped in the middle
         self.waiting.close()
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
-        self._rest = _limited(stitched(self.sources, self.tally, self.rejects, self.on_progress, self.extras), self.limit)
+        self._stitcher = Stitcher(self.tally, self.rejects)
+        self._rest = _limited(stitched(self.sources, self._stitcher, self.on_progress, self.extras), self.limit)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         while self._ahead:
@@ -79,6 +81,10 @@ class WholeEpisodes:
                 raise self._nothing()
             self._ahead.append(batch)
         return self._ahead[0]
+
+    def place_of(self, episode: str) -> str:
+        """File and first row, or the source alone where rows are not known, of an episode that was drawn."""
+        return self._stitcher.place_of(episode)
 
     def _nothing(self) -> NoData:
         set_aside = f"; {self.rejects.count} rows could not be read" if self.rejects.count else ""
@@ -182,10 +188,11 @@ def _limited(batches: Iterator[EpisodeBatch], limit: int | None) -> Iterator[Epi
 
 
 def stitched(
-    sources: Sequence[Source], tally: Tally, rejects: Rejects, on_progress: OnProgress, extras: ExtraOutputs | None = None
+    sources: Sequence[Source], stitcher: Stitcher, on_progress: OnProgress, extras: ExtraOutputs | None = None
 ) -> Iterator[EpisodeBatch]:
     """The whole episodes of `sources`, in their order; while a batch is handed on, `tally.location` is that of its source."""
-    stitcher, progress = Stitcher(tally, rejects), _SourcesRead(sources, tally)
+    tally, rejects = stitcher.tally, stitcher.rejects
+    progress = _SourcesRead(sources, tally)
     for source in sources:
         for batch in source.fragments(tally, rejects):
             places = source.places if isinstance(source, Placed) else None

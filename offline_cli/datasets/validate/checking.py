@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, cast
 
+from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.folder import OwnFolder
@@ -116,7 +117,7 @@ def _read(
     with Scope() as scope:
         for source in watched:
             scope.enter(closing(source))
-        for batch in stitched(watched, tally, rejects, on_progress):
+        for batch in stitched(watched, Stitcher(tally, rejects), on_progress):
             checks[tally.location].see(batch)
     tally.tell_counted()
     for check in checks.values():

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from offline_cli.converting.fitting import only_discrete
+from offline_cli.converting.reading import check_scale_of
 from offline_cli.datasets.validate.dimensions import Dimensions
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.structures import Structures
 from offline_cli.datasets.validate.subjects import Subject
 from offline_cli.datasets.validate.values import ValueChecks
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, UsageError
+from offline_cli.errors import BadData
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Places, Source
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
@@ -105,12 +106,8 @@ class SourceChecks:
 
 def _one_scale(source: Source, said: str | None) -> str:
     """The scale that the source declares, else the one that the caller says. Raises UsageError where they differ."""
-    if said is None or source.action_scale == UNKNOWN_SCALE:
-        return said or source.action_scale
-    if said != source.action_scale:
-        what = f"--action-scale {said}, but the source says {source.action_scale}"
-        raise UsageError(what, where=source.location, fix="leave out --action-scale")
-    return said
+    check_scale_of(source, said)
+    return source.action_scale if said is None else said
 
 
 def _has_floats(batch: EpisodeBatch) -> bool:
