@@ -28,6 +28,7 @@ __all__ = [
     "check_same_shapes",
     "check_same_values",
     "extra_dtypes",
+    "extra_kinds",
     "only_discrete",
 ]
 
@@ -79,7 +80,7 @@ def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
 
 def check_same_extra(first: EpisodeBatch, other: EpisodeBatch) -> None:
     """Raise BadEpisode where the extra model outputs are others, or no dtype holds both."""
-    _check_same_extra(_kinds(first.extra), _kinds(other.extra), f"episodes {first.ids[0]} and {other.ids[0]}")
+    _check_same_extra(extra_kinds(first.extra), extra_kinds(other.extra), f"episodes {first.ids[0]} and {other.ids[0]}")
 
 
 def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
@@ -89,7 +90,7 @@ def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
 
 def check_same_extra_names(first: EpisodeBatch, paths: Collection[str], *, where: str) -> None:
     """Raise BadEpisode where the extra model outputs are others than those with leaves at `paths`."""
-    _check_same_extra(dict.fromkeys(_kinds(first.extra), "there"), dict.fromkeys(paths, "there"), where)
+    _check_same_extra(dict.fromkeys(extra_kinds(first.extra), "there"), dict.fromkeys(paths, "there"), where)
 
 
 def _check_same_extra(mine: Mapping[str, str], theirs: Mapping[str, str], where: str) -> None:
@@ -107,8 +108,8 @@ def check_same_values(first: EpisodeBatch, obs: Tree, actions: Tree, *, where: s
             raise BadEpisode(what, where=where, fix=TWO_DATASETS)
 
 
-def _kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
-    """What dtypes and shapes can be in one column, in words, by path."""
+def extra_kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
+    """What dtypes and shapes of extra model outputs can be in one column, in words, by path."""
     leaves = [(path, leaf) for name, tree in extra.items() for path, leaf in flatten(tree, name)]
     return {
         path: f"{'number' if leaf.dtype.kind in NUMBERS else leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
+from offline_cli.datasets.validate.common_form import CommonForm
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.folder import OwnFolder
 from offline_cli.datasets.validate.listening import ListeningRejects, ListeningTally
@@ -106,12 +107,13 @@ def _read(
     """The one pass over all sources that can be read; the checks that it ran."""
     checks: dict[str, SourceChecks] = {}
     watched: list[Source] = []
+    common = CommonForm(compare_spaces=env_spaces is None)
     for subject in subjects:
         source = subject.source
         if source is not None:
             if env_spaces is not None:
                 _tell_spaces(source, env_spaces)
-            check = checks[subject.name] = SourceChecks(subject, source, findings, env_spaces, scale, env)
+            check = checks[subject.name] = SourceChecks(subject, source, findings, common, env_spaces, scale, env)
             watched.append(cast(Source, WatchedSource(source, check)))
     rejects = ListeningRejects(findings, tally)
     with Scope() as scope:
