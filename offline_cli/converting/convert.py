@@ -99,10 +99,11 @@ def convert(
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
-    `limit`: the first so many episodes; nothing is counted beyond them. `on_error`: `fail`, `skip` or `quarantine`. `workers`:
-    Parquet files, or processes for much SampleBatch JSON, that read at a time. Of tables: `mapping`, a file or the name of a
-    preset that says what the columns mean; `rows_as_episodes`; `episode_ends`: flags, t or chain, where no column has ids;
-    `temp_dir`, for rows that do not fit into `memory_limit` bytes. `dry_run`: read and count everything, refuse what would
+    `limit`: the first so many episodes; no other episode and no bad row after them is counted (docs/assumptions.md).
+    `on_error`: `fail`, `skip` or `quarantine`. `workers`: Parquet files, or processes for much SampleBatch JSON, that read at a
+    time. Of tables: `mapping`, a file or the name of a preset that says what the columns mean; `rows_as_episodes`;
+    `episode_ends`: flags, t or chain, where no column has ids; `temp_dir`, for rows that do not fit into `memory_limit` bytes.
+    `dry_run`: read and count everything, refuse what would
     be refused, write nothing, and show what would be written (`preview`).
     `command`: for provenance. Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which says
     what was kept and how to go on.
