@@ -126,13 +126,17 @@ def _label(name: str, told: Mapping[str, Any]) -> str:
 
 def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
     """What was done; of a dry run, what would be."""
-    apart = ("preview", "rejected", "dropped_reasons", "on_error")
+    apart = ("preview", "rejected", "rejected_in_all", "dropped_reasons", "on_error")
     rows = {_label(name, told): value for name, value in told.items() if name not in apart}
     rows["dropped_columns"] = render.with_reasons(told["dropped_reasons"])
     if told["episodes_lost"] is None:
         rows["episodes_lost"] = render.NOT_KNOWN
     rejected = enumerate(told["rejected"], 1)
     rows |= {f"rejected {number}": f"{one['where']}: {one['what']}" for number, one in rejected}
+    more = told["rejected_in_all"] - len(told["rejected"])
+    if more:
+        kept = "all are in quarantine/" if told["on_error"] == "quarantine" else "--on-error quarantine keeps them all"
+        rows["not listed"] = f"and {more:,} more; {kept}"
     shown = told["preview"]
     if shown is None:
         return rows

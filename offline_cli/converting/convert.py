@@ -50,7 +50,8 @@ class ConvertResult:
     fragments_stitched: int
     rows_quarantined: int  # rows that could not be read: skipped, or set aside
     episodes_lost: int | None  # of the sources, and not written, but for duplicates and `limit`; None: a source does not say
-    rejected: tuple[Mapping[str, str], ...]  # the first 10 of them: where, code, what
+    rejected: tuple[Mapping[str, str], ...]  # the first 10 problems among them: where, code, what
+    rejected_in_all: int  # problems, each of which cost a row or more
     assumptions: Mapping[str, int]  # by kind
     dropped_columns: tuple[str, ...]  # what became no part of an episode, by name
     dropped_reasons: Mapping[str, str]  # by the same names
@@ -226,6 +227,7 @@ def _result(
         rows_quarantined=stream.rejects.count,
         episodes_lost=stream.episodes_lost,
         rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
+        rejected_in_all=stream.rejects.problems,
         assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),
