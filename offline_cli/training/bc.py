@@ -174,7 +174,7 @@ def train_bc(
         module = new_policy(data, resolved, uint8_scaling=scaling)
         if isinstance(data.train, StepStore):
             check_training_fits(resolved.memory_limit, target.type, module, data.train.record, resolved.batch_size)
-        state = TrainState(data=data.digest, device=target.type, pipeline=data.pipeline)
+        state = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline)
         state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
         tensors = None
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)

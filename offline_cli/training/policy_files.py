@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.errors import BadConfig, BadData, NoData, Uncommitted, UnsupportedSpace
@@ -94,6 +95,9 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         "activation": config.activation,
         "environment": config.env,
     }
+    module = data.seen.get("module")
+    if module not in (None, DEFAULT_MODULE_ID):
+        told["module"] = module  # whose episodes it learned from, for people: a run holds one policy
     if has_uint8(data.observation_space):
         told[UINT8_SCALING] = BY_BOUNDS
     return told if data.trained is None else told | {"pipeline": _pipeline(data.trained)}
@@ -141,7 +145,9 @@ def load_policy(run: str | os.PathLike[str] | Location, storage_options: Mapping
     if last is None:
         return policy_of(text, folder.join(WEIGHTS).read_bytes(), learned, where=str(folder))
     update, tensors = last
-    _log.warning("note: the run %s is not finished: the policy is that of its last checkpoint, of update %d", folder, update)
+    _log.warning(
+        "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d", folder, update
+    )
     return replace(policy_of(text, tensors, learned, where=str(folder), flat=True), checkpoint=update)
 
 
