@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
@@ -88,7 +89,7 @@ def convert(
     rows_as_episodes: bool = False,
     episode_ends: str | None = None,
     temp_dir: str | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | str = MEMORY_LIMIT,
     compression: str = "zstd",
     max_rows_per_file: int | None = None,
     resume: bool = False,
@@ -112,7 +113,7 @@ def convert(
     started = time.monotonic()
     _check_numbers(to, limit, workers)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
     said_of_tables = tables.identity(storage_options)  # and a mapping that cannot be read is known at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.errors import TargetNotMet, UsageError
 from offline_cli.formats.detect import open_sources
@@ -85,7 +86,7 @@ def inspect(
     rows_as_episodes: bool = False,
     episode_ends: str | None = None,
     temp_dir: str | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | str = MEMORY_LIMIT,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Inspection:
@@ -95,12 +96,12 @@ def inspect(
     values by the keys of `as_dict`, dots for what is nested (`return.mean`). Raises TargetNotMet, naming all that differ,
     UsageError for an unknown key, and what `read_episodes` raises.
     """
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
     opened = open_sources(sources, from_=from_, tables=tables, storage_options=storage_options)
     if len(opened) == 1 and isinstance(opened[0], OwnSource):
         found = _from_manifest(opened[0])
     else:
-        with read_opened(opened, on_error=on_error, memory_limit=memory_limit, on_progress=on_progress) as stream:
+        with read_opened(opened, on_error=on_error, memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
             found = _by_reading(stream)
     if expect:
         _check(found, expect)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, cast
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
 from offline_cli.datasets.validate.common_form import CommonForm
@@ -48,7 +49,7 @@ def validate(
     rows_as_episodes: bool = False,
     episode_ends: str | None = None,
     temp_dir: str | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | str = MEMORY_LIMIT,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Validation:
@@ -64,7 +65,7 @@ def validate(
     if action_scale not in (None, ENV_SCALE, NORMALIZED_SCALE):
         fix = f"use {ENV_SCALE} or {NORMALIZED_SCALE}"
         raise UsageError(f"no action scale is called {action_scale!r}", where="--action-scale", fix=fix)
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
     env_spaces: Spaces | None = None if env is None else spaces_of_env(env)
     findings = Findings()
     tally = ListeningTally(findings)
