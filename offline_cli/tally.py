@@ -161,9 +161,18 @@ class RejectsAhead(Rejects):
         """Leave it to `later` to tell all of it, after what that has."""
         later.told += self.told
         self.told = []
+        later.lost.update(self.lost)
+        self.lost = Counter()
+        later.incomplete |= {name: where for name, where in self.incomplete.items() if name not in later.incomplete}
+        self.incomplete = {}
 
     def tell(self, rejects: Rejects) -> None:
         """Add all of it to `rejects`, and forget it. Raises under FAIL."""
         told, self.told = self.told, []
         for error, raw, rows in told:
             rejects.add(error, raw=raw, rows=rows)
+        lost, self.lost = self.lost, Counter()
+        rejects.lost.update(lost)
+        for episode, where in self.incomplete.items():
+            rejects.lose(episode, where)
+        self.incomplete = {}
