@@ -120,7 +120,9 @@ def convert(
 
 
 def _label(name: str, told: Mapping[str, Any]) -> str:
-    """Rows that were skipped are kept nowhere, and not called quarantined."""
+    """Rows that were skipped are kept nowhere, and not called quarantined; a row that stands there twice is no episode."""
+    if name == "duplicates_dropped":
+        return "duplicate_episodes_dropped"
     return "rows_skipped" if name == "rows_quarantined" and told["on_error"] == "skip" else name
 
 
@@ -128,6 +130,9 @@ def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
     """What was done; of a dry run, what would be."""
     apart = ("preview", "rejected", "rejected_in_all", "dropped_reasons", "on_error")
     rows = {_label(name, told): value for name, value in told.items() if name not in apart}
+    repeated = told["assumptions"].get("duplicate-row", 0)
+    if repeated:  # such as those of a table that was given twice, which is one table: no episode of it comes twice
+        rows["duplicate_rows_dropped"] = repeated
     rows["dropped_columns"] = render.with_reasons(told["dropped_reasons"])
     if told["episodes_lost"] is None:
         rows["episodes_lost"] = render.NOT_KNOWN

@@ -93,7 +93,7 @@ def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
         "actions": f"{told['action_space_text']}{inferred}, scale: {told['action_scale']}",
         "environment": told["environment"],
         "extra columns": sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE),
-        "duplicates dropped": told["duplicates_dropped"],
+        "duplicate episodes dropped": told["duplicates_dropped"],
         "unreadable rows": told["rows_quarantined"],
         "lost episodes": render.NOT_KNOWN if told["episodes_lost"] is None else told["episodes_lost"],
         "assumptions": told["assumptions"],

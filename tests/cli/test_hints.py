@@ -66,3 +66,18 @@ def test_a_list_of_all_rejected_rows_leaves_out_none(call: Call, tmp_path: Path)
     done = call("convert", *table(tmp_path, "0,0.5"), "--out", tmp_path / "out", "--on-error", "skip")
     assert "rejected 1" in done.stdout
     assert "more" not in done.stdout
+
+
+def test_a_table_that_is_given_twice_shows_its_duplicate_rows_and_calls_the_other_count_episodes(
+    call: Call, tmp_path: Path
+) -> None:
+    path, *mapping = table(tmp_path)
+    text = Path(path).read_text(encoding="utf-8").splitlines()
+    with_t = [",".join([line, "t" if number == 0 else line.split(",")[2]]) for number, line in enumerate(text)]
+    Path(path).write_text("\n".join(with_t) + "\n", encoding="utf-8")
+    (tmp_path / "robot.toml").write_text(MAPPING + 't = "t"\n', encoding="utf-8")
+    (tmp_path / "again.csv").write_bytes(Path(path).read_bytes())
+    shown = call("convert", path, tmp_path / "again.csv", *mapping, "--out", tmp_path / "out").stdout.splitlines()
+    words = [line.split() for line in shown]
+    assert ["duplicate", "episodes", "dropped", "0"] in words
+    assert ["duplicate", "rows", "dropped", "24"] in words
