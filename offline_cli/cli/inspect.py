@@ -92,6 +92,7 @@ def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
         "observations": told["observation_space_text"] + inferred,
         "actions": f"{told['action_space_text']}{inferred}, scale: {told['action_scale']}",
         "environment": told["environment"],
+        **({"episodes by module": told["modules"]} if told["modules"] else {}),
         "extra columns": sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE),
         "duplicate episodes dropped": told["duplicates_dropped"],
         "unreadable rows": told["rows_quarantined"],

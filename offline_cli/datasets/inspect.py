@@ -7,6 +7,7 @@ figures are those of the dataset it would become: fragments joined, duplicates d
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,7 @@ class Inspection:
     assumptions: Mapping[str, int]
     dropped_columns: tuple[str, ...]  # what became no part of an episode, by name; of a dataset, nothing is known
     dropped_reasons: Mapping[str, str]  # by the same names
+    modules: Mapping[str, int] | None  # episodes by module id, where they have one; None: the manifest does not say
     complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
     from_manifest: bool  # False: every episode has been read
 
@@ -133,6 +135,7 @@ def _from_manifest(source: OwnSource) -> Inspection:
         assumptions=manifest.assumptions,
         dropped_columns=(),
         dropped_reasons={},
+        modules=None,
         complete=manifest.complete,
         from_manifest=True,
     )
@@ -140,8 +143,10 @@ def _from_manifest(source: OwnSource) -> Inspection:
 
 def _by_reading(stream: EpisodeStream) -> Inspection:
     builder = StatisticsBuilder()
+    modules: Counter[str] = Counter()
     for batch in stream:
         builder.add(batch)
+        modules.update(id_ for id_ in batch.module_ids or () if id_ is not None)
     statistics = builder.as_json()
     return Inspection(
         format=", ".join(dict.fromkeys(stream.formats)),
@@ -165,6 +170,7 @@ def _by_reading(stream: EpisodeStream) -> Inspection:
         assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),
+        modules=dict(modules),
         complete=stream.complete,
         from_manifest=False,
     )

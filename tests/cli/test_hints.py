@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,12 @@ def test_a_table_that_is_given_twice_shows_its_duplicate_rows_and_calls_the_othe
     words = [line.split() for line in shown]
     assert ["duplicate", "episodes", "dropped", "0"] in words
     assert ["duplicate", "rows", "dropped", "24"] in words
+
+
+def test_inspect_shows_the_modules_of_a_recording(call: Call, tmp_path: Path) -> None:
+    rows = [f"{e},{'attacker' if e % 3 else 'defender'},0.5,{step},1,{step}" for e in range(6) for step in range(2)]
+    text = "\n".join(["eps_id,module_id,obs,actions,rewards,terminateds", *rows]) + "\n"
+    (tmp_path / "teams.csv").write_text(text, encoding="utf-8")
+    assert json.loads(call("inspect", tmp_path / "teams.csv", "--json").stdout)["modules"] == {"defender": 2, "attacker": 4}
+    shown = [line.split() for line in call("inspect", tmp_path / "teams.csv").stdout.splitlines()]
+    assert ["episodes", "by", "module", "defender", "2,", "attacker", "4"] in shown
