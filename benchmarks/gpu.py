@@ -131,7 +131,7 @@ def _runner(environment: Mapping[str, str]) -> Run:
 def _probed(run: Run) -> dict[str, Any]:
     """Card, driver and torch. Raises NoGpu."""
     if missing(["torch"]):
-        raise NoGpu(f"{sys.executable} has no torch")
+        raise NoGpu(f"{sys.executable} has no torch; name a Python that has it: make gpu PYTHON=/path/to/python")
     status, said = run(["-c", PROBE], 120.0)
     if status != 0:
         raise NoGpu(f"torch cannot be used: {_last(said)}")

@@ -40,6 +40,7 @@ __all__ = [
     "UnsafeData",
     "UnsupportedSpace",
     "UsageError",
+    "as_convert_would",
     "causes",
     "short_place",
 ]
@@ -245,6 +246,11 @@ class Interrupted(OfflineCliError):
     """Stopped by a signal; `details["exit_code"]` is 130 (SIGINT) or 143 (SIGTERM)."""
 
     exit_code = 130
+
+
+def as_convert_would(fix: str) -> str:
+    """A reader's hint, for a command that has no option `--on-error` itself."""
+    return re.sub(r"(?<!convert with )--on-error", "convert with --on-error", fix)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -100,7 +100,8 @@ class Rejects:
 
     on_error: OnError = OnError.FAIL
     count: int = 0
-    first: list[Reject] = field(default_factory=list)  # the first 10, without `raw`, to be shown
+    problems: int = 0  # how many times rows were set aside: one problem may cost several
+    first: list[Reject] = field(default_factory=list)  # the first 10 of these, without `raw`, to be shown
     kept: list[Reject] = field(default_factory=list)  # only under QUARANTINE: those that `keep` has not been given yet
     keep: Callable[[list[Reject]], None] | None = None  # is given `kept` whenever that is full; None: all are held
     incomplete: dict[str, str] = field(default_factory=dict)  # by id: where an episode lost a row, or may have lost its first
@@ -115,6 +116,7 @@ class Rejects:
         if self.on_error is OnError.FAIL:
             raise error
         self.count += rows
+        self.problems += 1
         if len(self.first) < SHOWN:
             self.first.append(Reject(where=error.where, code=error.code, reason=error.what_in_one_line, raw=b""))
         if self.on_error is OnError.QUARANTINE:
@@ -159,9 +161,18 @@ class RejectsAhead(Rejects):
         """Leave it to `later` to tell all of it, after what that has."""
         later.told += self.told
         self.told = []
+        later.lost.update(self.lost)
+        self.lost = Counter()
+        later.incomplete |= {name: where for name, where in self.incomplete.items() if name not in later.incomplete}
+        self.incomplete = {}
 
     def tell(self, rejects: Rejects) -> None:
         """Add all of it to `rejects`, and forget it. Raises under FAIL."""
         told, self.told = self.told, []
         for error, raw, rows in told:
             rejects.add(error, raw=raw, rows=rows)
+        lost, self.lost = self.lost, Counter()
+        rejects.lost.update(lost)
+        for episode, where in self.incomplete.items():
+            rejects.lose(episode, where)
+        self.incomplete = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offline_cli.errors import BadData, UnsupportedSpace
-from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.tally import Lost, OnError, Rejects, RejectsAhead, Tally
 from offline_cli.trees import flatten, leaves, map_leaves, paths, unflatten_like
 
 TREE = {"b": (1, {"c": 2}), "a": 3}
@@ -57,3 +57,13 @@ def test_a_bad_row_stops_everything_is_counted_or_is_kept() -> None:
         ("part-0 row 3", "bad-data", "\ud800text".encode("utf-8", "surrogatepass")),
         ("row 4", "unsupported-space", b"\x00"),
     ]
+
+
+def test_a_reader_that_is_ahead_passes_on_the_episodes_that_it_lost_too() -> None:
+    ahead, later, told = RejectsAhead(), RejectsAhead(), Rejects(OnError.SKIP)
+    ahead.lose_episodes(Lost.UNREADABLE, 2)
+    ahead.lose("e", "file row 3")
+    ahead.pass_on(later)
+    later.tell(told)
+    later.tell(told)  # nothing is told twice
+    assert (told.lost, told.incomplete) == ({Lost.UNREADABLE: 2}, {"e": "file row 3"})

@@ -28,6 +28,7 @@ from offline_cli.applying.recordings import Ready, Said
 from offline_cli.applying.showing import PipelineShown, show_pipeline
 from offline_cli.applying.tracing import PipelineTraced, trace_pipeline
 from offline_cli.applying.writing import Asked, Written, write_batches
+from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_files import read_pipeline
 from offline_cli.errors import NoData, UsageError
@@ -87,7 +88,7 @@ def apply(
     rows_as_episodes: bool = False,
     episode_ends: str | None = None,
     temp_dir: str | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | str = MEMORY_LIMIT,
     overwrite: bool = False,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -109,7 +110,7 @@ def apply(
     """
     _check_usage(out, format, {"--steps-per-batch": steps_per_batch, "--limit": limit, "--trace": trace}, show=show)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
     file = read_pipeline(pipeline, kind="learner")
     said = Said(sources, from_, env, action_scale, tables, storage_options, out, on_progress)
     if show:

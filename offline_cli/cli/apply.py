@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.cli import options, render
 from offline_cli.cli.progress import working
-from offline_cli.cli.sizes import byte_size
 from offline_cli.cli.stdin import with_stdin
 from offline_cli.errors import OfflineCliError
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.cli import options, render
 from offline_cli.cli.progress import working
-from offline_cli.cli.sizes import byte_size
 from offline_cli.cli.stdin import with_stdin
 
 __all__ = ["EXAMPLES", "KEYS", "convert"]
@@ -120,19 +120,28 @@ def convert(
 
 
 def _label(name: str, told: Mapping[str, Any]) -> str:
-    """Rows that were skipped are kept nowhere, and not called quarantined."""
+    """Rows that were skipped are kept nowhere, and not called quarantined; a row that stands there twice is no episode."""
+    if name == "duplicates_dropped":
+        return "duplicate_episodes_dropped"
     return "rows_skipped" if name == "rows_quarantined" and told["on_error"] == "skip" else name
 
 
 def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
     """What was done; of a dry run, what would be."""
-    apart = ("preview", "rejected", "dropped_reasons", "on_error")
+    apart = ("preview", "rejected", "rejected_in_all", "dropped_reasons", "on_error")
     rows = {_label(name, told): value for name, value in told.items() if name not in apart}
+    repeated = told["assumptions"].get("duplicate-row", 0)
+    if repeated:  # such as those of a table that was given twice, which is one table: no episode of it comes twice
+        rows["duplicate_rows_dropped"] = repeated
     rows["dropped_columns"] = render.with_reasons(told["dropped_reasons"])
     if told["episodes_lost"] is None:
         rows["episodes_lost"] = render.NOT_KNOWN
     rejected = enumerate(told["rejected"], 1)
     rows |= {f"rejected {number}": f"{one['where']}: {one['what']}" for number, one in rejected}
+    more = told["rejected_in_all"] - len(told["rejected"])
+    if more:
+        kept = "all are in quarantine/" if told["on_error"] == "quarantine" else "--on-error quarantine keeps them all"
+        rows["not listed"] = f"and {more:,} more; {kept}"
     shown = told["preview"]
     if shown is None:
         return rows

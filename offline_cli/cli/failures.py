@@ -16,7 +16,16 @@ from offline_cli.cli.render import plain, to_json
 from offline_cli.cli.shortage import is_shortage
 from offline_cli.cli.signals import interrupt_behind, signal_exit_code
 from offline_cli.cli.streams import colour_wanted, printable, write
-from offline_cli.errors import Interrupted, MissingPackage, OfflineCliError, StorageError, StorageNotFound, UsageError, causes
+from offline_cli.errors import (
+    Interrupted,
+    MissingPackage,
+    OfflineCliError,
+    StorageError,
+    StorageNotFound,
+    UsageError,
+    as_convert_would,
+    causes,
+)
 
 __all__ = ["Bug", "OutOfMemory", "UsageProblem", "explain", "report"]
 
@@ -24,6 +33,8 @@ UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
 
 _EXTRA_OF = {"adlfs": "azure", "ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
+_WITH_ON_ERROR = (("convert",), ("inspect",))
+_BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train-bc": "*"}  # what is in --out once writing has begun
 _STORAGE_ERRNOS = {
     errno.EACCES: "write permission, or another place",
     errno.EPERM: "write permission, or another place",
@@ -54,6 +65,8 @@ def report(error: BaseException, invocation: Invocation) -> int:
     """Show `error` on stderr, under `--json` on stdout too, and return the exit code."""
     told = explain(error, invocation)
     exit_code = _exit_code(error, told)
+    if invocation.args[:1] not in _WITH_ON_ERROR:
+        told.fix = as_convert_would(told.fix)
     if invocation.debug:
         write(sys.stderr, invocation.without_secrets(_traceback(error)))
     what, fix = _blanked_lines(told.what_lines, invocation), _blanked_lines(_fix_lines(told), invocation)
@@ -114,8 +127,16 @@ def _usage(error: Exception, invocation: Invocation) -> UsageError:
 
 
 def _again(invocation: Invocation) -> str:
-    resumable = invocation.args[:1] in (("record",), ("convert",), ("train-bc",))
-    return "the same command with --resume, or with --overwrite to begin again" if resumable else "the same command again"
+    """What was written is kept; but nothing is to be resumed where the signal came before anything was."""
+    begun = _BEGUN.get(invocation.args[0] if invocation.args else "")
+    out = invocation.value_of("--out", "-o")
+    if begun is None or out is None:
+        return "the same command again"
+    if "://" in out:
+        return "the same command again, with --resume where it had begun to write"
+    if not any(Path(out).glob(begun)):
+        return "the same command again: nothing had been written"
+    return "the same command with --resume, or with --overwrite to begin again"
 
 
 def _missing(error: ImportError, invocation: Invocation) -> OfflineCliError:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.cli import options, render
 from offline_cli.cli.progress import working
-from offline_cli.cli.sizes import byte_size
 from offline_cli.cli.stdin import with_stdin
 
 __all__ = ["EXAMPLES", "KEYS", "inspect"]
@@ -92,8 +92,9 @@ def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
         "observations": told["observation_space_text"] + inferred,
         "actions": f"{told['action_space_text']}{inferred}, scale: {told['action_scale']}",
         "environment": told["environment"],
+        **({"episodes by module": told["modules"]} if told["modules"] else {}),
         "extra columns": sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE),
-        "duplicates dropped": told["duplicates_dropped"],
+        "duplicate episodes dropped": told["duplicates_dropped"],
         "unreadable rows": told["rows_quarantined"],
         "lost episodes": render.NOT_KNOWN if told["episodes_lost"] is None else told["episodes_lost"],
         "assumptions": told["assumptions"],

@@ -40,6 +40,15 @@ class Invocation:
         first = self.args[0] if self.args and not self.args[0].startswith("-") else ""
         return f"{_PROGRAM} {first}".rstrip()
 
+    def value_of(self, *names: str) -> str | None:
+        """The value of an option that has these names; None where it is not given."""
+        options = self._options()
+        for arg, following in zip(options, [*options[1:], None], strict=True):
+            name, is_joined, value = arg.partition("=")
+            if name in names:
+                return value if is_joined else following
+        return None
+
     def recorded(self) -> tuple[str, ...]:
         """The whole command line for a dataset's provenance, with storage options and passwords blanked out."""
         return (_PROGRAM, *blanked_args(self.args))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from offline_cli.cli.sizes import byte_size
+from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import UsageError
 
 __all__ = [

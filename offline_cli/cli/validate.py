@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.cli import options, render
 from offline_cli.cli.progress import working
-from offline_cli.cli.sizes import byte_size
 from offline_cli.cli.stdin import with_stdin
 
 __all__ = ["EXAMPLES", "KEYS", "validate"]
@@ -82,6 +82,11 @@ def validate(
     result.check()
 
 
+def _hashes(unchecked: int) -> str:
+    whose = "that of 1 shard" if unchecked == 1 else f"those of {unchecked:,} shards"
+    return f"{whose} not compared; --deep does"
+
+
 def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Figures, then each problem in three lines."""
     yield "sources", told["sources"]
@@ -89,7 +94,7 @@ def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "episodes", told["episodes"]
     yield "steps", told["steps"]
     if told["hashes_unchecked"]:
-        yield "hashes", f"of {told['hashes_unchecked']:,} shards not compared; --deep does"
+        yield "hashes", _hashes(told["hashes_unchecked"])
     for problem in told["problems"]:
         text = render.Lines((problem["what"], f"at:  {problem['where']}", f"try: {problem['fix']}"))
         yield f"{problem['severity']}: {problem['code']}", text

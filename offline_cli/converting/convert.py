@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
@@ -50,7 +51,8 @@ class ConvertResult:
     fragments_stitched: int
     rows_quarantined: int  # rows that could not be read: skipped, or set aside
     episodes_lost: int | None  # of the sources, and not written, but for duplicates and `limit`; None: a source does not say
-    rejected: tuple[Mapping[str, str], ...]  # the first 10 of them: where, code, what
+    rejected: tuple[Mapping[str, str], ...]  # the first 10 problems among them: where, code, what
+    rejected_in_all: int  # problems, each of which cost a row or more
     assumptions: Mapping[str, int]  # by kind
     dropped_columns: tuple[str, ...]  # what became no part of an episode, by name
     dropped_reasons: Mapping[str, str]  # by the same names
@@ -87,7 +89,7 @@ def convert(
     rows_as_episodes: bool = False,
     episode_ends: str | None = None,
     temp_dir: str | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | str = MEMORY_LIMIT,
     compression: str = "zstd",
     max_rows_per_file: int | None = None,
     resume: bool = False,
@@ -99,10 +101,11 @@ def convert(
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
-    `limit`: the first so many episodes; nothing is counted beyond them. `on_error`: `fail`, `skip` or `quarantine`. `workers`:
-    Parquet files, or processes for much SampleBatch JSON, that read at a time. Of tables: `mapping`, a file or the name of a
-    preset that says what the columns mean; `rows_as_episodes`; `episode_ends`: flags, t or chain, where no column has ids;
-    `temp_dir`, for rows that do not fit into `memory_limit` bytes. `dry_run`: read and count everything, refuse what would
+    `limit`: the first so many episodes; no other episode and no bad row after them is counted (docs/assumptions.md).
+    `on_error`: `fail`, `skip` or `quarantine`. `workers`: Parquet files, or processes for much SampleBatch JSON, that read at a
+    time. Of tables: `mapping`, a file or the name of a preset that says what the columns mean; `rows_as_episodes`;
+    `episode_ends`: flags, t or chain, where no column has ids; `temp_dir`, for rows that do not fit into `memory_limit` bytes.
+    `dry_run`: read and count everything, refuse what would
     be refused, write nothing, and show what would be written (`preview`).
     `command`: for provenance. Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which says
     what was kept and how to go on.
@@ -110,7 +113,7 @@ def convert(
     started = time.monotonic()
     _check_numbers(to, limit, workers)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
     said_of_tables = tables.identity(storage_options)  # and a mapping that cannot be read is known at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
@@ -225,6 +228,7 @@ def _result(
         rows_quarantined=stream.rejects.count,
         episodes_lost=stream.episodes_lost,
         rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
+        rejected_in_all=stream.rejects.problems,
         assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),

@@ -6,9 +6,9 @@ The order is: what the source declares, then `env`, then inference from all the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -28,6 +28,7 @@ __all__ = [
     "check_same_shapes",
     "check_same_values",
     "extra_dtypes",
+    "extra_kinds",
     "only_discrete",
 ]
 
@@ -79,7 +80,7 @@ def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
 
 def check_same_extra(first: EpisodeBatch, other: EpisodeBatch) -> None:
     """Raise BadEpisode where the extra model outputs are others, or no dtype holds both."""
-    _check_same_extra(_kinds(first.extra), _kinds(other.extra), f"episodes {first.ids[0]} and {other.ids[0]}")
+    _check_same_extra(extra_kinds(first.extra), extra_kinds(other.extra), f"episodes {first.ids[0]} and {other.ids[0]}")
 
 
 def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
@@ -89,7 +90,7 @@ def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
 
 def check_same_extra_names(first: EpisodeBatch, paths: Collection[str], *, where: str) -> None:
     """Raise BadEpisode where the extra model outputs are others than those with leaves at `paths`."""
-    _check_same_extra(dict.fromkeys(_kinds(first.extra), "there"), dict.fromkeys(paths, "there"), where)
+    _check_same_extra(dict.fromkeys(extra_kinds(first.extra), "there"), dict.fromkeys(paths, "there"), where)
 
 
 def _check_same_extra(mine: Mapping[str, str], theirs: Mapping[str, str], where: str) -> None:
@@ -107,8 +108,8 @@ def check_same_values(first: EpisodeBatch, obs: Tree, actions: Tree, *, where: s
             raise BadEpisode(what, where=where, fix=TWO_DATASETS)
 
 
-def _kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
-    """What dtypes and shapes can be in one column, in words, by path."""
+def extra_kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
+    """What dtypes and shapes of extra model outputs can be in one column, in words, by path."""
     leaves = [(path, leaf) for name, tree in extra.items() for path, leaf in flatten(tree, name)]
     return {
         path: f"{'number' if leaf.dtype.kind in NUMBERS else leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves
@@ -141,52 +142,69 @@ def as_space(tree: Tree, space: Space) -> Tree:
     return tree
 
 
-def check_fits(tree: Tree, space: Space, *, name: str, said_by: str, where: str) -> None:
+def check_fits(tree: Tree, space: Space, *, name: str, said_by: str, where: Callable[[int | None], str]) -> None:
     """Raise SpaceMismatch, with both shapes, unless `tree` (leaves (N, *shape)) has the structure and values of `space`.
 
     Values of a Box may lie outside of it (recorders store raw module outputs); a category that does not exist is a mismatch.
+    `where` is given the row of the value that does not fit, or None where all rows are alike.
     """
     problems = list(_problems(tree, space, name))
     if problems:
         raise SpaceMismatch(
-            f"{problems[0]}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
-            where=where,
+            f"{problems[0].what}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
+            where=where(problems[0].row),
             fix=_other_space(said_by),
-            details={"problems": problems},
+            details={"problems": [problem.what for problem in problems]},
         )
+
+
+class _Problem(NamedTuple):
+    what: str
+    row: int | None = None  # of the first value that does not fit; None: all rows are alike
 
 
 def _other_space(said_by: str) -> str:
     if said_by.startswith("--env "):
         return f"name the environment that was recorded in place of {said_by}, or leave --env out to infer spaces from the data"
-    return "name the environment that was recorded with --env, or correct what the source says"
+    return f"name the environment that was recorded with --env, or correct what {said_by} says"
 
 
-def _problems(tree: Tree, space: Space, name: str) -> Iterator[str]:
+def _problems(tree: Tree, space: Space, name: str) -> Iterator[_Problem]:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
         have = tree if isinstance(tree, dict) else dict(enumerate(tree)) if isinstance(tree, tuple) else None
         if have is None or set(have) != set(parts) or isinstance(tree, dict) != isinstance(space, spaces.Dict):
-            yield f"{name} has other parts"
+            yield _Problem(f"{name} has other parts")
             return
         for key, part in parts.items():
             yield from _problems(have[key], part, f"{name}.{key}")
     elif isinstance(tree, (dict, tuple)):
-        yield f"{name} has parts"
+        yield _Problem(f"{name} has parts")
     elif tree.shape[1:] != tuple(space.shape or ()):
-        yield f"{name} has values of shape {tree.shape[1:]}, and not {tuple(space.shape or ())}"
+        yield _Problem(f"{name} has values of shape {tree.shape[1:]}, and not {tuple(space.shape or ())}")
     elif not isinstance(space, spaces.Box):
         yield from _categories(tree, space, name)
 
 
-def _categories(leaf: NDArray[Any], space: Space, name: str) -> Iterator[str]:
-    if leaf.dtype.kind not in "biu" and (leaf.dtype.kind != "f" or (leaf != np.floor(leaf)).any()):
-        yield f"{name} holds {leaf.dtype} values that are no whole numbers"
+def _categories(leaf: NDArray[Any], space: Space, name: str) -> Iterator[_Problem]:
+    if leaf.dtype.kind not in "biuf":
+        yield _Problem(f"{name} holds {leaf.dtype} values that are no whole numbers")
+        return
+    if leaf.dtype.kind == "f" and (broken := leaf != np.floor(leaf)).any():  # true of NaN too
+        row, value = _first(leaf, broken)
+        yield _Problem(f"{name} holds {value}, which is no whole number, in {leaf.dtype}", row)
         return
     low, high = _category_bounds(space)
     bad = (leaf < low) | (leaf > high)
     if bad.any():
-        yield f"{name} holds {leaf[bad][0]}, which is no category"
+        row, value = _first(leaf, bad)
+        yield _Problem(f"{name} holds {value}, which is no category", row)
+
+
+def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Any]:
+    """The first row of `leaf` with a `bad` value, and that value."""
+    place = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    return int(place[0]), leaf[place]
 
 
 def _category_bounds(space: Space) -> tuple[Any, Any]:

@@ -19,14 +19,16 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from offline_cli.converting.declared import declared, is_inferred, said_by, two_spaces
 from offline_cli.converting.extra_outputs import ExtraOutputs
 from offline_cli.converting.fitting import as_space, check_fits, only_discrete
 from offline_cli.converting.whole_episodes import WholeEpisodes
 from offline_cli.engines.processes import helpers
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
+from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.formats.detect import open_sources
 from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.own import OwnSource
@@ -38,16 +40,15 @@ from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCAL
 from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.spaces import Space, describe, same_space
+from offline_cli.spaces import Space, same_space
 from offline_cli.storage.conforming import conform
 from offline_cli.storage.locations import Sources
 from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.quarantine import WaitingRejects
 from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
 
-__all__ = ["EpisodeStream", "read_episodes", "read_opened"]
+__all__ = ["EpisodeStream", "check_scale_of", "read_episodes", "read_opened"]
 
-BY_SOURCE: Final = "the source"
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 FEW: Final = 1000  # episodes, for which no process is worth starting
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
@@ -76,8 +77,9 @@ class EpisodeStream:
     rejects: Rejects
     _waiting: WaitingRejects
     _extra_dtypes: Mapping[str, np.dtype[Any]]
-    _episodes: Iterator[EpisodeBatch]
-    _said_by: str
+    _episodes: WholeEpisodes
+    _said_by: tuple[str, str]  # who says each space
+    _all_say_spaces: bool  # what a batch declares has to be these
     _sources: Scope
     _lost_before: Counter[str] = field(default_factory=Counter)  # as the manifests of datasets among the sources say, by reason
     _lost_before_in_all: int | None = 0  # and in all, for which a manifest may give fewer reasons; None: one does not say
@@ -99,7 +101,7 @@ class EpisodeStream:
         self._started = True
         first: EpisodeBatch | None = None
         with self:
-            for batch in self._episodes:
+            for batch in iter(self._episodes):
                 fitted = self._fit(batch)
                 if first is None:
                     first = fitted
@@ -127,11 +129,10 @@ class EpisodeStream:
 
     def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
         """`batch` in the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
-        if self._said_by == BY_SOURCE and not self.spaces_inferred:
+        if self._all_say_spaces:
             _check_same_spaces(batch, self.observation_space, self.action_space)
         batch = _structured(batch, (self.observation_space, self.action_space))
-        where = f"episode {batch.ids[0]} of {', '.join(self.locations)}"
-        _check_batch(batch, (self.observation_space, self.action_space), said_by=self._said_by, where=where)
+        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of)
         return conform(batch, self.observation_space, self.action_space, self._extra_dtypes)
 
 
@@ -207,21 +208,22 @@ def read_opened(
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
         if env_spaces is not None:
-            _check_batch(first, env_spaces, said_by=f"--env {env}", where=f"episode {first.ids[0]} of {opened[0].location}")
-        observation, action, said_by = _declared(opened, first, env, env_spaces)
+            _check_batch(first, env_spaces, (f"--env {env}",) * 2, episodes.place_of)
+        known = declared(opened, first, env, env_spaces)
+        observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
             guessed = episodes.inferred_spaces()
             observation, action = observation or guessed[0], action or guessed[1]
         else:
-            by_source = said_by == BY_SOURCE and not inferred
             spaces = observation, action
-            episodes.compare_later_sources(lambda batch: _check_same_spaces(batch, *spaces) if by_source else None)
+            episodes.compare_later_sources(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
+        spaces_inferred = inferred or (env is None and any(map(is_inferred, opened)))
         made_from = [source.dataset.manifest for source in opened if isinstance(source, OwnSource)]
         return EpisodeStream(
             observation_space=observation,
             action_space=action,
-            spaces_inferred=inferred or (env is None and any(map(_is_inferred, opened))),
+            spaces_inferred=spaces_inferred,
             action_scale=_scale(opened, action, action_scale),
             environment_id=env or _common([source.environment_id for source in opened]),
             environment_kwargs=_environment_kwargs(opened) if env is None else {},
@@ -234,8 +236,9 @@ def read_opened(
             rejects=episodes.rejects,
             _waiting=episodes.waiting,
             _extra_dtypes=episodes.extra_dtypes,
-            _episodes=iter(episodes),
-            _said_by=said_by,
+            _episodes=episodes,
+            _said_by=known.said_by,
+            _all_say_spaces=not known.by_env and not spaces_inferred,
             _lost_before=_lost_before(made_from),
             _lost_before_in_all=_lost_before_in_all(made_from),
             _sources=scope.moved(),
@@ -259,17 +262,27 @@ def _check_same_spaces(batch: EpisodeBatch, observation: Space, action: Space) -
     pairs = ((batch.observation_space, observation), (batch.action_space, action))
     for name, (own, common) in zip(("observation", "action"), pairs, strict=True):
         if own is not None and not same_space(own, common):
-            raise _two_spaces(name, ("the first episode", common), (f"episode {batch.ids[0]}", own))
+            raise two_spaces(name, ("the first episode", common), (f"episode {batch.ids[0]}", own))
 
 
 def _structured(batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatch:
     return replace(batch, obs=as_space(batch.obs, spaces[0]), actions=as_space(batch.actions, spaces[1]))
 
 
-def _check_batch(batch: EpisodeBatch, spaces: tuple[Space, Space], *, said_by: str, where: str) -> None:
+def _check_batch(
+    batch: EpisodeBatch, spaces: tuple[Space, Space], said_by: tuple[str, str], place_of: Callable[[str], str]
+) -> None:
+    """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` says where it stands."""
     shaped = _structured(batch, spaces)
-    for name, tree, space in zip(("observations", "actions"), (shaped.obs, shaped.actions), spaces, strict=True):
-        check_fits(tree, space, name=name, said_by=said_by, where=where)
+    trees = (("observations", shaped.obs, batch.obs_starts), ("actions", shaped.actions, batch.starts))
+    for (name, tree, starts), space, by in zip(trees, spaces, said_by, strict=True):
+
+        def where(row: int | None, starts: NDArray[np.int64] = starts) -> str:
+            entry = 0 if row is None else int(np.searchsorted(starts, row, side="right")) - 1
+            step = "" if row is None else f", step {row - int(starts[entry])}"
+            return f"{place_of(batch.ids[entry])}, episode {batch.ids[entry]}{step}"
+
+        check_fits(tree, space, name=name, said_by=by, where=where)
 
 
 def _check_scale(said: str | None) -> None:
@@ -301,64 +314,13 @@ def _prepare(
             source.limit = limit
 
 
-def _declared(
-    sources: Sequence[Source], first: EpisodeBatch, env: str | None, env_spaces: tuple[Space, Space] | None
-) -> tuple[Space | None, Space | None, str]:
-    """Observation and action space as far as anything says them, and who does.
-
-    A space that a manifest calls inferred gives way to that of `env`. Sources that declare different spaces need `env`.
-    """
-    pairs: list[tuple[str, tuple[Space | None, Space | None]]] = [
-        (source.location, (source.observation_space, source.action_space))
-        for source in sources
-        if env_spaces is None or not _is_inferred(source)
-    ]
-    if not _is_inferred(sources[0]):
-        pairs.append((sources[0].location, (first.observation_space, first.action_space)))
-    observation = _one_space("observation", [(place, pair[0]) for place, pair in pairs], env_spaces and env_spaces[0])
-    action = _one_space("action", [(place, pair[1]) for place, pair in pairs], env_spaces and env_spaces[1])
-    by_env = env_spaces is not None and observation is env_spaces[0]
-    return observation, action, f"--env {env}" if by_env else BY_SOURCE
-
-
-def _one_space(name: str, said: Sequence[tuple[str, Space | None]], of_env: Space | None) -> Space | None:
-    """The space that all who say one agree on; that of the environment where none does, or where they differ."""
-    known = [entry for entry in said if entry[1] is not None]
-    if not known:
-        return of_env
-    different = next((entry for entry in known if not same_space(entry[1], known[0][1])), None)
-    if different is None:
-        return known[0][1]
-    if of_env is None:
-        raise _two_spaces(name, known[0], different)
-    return of_env
-
-
-def _is_inferred(source: Source) -> bool:
-    return isinstance(source, OwnSource) and source.spaces_inferred
-
-
-def _two_spaces(name: str, one: tuple[str, Space | None], other: tuple[str, Space | None]) -> SpaceMismatch:
-    return SpaceMismatch(
-        f"two {name} spaces: {describe(one[1])} and {describe(other[1])}",
-        where=f"{one[0]} and {other[0]}",
-        fix="name the environment with --env if they are one, or convert the sources into two datasets",
-    )
-
-
 def _scale(sources: Sequence[Source], space: Space, said: str | None) -> str:
     """The scale of all actions. Raises UsageError where `said` contradicts a source, BadConfig where sources differ."""
     if only_discrete(space):
         return ENV_SCALE
     scales = {source.action_scale: source.location for source in sources}
-    known = [scale for scale in scales if scale != UNKNOWN_SCALE]
-    contradicting = next((scale for scale in known if said not in (None, scale)), None)
-    if contradicting is not None:
-        raise UsageError(
-            f"--action-scale {said}, but the source says {contradicting}",
-            where=scales[contradicting],
-            fix="leave out --action-scale",
-        )
+    for source in sources:
+        check_scale_of(source, said)
     if said is None and len(scales) > 1:
         raise BadConfig(
             f"actions of different scales: {' and '.join(sorted(scales))}",
@@ -366,6 +328,13 @@ def _scale(sources: Sequence[Source], space: Space, said: str | None) -> str:
             fix="convert each source by itself with the --action-scale that it has, and do not merge scales that differ",
         )
     return said or next(iter(scales))
+
+
+def check_scale_of(source: Source, said: str | None) -> None:
+    """Raise UsageError where the caller says another scale than the source declares."""
+    if said is not None and source.action_scale not in (UNKNOWN_SCALE, said):
+        what = f"--action-scale {said}, but {said_by(source)} says {source.action_scale}"
+        raise UsageError(what, where=source.location, fix="leave out --action-scale")
 
 
 def _environment_kwargs(sources: Sequence[Source]) -> Mapping[str, Any]:

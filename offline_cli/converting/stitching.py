@@ -103,11 +103,14 @@ class Stitcher:
         """Whether more is known of the id than episodes passed on."""
         return name in self._open or name in self._refused or name in self.rejects.incomplete
 
-    def finish(self) -> Iterator[EpisodeBatch]:
-        """The episodes that nothing ended, as truncated ones, once every source has been read."""
+    def finish(self, limit: int | None = None) -> Iterator[EpisodeBatch]:
+        """The episodes that nothing ended, as truncated ones, once every source has been read; the first `limit` of them."""
         done: list[EpisodeBatch] = []
+        passed = 0
         self._passed.met(self._open)  # all at once; below they are looked up one by one
         for name, episode in list(self._open.items()):
+            if passed == limit:
+                break
             if episode.location != self.tally.location:
                 yield from _gather(done)
                 self.tally.location, done = episode.location, []
@@ -123,8 +126,10 @@ class Stitcher:
             else:
                 self.tally.assume(UNFINISHED, places=_place(episode.place, name))
                 done.append(self._close(name, truncated=True))
+                passed += 1
+        else:
+            self._count_unseen()
         self._open.clear()
-        self._count_unseen()
         yield from _gather(done)
 
     def _count_unseen(self) -> None:
@@ -160,17 +165,19 @@ class Stitcher:
         self._prints.extend(prints)
         self._passed_from.append((len(names), None if places is None else places.taken(entries), location))
 
-    def _place_of(self, name: str) -> str:
-        """Where the episode of that id stood that was passed on; a search, for the first messages only."""
-        self._searches += 1
-        if self._searches > SEARCHES:
-            return "an earlier place"
+    def place_of(self, name: str) -> str:
+        """Where the episode of that id stood that was passed on; takes as long as there are episodes."""
         ordinal = self._passed.number(name)
         for count, places, location in self._passed_from:
             if ordinal < count:
                 return location if places is None else places[ordinal]
             ordinal -= count
         raise AssertionError(name)
+
+    def _place_of(self, name: str) -> str:
+        """As `place_of`, for the first messages only."""
+        self._searches += 1
+        return self.place_of(name) if self._searches <= SEARCHES else "an earlier place"
 
     # ---- what is counted of whole episodes, passed on or dropped as duplicates ----
 

@@ -20,6 +20,7 @@ from offline_cli.converting.fitting import (
     check_same_values,
     extra_dtypes,
 )
+from offline_cli.converting.limiting import RejectsInTurn, fed
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData
@@ -54,6 +55,7 @@ class WholeEpisodes:
     waiting: WaitingRejects = field(init=False)  # what `rejects` has handed on so far
     _ahead: deque[EpisodeBatch] = field(default_factory=deque)  # drawn already
     _rest: Iterator[EpisodeBatch] = field(default_factory=lambda: iter(()))
+    _stitcher: Stitcher = field(init=False)
 
     def __post_init__(self) -> None:
         self.waiting = WaitingRejects(self.temp_dir)
@@ -64,7 +66,8 @@ class WholeEpisodes:
             source.close()  # a reading before this one may have stopped in the middle
         self.waiting.close()
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
-        self._rest = _limited(stitched(self.sources, self.tally, self.rejects, self.on_progress, self.extras), self.limit)
+        self._stitcher = Stitcher(self.tally, self.rejects)
+        self._rest = stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         while self._ahead:
@@ -79,6 +82,10 @@ class WholeEpisodes:
                 raise self._nothing()
             self._ahead.append(batch)
         return self._ahead[0]
+
+    def place_of(self, episode: str) -> str:
+        """File and first row, or the source alone where rows are not known, of an episode that was drawn."""
+        return self._stitcher.place_of(episode)
 
     def _nothing(self) -> NoData:
         set_aside = f"; {self.rejects.count} rows could not be read" if self.rejects.count else ""
@@ -169,31 +176,36 @@ def _values_matter(obs: Tree, actions: Tree) -> bool:
     return any(leaf.dtype.kind in "iu" for leaf in counted)
 
 
-def _limited(batches: Iterator[EpisodeBatch], limit: int | None) -> Iterator[EpisodeBatch]:
-    """The first `limit` episodes."""
-    left = limit
-    for batch in batches:
-        if left is None or len(batch) < left:
-            yield batch
-            left = None if left is None else left - len(batch)
-        else:
-            yield batch.select(slice(0, left))
-            return
-
-
 def stitched(
-    sources: Sequence[Source], tally: Tally, rejects: Rejects, on_progress: OnProgress, extras: ExtraOutputs | None = None
+    sources: Sequence[Source],
+    stitcher: Stitcher,
+    on_progress: OnProgress,
+    extras: ExtraOutputs | None = None,
+    limit: int | None = None,
 ) -> Iterator[EpisodeBatch]:
-    """The whole episodes of `sources`, in their order; while a batch is handed on, `tally.location` is that of its source."""
-    stitcher, progress = Stitcher(tally, rejects), _SourcesRead(sources, tally)
+    """The whole episodes of `sources`, in their order; while a batch is handed on, `tally.location` is that of its source.
+
+    `limit`: only the first so many.
+    """
+    tally, rejects = stitcher.tally, stitcher.rejects
+    waiting, left = RejectsInTurn.of(rejects), limit
+    progress = _SourcesRead(sources, tally)
     for source in sources:
-        for batch in source.fragments(tally, rejects):
+        for batch in source.fragments(tally, rejects if left is None else waiting):
             places = source.places if isinstance(source, Placed) else None
             if extras is not None:
                 batch = extras.of(batch, source.location)
-            yield from stitcher.feed(batch, places, source.location)
+            if left is None:
+                yield from stitcher.feed(batch, places, source.location)
+            else:
+                for done in fed(stitcher, batch, places, source.location, waiting, left):
+                    left -= len(done)
+                    yield done
+                if not left:
+                    return
             on_progress(progress.now())
-    yield from stitcher.finish()
+    waiting.tell()
+    yield from stitcher.finish(left)
     if (last := progress.left_over()) is not None:
         on_progress(last)
 

@@ -7,10 +7,12 @@ figures are those of the dataset it would become: fragments joined, duplicates d
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.errors import TargetNotMet, UsageError
 from offline_cli.formats.detect import open_sources
@@ -55,6 +57,7 @@ class Inspection:
     assumptions: Mapping[str, int]
     dropped_columns: tuple[str, ...]  # what became no part of an episode, by name; of a dataset, nothing is known
     dropped_reasons: Mapping[str, str]  # by the same names
+    modules: Mapping[str, int] | None  # episodes by module id, where they have one; None: the manifest does not say
     complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
     from_manifest: bool  # False: every episode has been read
 
@@ -85,7 +88,7 @@ def inspect(
     rows_as_episodes: bool = False,
     episode_ends: str | None = None,
     temp_dir: str | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | str = MEMORY_LIMIT,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Inspection:
@@ -95,12 +98,12 @@ def inspect(
     values by the keys of `as_dict`, dots for what is nested (`return.mean`). Raises TargetNotMet, naming all that differ,
     UsageError for an unknown key, and what `read_episodes` raises.
     """
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
     opened = open_sources(sources, from_=from_, tables=tables, storage_options=storage_options)
     if len(opened) == 1 and isinstance(opened[0], OwnSource):
         found = _from_manifest(opened[0])
     else:
-        with read_opened(opened, on_error=on_error, memory_limit=memory_limit, on_progress=on_progress) as stream:
+        with read_opened(opened, on_error=on_error, memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
             found = _by_reading(stream)
     if expect:
         _check(found, expect)
@@ -132,6 +135,7 @@ def _from_manifest(source: OwnSource) -> Inspection:
         assumptions=manifest.assumptions,
         dropped_columns=(),
         dropped_reasons={},
+        modules=None,
         complete=manifest.complete,
         from_manifest=True,
     )
@@ -139,8 +143,10 @@ def _from_manifest(source: OwnSource) -> Inspection:
 
 def _by_reading(stream: EpisodeStream) -> Inspection:
     builder = StatisticsBuilder()
+    modules: Counter[str] = Counter()
     for batch in stream:
         builder.add(batch)
+        modules.update(id_ for id_ in batch.module_ids or () if id_ is not None)
     statistics = builder.as_json()
     return Inspection(
         format=", ".join(dict.fromkeys(stream.formats)),
@@ -164,6 +170,7 @@ def _by_reading(stream: EpisodeStream) -> Inspection:
         assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),
+        modules=dict(modules),
         complete=stream.complete,
         from_manifest=False,
     )

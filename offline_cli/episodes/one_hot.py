@@ -44,7 +44,7 @@ def one_hot_leaf(values: Any, space: spaces.Discrete[Any] | spaces.MultiDiscrete
     choices = flat - starts if flat.dtype.kind in "iub" else _whole(flat, space, where) - starts
     outside = (choices < 0) | (choices >= counts)
     if outside.any():
-        raise _outside(flat, outside, space, where)
+        raise _refused(flat, outside, space, where, "is outside")
     hot = np.zeros((*flat.shape[:-1], int(counts.sum())), np.float32)
     np.put_along_axis(hot, choices.astype(np.int64, copy=False) + (np.cumsum(counts) - counts), 1.0, axis=-1)
     return hot
@@ -56,15 +56,16 @@ def _whole(flat: NDArray[Any], space: Any, where: str) -> NDArray[Any]:
         raise BadEpisode(f"values of type {flat.dtype} for {space}", where=where, fix=FIX)
     broken = flat != np.floor(flat)  # NaN, too
     if broken.any():
-        raise _outside(flat, broken, space, where)
+        raise _refused(flat, broken, space, where, "is no whole number, as a choice of")
     return flat
 
 
-def _outside(flat: NDArray[Any], bad: NDArray[np.bool_], space: Any, where: str) -> BadEpisode:
+def _refused(flat: NDArray[Any], bad: NDArray[np.bool_], space: Any, where: str, why: str) -> BadEpisode:
     *row, component = (int(i) for i in np.argwhere(bad)[0])
     counts, starts = choice_counts(space)
     first, last = int(starts[component]), int(starts[component] + counts[component]) - 1
     place = tuple(int(i) for i in np.unravel_index(component, space.shape)) if space.shape else ()
     which = f" in component {place[0] if len(place) == 1 else place}" if place else ""
     at = f"{where}, row {row[0] if len(row) == 1 else tuple(row)}" if row else where
-    return BadEpisode(f"a value of {flat[(*row, component)]}{which} is outside {space} ({first} to {last})", where=at, fix=FIX)
+    what = f"a value of {flat[(*row, component)]}{which} {why} {space} ({first} to {last})"
+    return BadEpisode(what, where=at, fix=FIX)

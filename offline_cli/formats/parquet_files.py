@@ -99,7 +99,7 @@ def _damage(url: str) -> Iterator[None]:
             raise BadData(
                 f"not a whole Parquet file: {text[0] if text else type(error).__name__}",
                 where=url,
-                fix="copy or write the file again; --on-error skip reads the others",
+                fix="copy or write the file again, or --on-error skip to read the others",
                 details={PROBLEM: "unreadable-file"},
             ) from error
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, Uncommitted
@@ -30,10 +31,19 @@ INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """One committed dataset."""
+    """One committed dataset.
+
+    It holds nothing open, so that its end as a context manager has nothing to do; a reading (`batches`) is one of its own.
+    """
 
     location: Location  # its folder
     manifest: Manifest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
 
     @staticmethod
     def open(location: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:

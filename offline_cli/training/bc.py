@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
 from offline_cli.modules.networks import BY_BOUNDS, flattened_images
@@ -95,7 +96,7 @@ def train_bc(
     module_id: str | None = None,
     action_scale: str | None = None,
     streaming: bool | None = None,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     temp_dir: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
@@ -148,7 +149,7 @@ def train_bc(
         "seed": seed,
         "action_scale": action_scale,
         "streaming": streaming,
-        "memory_limit": memory_limit,
+        "memory_limit": None if memory_limit is None else byte_size(memory_limit, option="--memory-limit"),
     }
     asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     folder = RunFolder(open_location(out, storage_options, beside=asked))
@@ -176,7 +177,7 @@ def train_bc(
         module = new_policy(data, resolved, uint8_scaling=scaling)
         if isinstance(data.train, StepStore):
             check_training_fits(resolved.memory_limit, target.type, module, data.train.record, resolved.batch_size)
-        state = TrainState(data=data.digest, device=target.type, pipeline=data.pipeline)
+        state = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline)
         state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
         tensors = None
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)

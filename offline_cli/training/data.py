@@ -23,6 +23,7 @@ from offline_cli.training.given_pipelines import Given
 from offline_cli.training.holding_out import held_out
 from offline_cli.training.lesson import Lesson, prepare
 from offline_cli.training.memory_bounds import InMemory
+from offline_cli.training.seen_data import SeenData
 from offline_cli.training.streaming import stream_data
 from offline_cli.training.training_data import TrainingData
 from offline_cli.trees import flatten
@@ -75,6 +76,8 @@ def _in_memory(lesson: Lesson, config: BCConfig, device: str) -> TrainingData:
     kept, aside = _split(episodes, config, lesson.where)
     train = lesson.columns(kept)
     trained, pieces = lesson.learned()
+    seen = SeenData()
+    seen.see(episodes.ids, episodes.num_steps)
     return TrainingData(
         train=train,
         val=None if aside is None else lesson.columns(aside),
@@ -84,6 +87,7 @@ def _in_memory(lesson: Lesson, config: BCConfig, device: str) -> TrainingData:
         episodes=len(episodes),
         steps=episodes.num_steps,
         digest=_digest(episodes, whole=not lesson.given.is_default),
+        seen=seen.figures(lesson.where, lesson.module),
         pipeline=lesson.name,
         trained=trained,
         pieces=pieces,

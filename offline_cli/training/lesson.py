@@ -7,6 +7,7 @@ is never learned from, and may be anything. What else the learner pipeline gets:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -62,6 +63,7 @@ class Lesson:
     _open: Callable[[], EpisodeStream]
     _streams: Scope  # owns those that are open
     _opened: list[EpisodeStream] = field(default_factory=list)  # one that nobody has read yet
+    _modules: Counter[str] = field(default_factory=Counter)  # episodes of each, of the reading at hand
 
     def __enter__(self) -> Self:
         return self
@@ -76,7 +78,14 @@ class Lesson:
         """
         with self._streams.part() as held:
             stream = held.enter(self._opened.pop() if self._opened else self._open())
-            yield from of_one_module(filter(len, map(with_steps, stream)), self.module_id, where=self.where)
+            self._modules = Counter()
+            batches = filter(len, map(with_steps, stream))
+            yield from of_one_module(batches, self.module_id, where=self.where, seen=self._modules)
+
+    @property
+    def module(self) -> str | None:
+        """The module whose episodes were read; None before they were."""
+        return self.module_id or next(iter(self._modules), None)
 
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
         """`episodes`, with actions as a network learns them. Raises BadData for values outside the spaces."""

@@ -19,14 +19,16 @@ OPTION: Final = "--module-id"
 MAX_NAMED: Final = 10
 
 
-def of_one_module(batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str) -> Iterator[EpisodeBatch]:
+def of_one_module(
+    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str] | None = None
+) -> Iterator[EpisodeBatch]:
     """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a module id is of the
     module `default_policy`.
 
     At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
-    there are several.
+    there are several. `seen` counts the episodes of each module.
     """
-    seen: Counter[str] = Counter()
+    seen = Counter() if seen is None else seen
     for batch in batches:
         ids = batch.module_ids
         names = [DEFAULT_MODULE_ID] * len(batch) if ids is None else [id_ or DEFAULT_MODULE_ID for id_ in ids]

@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.errors import BadConfig, BadData, NoData, Uncommitted, UnsupportedSpace
@@ -107,6 +108,9 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         "activation": config.activation,
         "environment": config.env,
     }
+    module = data.seen.get("module")
+    if module not in (None, DEFAULT_MODULE_ID):
+        told["module"] = module  # whose episodes it learned from, for people: a run holds one policy
     if has_uint8(data.observation_space):
         told[UINT8_SCALING] = BY_BOUNDS
     return told if data.trained is None else told | {"pipeline": _pipeline(data.trained)}
@@ -156,7 +160,7 @@ def load_policy(run: str | os.PathLike[str] | Location, storage_options: Mapping
     else:
         update, tensors = last
         _log.warning(
-            "note: the run %s is not finished: the policy is that of its last checkpoint, of update %d", folder, update
+            "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d", folder, update
         )
         loaded = replace(policy_of(text, tensors, learned, where=str(folder), flat=True), checkpoint=update)
     if not loaded.is_sealed:

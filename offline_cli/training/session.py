@@ -24,6 +24,7 @@ from offline_cli.training.data import TrainingData
 from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.loaders import open_loader
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.seen_data import data_difference
 from offline_cli.training.signals import StopSignals
 from offline_cli.training.state import TrainState
 from offline_cli.training.updates import Update, captured
@@ -207,12 +208,14 @@ class Session:
 
 def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
     """Raise BadConfig unless a run with the state `stored` can go on as `wanted`: same data, pipeline and device."""
-    names = {"data": "the data differs", "pipeline": "the learner pipeline differs", "device": "the device differs"}
-    problems = [
-        f"{text}: the run has {getattr(stored, name) or 'the default'}, this call {getattr(wanted, name) or 'the default'}"
-        for name, text in names.items()
-        if getattr(stored, name) != getattr(wanted, name)
-    ]
+    problems = []
+    if stored.data != wanted.data:
+        differs = data_difference(stored.seen, wanted.seen, same_pipeline=stored.pipeline == wanted.pipeline)
+        problems += [f"the data differs: {differs}"] * (differs is not None)
+    for name, text in (("pipeline", "the learner pipeline differs"), ("device", "the device differs")):
+        one, other = getattr(stored, name), getattr(wanted, name)
+        if one != other:
+            problems.append(f"{text}: the run has {one or 'the default'}, this call {other or 'the default'}")
     if problems:
         fix = "resume with what the run was started with, or train anew with --overwrite"
         raise BadConfig.of(problems, where=where, fix=fix)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.spaces import Space
@@ -29,6 +30,7 @@ class TrainingData:
     episodes: int  # held-out ones included
     steps: int
     digest: str  # hex; the same for the same episodes in the same order
+    seen: Mapping[str, Any] = field(default_factory=dict)  # `SeenData.figures`: what a digest that differs is explained by
     pipeline: str = ""  # the learner pipeline's name; empty: the default one
     trained: TrainedPipeline | None = None  # what playing the policy takes, with its state; None: no pieces
     pieces: PlayPieces | None = None  # what it plays between in `environment`; None: no pieces

@@ -85,7 +85,7 @@ def test_make_gpu_takes_the_python_that_is_there_and_sets_nothing_up():
 def test_a_python_without_torch_is_told_so(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(gpu, "missing", lambda names=(): list(names))
     assert gpu.main(["--out", str(tmp_path / "out")]) == 6
-    assert "has no torch" in capsys.readouterr().err
+    assert "has no torch; name a Python that has it: make gpu PYTHON=" in capsys.readouterr().err
 
 
 def test_all_missing_packages_are_named_at_once(monkeypatch, tmp_path, capsys):

@@ -41,7 +41,7 @@ def sleep_long():
     time.sleep(60)
 
 @app.command("train-bc")
-def wait(as_json: AsJson = False):
+def wait(out: str = "", as_json: AsJson = False):
     write(sys.stdout, "" if as_json else "ready\\n")
     write(sys.stderr, "ready\\n")
     sleep_long()
@@ -104,14 +104,27 @@ def started(child_env: dict[str, str]) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_command_with_its_exit_code_and_says_how_to_go_on(started: Start, number: int, exit_code: int) -> None:
-    process = started("train-bc")
+def test_a_signal_ends_a_command_with_its_exit_code_and_says_how_to_go_on(
+    started: Start, number: int, exit_code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").touch()  # a run that has begun
+    process = started("train-bc", "--out", str(tmp_path))
     process.send_signal(number)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == exit_code
     assert stderr.startswith("error: interrupted\n")
     assert "--resume" in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("option", [["--out", "{}"], ["--out={}"]])
+def test_a_signal_before_anything_was_written_recommends_no_resume(started: Start, option: list[str], tmp_path: Path) -> None:
+    process = started("train-bc", *(part.format(tmp_path / "run") for part in option))
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "--resume" not in stderr
+    assert "try: the same command again" in stderr
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

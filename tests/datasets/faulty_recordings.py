@@ -213,6 +213,12 @@ def rows_of_two_shapes_without_spaces(make: Make) -> Path:
     return make.items([*make.packed(make.batch(**unknown)), *make.packed(wide)])
 
 
+@made({"mixed-action-scales": 1})
+def datasets_of_two_action_scales(make: Make) -> list[Path]:
+    other = make.batch(boxes=True, ids=("x0", "x1", "x2"))
+    return [make.dataset(make.batch(boxes=True)), make.dataset(other, action_scale="normalized")]
+
+
 @made({"mixed-spaces": 1})
 def an_episode_of_another_space(make: Make) -> Path:
     other = make.batch((5,), ids=("other",), observation_space=spaces.Box(-20, 20, (3,), np.float32))

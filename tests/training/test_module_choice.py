@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,13 @@ def test_pieces_learn_from_the_chosen_module_alone_and_the_run_resumes_with_it(
     train_bc(data, tmp_path / "run", resume=True, updates=10, module_id="attacker", **options)
     train_bc(alone, tmp_path / "straight", updates=10, **options)
     assert weights(tmp_path / "run") == weights(tmp_path / "straight")
+
+
+def test_the_description_of_a_run_names_the_module_that_it_learned(
+    teams: EpisodeBatch, write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    train_bc(write_dataset(teams), tmp_path / "run", config=config, updates=2, module_id="attacker")
+    assert json.loads((tmp_path / "run" / "policy.json").read_text())["module"] == "attacker"
 
 
 def test_many_modules_are_counted_and_the_first_ones_named(make_batch: Make) -> None:

@@ -27,6 +27,7 @@ from offline_cli.training import playing
 from offline_cli.training.bc import train_bc
 from offline_cli.training.evaluate import evaluate
 from offline_cli.training.policy_files import load_policy
+from offline_cli.training.seen_data import data_difference
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
@@ -333,11 +334,75 @@ def test_resuming_with_another_pipeline_is_refused_by_name(write_dataset: Write,
         train_bc(data, tmp_path / "run", resume=True, pipeline=lambda obs, act: [])
 
 
+@pytest.fixture
+def begun(write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path) -> Callable[..., str]:
+    """Begins a run on the given data, goes on with other data or options, and gives the refusal."""
+
+    def refusal(first: Any, then: Any, **other: Any) -> str:
+        with pytest.raises(Interrupted):
+            train_bc(first, tmp_path / "run", config=config, on_progress=signal_at(30), **OPTIONS, **other.pop("begin", {}))
+        with pytest.raises(BadConfig) as caught:
+            train_bc(then, tmp_path / "run", resume=True, **other)
+        return str(caught.value)
+
+    return refusal
+
+
+@pytest.mark.parametrize("streaming", [None, True])
+class TestARefusalToGoOnSaysInWordsWhatDiffers:
+    def test_that_there_are_more_episodes(
+        self, streaming: bool | None, begun: Callable[..., str], write_dataset: Write, make_batch: Make
+    ) -> None:
+        few, many = make_batch(episodes=4), make_batch(episodes=5)
+        told = begun(write_dataset(few), write_dataset(many, name="more"), begin={"streaming": streaming})
+        assert "the data differs: the run has 4 episodes with " in told
+        assert "this call 5 episodes" in told
+
+    def test_that_the_sources_come_in_another_order(
+        self, streaming: bool | None, begun: Callable[..., str], write_dataset: Write, make_batch: Make
+    ) -> None:
+        batch = make_batch(episodes=4)
+        one, two = (write_dataset(batch.select(part), name=name) for part, name in ((slice(0, 2), "a"), (slice(2, 4), "b")))
+        told = begun([one, two], [two, one], begin={"streaming": streaming})
+        assert "the data differs: the same episodes in another order" in told
+
+    def test_that_values_have_changed(
+        self, streaming: bool | None, begun: Callable[..., str], write_dataset: Write, make_batch: Make
+    ) -> None:
+        batch = make_batch(episodes=4)
+        changed = replace(batch, obs=batch.obs + np.float32(0.001))
+        told = begun(write_dataset(batch), write_dataset(changed, name="b"), begin={"streaming": streaming})
+        assert "the episodes are the same ones, and their values are not" in told
+
+    def test_that_the_pipeline_was_forgotten_and_nothing_else(
+        self, streaming: bool | None, begun: Callable[..., str], write_dataset: Write, tmp_path: Path
+    ) -> None:
+        (tmp_path / "p.toml").write_text('kind = "learner"\n[[pieces]]\nname = "clip_rewards"\n', encoding="utf-8")
+        data = write_dataset()
+        told = begun(data, data, begin={"streaming": streaming, "pipeline": tmp_path / "p.toml"})
+        assert "the learner pipeline differs: the run has clip_rewards" in told
+        assert "the data differs" not in told
+
+    def test_that_another_module_is_chosen(
+        self, streaming: bool | None, begun: Callable[..., str], write_dataset: Write, make_batch: Make
+    ) -> None:
+        batch = make_batch(episodes=4)
+        data = write_dataset(replace(batch, module_ids=("attacker", "defender") * 2))
+        told = begun(data, data, begin={"streaming": streaming, "module_id": "attacker"}, module_id="defender")
+        assert "the data differs: the run learns module attacker, this call defender" in told
+
+
+def test_a_checkpoint_that_kept_no_figures_of_its_data_still_says_that_they_differ() -> None:
+    assert data_difference({}, {"module": None}, same_pipeline=True) == "other episodes, other values, or another order"
+    assert data_difference({}, {"module": None}, same_pipeline=False) is None
+
+
 PROGRAM = """
 import sys
 from offline_cli.training.bc import train_bc
 from offline_cli.training.evaluate import evaluate
 from offline_cli.training.policy_files import load_policy
+from offline_cli.training.seen_data import data_difference
 train_bc(sys.argv[1], sys.argv[2], config=sys.argv[3], updates=3000, val_fraction=0.25, eval_every=150, seed=4, resume=True)
 """
 

@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, cast
 
+from offline_cli.byte_sizes import byte_size
+from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
+from offline_cli.datasets.validate.common_form import CommonForm
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.folder import OwnFolder
 from offline_cli.datasets.validate.listening import ListeningRejects, ListeningTally
@@ -46,7 +49,7 @@ def validate(
     rows_as_episodes: bool = False,
     episode_ends: str | None = None,
     temp_dir: str | None = None,
-    memory_limit: int = MEMORY_LIMIT,
+    memory_limit: int | str = MEMORY_LIMIT,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Validation:
@@ -62,7 +65,7 @@ def validate(
     if action_scale not in (None, ENV_SCALE, NORMALIZED_SCALE):
         fix = f"use {ENV_SCALE} or {NORMALIZED_SCALE}"
         raise UsageError(f"no action scale is called {action_scale!r}", where="--action-scale", fix=fix)
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, memory_limit)
+    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
     env_spaces: Spaces | None = None if env is None else spaces_of_env(env)
     findings = Findings()
     tally = ListeningTally(findings)
@@ -105,18 +108,19 @@ def _read(
     """The one pass over all sources that can be read; the checks that it ran."""
     checks: dict[str, SourceChecks] = {}
     watched: list[Source] = []
+    common = CommonForm(compare_spaces=env_spaces is None)
     for subject in subjects:
         source = subject.source
         if source is not None:
             if env_spaces is not None:
                 _tell_spaces(source, env_spaces)
-            check = checks[subject.name] = SourceChecks(subject, source, findings, env_spaces, scale, env)
+            check = checks[subject.name] = SourceChecks(subject, source, findings, common, env_spaces, scale, env)
             watched.append(cast(Source, WatchedSource(source, check)))
     rejects = ListeningRejects(findings, tally)
     with Scope() as scope:
         for source in watched:
             scope.enter(closing(source))
-        for batch in stitched(watched, tally, rejects, on_progress):
+        for batch in stitched(watched, Stitcher(tally, rejects), on_progress):
             checks[tally.location].see(batch)
     tally.tell_counted()
     for check in checks.values():

@@ -111,6 +111,12 @@ CODES: Final[dict[str, Code]] = {
     "mixed-spaces": Code(
         "error", EPISODES, "with other spaces than the first", "name the environment with --env, or split the recording"
     ),
+    "mixed-action-scales": Code(
+        "error",
+        ("source", "sources"),
+        "whose actions have another scale than those of the first",
+        "convert each source by itself with the --action-scale that it has",
+    ),
     # ---- values ----
     "space-mismatch": Code(
         "error", EPISODES, "with other parts or shapes than the space", "name the environment that was recorded with --env"

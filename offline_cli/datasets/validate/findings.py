@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from offline_cli.datasets.validate.codes import CODES, SEVERITIES, Severity
 from offline_cli.datasets.validate.report import Problem
-from offline_cli.errors import PROBLEM, OfflineCliError, short_place
+from offline_cli.errors import PROBLEM, OfflineCliError, as_convert_would, short_place
 
 __all__ = ["PLACES", "Findings"]
 
@@ -54,7 +54,7 @@ class Findings:
         entry.count += count
         if len(entry.places) < PLACES:
             entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
-        entry.example, entry.fix = entry.example or example, entry.fix or fix
+        entry.example, entry.fix = entry.example or example, entry.fix or as_convert_would(fix)
         entry.details.update(details or {})
 
     def add_error(self, source: str, error: OfflineCliError, code: str, count: int = 1) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from offline_cli.converting.fitting import only_discrete
+from offline_cli.converting.reading import check_scale_of
+from offline_cli.datasets.validate.common_form import CommonForm
 from offline_cli.datasets.validate.dimensions import Dimensions
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.structures import Structures
 from offline_cli.datasets.validate.subjects import Subject
 from offline_cli.datasets.validate.values import ValueChecks
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, UsageError
+from offline_cli.errors import BadData
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Places, Source
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
@@ -33,11 +35,16 @@ class SourceChecks:
         subject: Subject,
         source: Source,
         findings: Findings,
+        common: CommonForm,
         env_spaces: Spaces | None,
         scale: str | None,
         env: str | None,
     ) -> None:
-        """`env_spaces`: those of the environment `env` that the caller names; `scale`: of actions, as the caller says."""
+        """`env_spaces`: those of the environment `env` that the caller names; `scale`: of actions, as the caller says.
+
+        `common`: what is compared between sources.
+        """
+        self._common = common
         self._env, self._scale_is_said = env, scale is not None
         self.name, self.findings = subject.name, findings
         self.episodes = self.steps = self.entries = 0
@@ -46,7 +53,11 @@ class SourceChecks:
         self._scale = _one_scale(source, scale)
         self._figures, self._plain = subject.own.comparisons() if subject.own is not None else (None, None)
         self._structures = Structures(
-            findings, self.name, spaces_known=None not in self._said, compare_spaces=env_spaces is None and not self._inferred
+            findings,
+            self.name,
+            common,
+            spaces_known=None not in self._said,
+            compare_spaces=env_spaces is None and not self._inferred,
         )
         self._values: ValueChecks | None = None  # made with the first batch, which may say the spaces
         self._dimensions: Dimensions | None = None
@@ -66,7 +77,7 @@ class SourceChecks:
         values, dimensions = self._begun(batch, spaces)
         values.see(batch, spaces)
         dimensions.see(batch, spaces)
-        self._structures.see(batch)
+        self._structures.see(batch, spaces)
         if self._figures is not None:
             self._figures.see(batch)
 
@@ -78,6 +89,9 @@ class SourceChecks:
             scale = self._scale if boxes else ENV_SCALE
             if scale == UNKNOWN_SCALE:
                 self.findings.add(self.name, "action-scale-unknown", 1, [self.name])
+            mixed = self._common.other_scale(self.name, scale) if boxes else ""
+            if mixed:
+                self.findings.add(self.name, "mixed-action-scales", 1, [self.name], example=mixed)
             self._values = ValueChecks(
                 self.findings, self.name, scale, env=self._env, scale_is_said=self._scale_is_said and boxes
             )
@@ -105,12 +119,8 @@ class SourceChecks:
 
 def _one_scale(source: Source, said: str | None) -> str:
     """The scale that the source declares, else the one that the caller says. Raises UsageError where they differ."""
-    if said is None or source.action_scale == UNKNOWN_SCALE:
-        return said or source.action_scale
-    if said != source.action_scale:
-        what = f"--action-scale {said}, but the source says {source.action_scale}"
-        raise UsageError(what, where=source.location, fix="leave out --action-scale")
-    return said
+    check_scale_of(source, said)
+    return source.action_scale if said is None else said
 
 
 def _has_floats(batch: EpisodeBatch) -> bool:

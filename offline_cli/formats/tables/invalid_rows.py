@@ -21,6 +21,8 @@ __all__ = ["PIECE", "Broken", "InvalidRows"]
 
 PIECE: Final = 1000  # invalid rows that are handed on at once: an error is made for each
 
+GO_ON: Final = "--on-error skip to go on without its episode; converting with quarantine keeps the row"
+
 Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
 
 
@@ -98,9 +100,6 @@ class InvalidRows:
         return numbers[:upto], cells, texts
 
     def _broken(self, number: int, cells: int, text: bytes) -> Broken:
-        error = BadData(
-            f"a row of {cells} cells under {self._wanted} columns",
-            where=f"{self._url} row {number}",
-            fix="quote cells that hold the delimiter, or --on-error skip to go on without the row",
-        )
-        return number, error, text
+        mend = "quote cells that hold the delimiter" if cells > self._wanted else "fill in the cells that are missing"
+        what = f"a row of {cells} cells under {self._wanted} columns"
+        return number, BadData(what, where=f"{self._url} row {number}", fix=f"{mend}, or {GO_ON}"), text

@@ -42,7 +42,7 @@ def damage(url: str) -> Iterator[None]:
             raise BadData(
                 f"the file breaks off or is damaged: {text[0] if text else type(error).__name__}",
                 where=url,
-                fix="copy or write the file again; --on-error skip reads the others",
+                fix="copy or write the file again, or --on-error skip to read the others",
             ) from error
 
 

@@ -1,0 +1,122 @@
+"""Under a limit what is counted is what would be of a source that ends with the last episode taken."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from offline_cli.converting.convert import ConvertResult, convert
+from offline_cli.errors import BadData
+
+LENGTH, EPISODES = 4, 12
+MAPPING = """
+action_scale = "env"
+[columns]
+eps_id = "id"
+t = "t"
+obs = "x"
+actions = "a"
+rewards = "r"
+terminateds = "end"
+"""
+OF_EPISODES = ("lost-episode-bad-row", "lost-episode-unreadable", "missing-final-observation")
+Cell = tuple[int, int]  # episode and step
+
+
+def rows_of(bad: set[Cell], short: set[Cell], episodes: int = EPISODES) -> list[str]:
+    def row(episode: int, step: int) -> str:
+        if (episode, step) in short:
+            return f"{episode},{step},0.5"
+        x = "oops" if (episode, step) in bad else "0.5"
+        return f"{episode},{step},{x},{step % 2},1,{int(step == LENGTH - 1)}"
+
+    return [row(episode, step) for episode in range(episodes) for step in range(LENGTH)]
+
+
+def counted(folder: Path, rows: list[str], out: str, **options: Any) -> ConvertResult:
+    (folder / "mapping.toml").write_text(MAPPING, encoding="utf-8")
+    (folder / "log.csv").write_text("\n".join(["id,t,x,a,r,end", *rows]) + "\n", encoding="utf-8")
+    return convert(folder / "log.csv", folder / out, mapping=str(folder / "mapping.toml"), **options)
+
+
+def figures(result: ConvertResult) -> dict[str, Any]:
+    return {
+        "episodes": result.episodes,
+        "steps": result.steps,
+        "rows_quarantined": result.rows_quarantined,
+        "episodes_lost": result.episodes_lost,
+        "assumptions": {kind: result.assumptions.get(kind, 0) for kind in OF_EPISODES},
+    }
+
+
+cells = st.sets(st.tuples(st.integers(0, EPISODES - 1), st.integers(0, 1)), max_size=4)  # good rows are left of each
+
+
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(bad=cells, short=cells, limit=st.integers(1, EPISODES), on_error=st.sampled_from(["skip", "quarantine"]))
+def test_a_limited_table_counts_what_its_rows_up_to_the_last_episode_would(
+    bad: set[Cell], short: set[Cell], limit: int, on_error: str
+) -> None:
+    whole = [episode for episode in range(EPISODES) if not any(episode == lost for lost, _ in bad | short)]
+    if not whole:
+        return
+    last = EPISODES - 1 if limit > len(whole) else whole[limit - 1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        limited = counted(folder, rows_of(bad, short), "limited", limit=limit, on_error=on_error)
+        cut = counted(folder, rows_of(bad, short, last + 1), "cut", on_error=on_error)
+    assert figures(limited) == figures(cut)
+
+
+def line(episode: int, *, ends: bool = True) -> str:
+    columns = {"obs": [[0.5]] * 2, "actions": [0, 1], "rewards": [1.0, 1.0], "dones": [False, ends]}
+    return json.dumps({"type": "SampleBatch", "eps_id": [episode] * 2, **columns})
+
+
+@pytest.mark.parametrize(("limit", "last"), [(1, 1), (2, 4), (3, 8)])
+def test_bad_lines_of_json_beyond_the_limit_are_not_counted_and_those_before_it_are(
+    limit: int, last: int, tmp_path: Path
+) -> None:
+    lines = [line(0), "{broken", line(1), line(2), "{broken", "{broken", line(3), "{broken"]
+    results = []
+    for name, some, options in (("limited", lines, {"limit": limit}), ("cut", lines[:last], {})):
+        (tmp_path / "log.json").write_text("\n".join(some) + "\n", encoding="utf-8")
+        results.append(figures(convert(tmp_path / "log.json", tmp_path / name, on_error="skip", **options)))
+    assert results[0] == results[1]
+
+
+def test_a_bad_file_after_the_limit_is_not_counted_and_one_before_it_is(tmp_path: Path) -> None:
+    for name, bad in (("a", set[Cell]()), ("b", {(0, 0), (1, 1)})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.csv").write_text("\n".join(["id,t,x,a,r,end", *rows_of(bad, set())]), encoding="utf-8")
+    (tmp_path / "mapping.toml").write_text(MAPPING, encoding="utf-8")
+    options: dict[str, Any] = {"mapping": str(tmp_path / "mapping.toml"), "on_error": "skip", "limit": EPISODES}
+    good_first = convert([tmp_path / "a", tmp_path / "b"], tmp_path / "D", **options)
+    assert (good_first.episodes, good_first.episodes_lost, good_first.rows_quarantined) == (EPISODES, 0, 0)
+    bad_first = convert([tmp_path / "b", tmp_path / "a"], tmp_path / "E", **options)
+    assert (bad_first.episodes, bad_first.episodes_lost, bad_first.rows_quarantined) == (EPISODES, 2, 2 * LENGTH)
+
+
+def test_rows_set_aside_beyond_the_limit_are_not_kept_in_quarantine(tmp_path: Path) -> None:
+    counted(tmp_path, rows_of({(1, 1), (5, 1)}, set()), "out", limit=3, on_error="quarantine")
+    kept = pq.read_table(tmp_path / "out" / "quarantine")["where"].to_pylist()
+    assert [place.rpartition(" row ")[2] for place in kept] == [str(LENGTH + 1), str(LENGTH)]  # the row, and its episode
+
+
+def test_under_fail_a_bad_row_that_was_read_ends_the_command_whatever_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(BadData):
+        counted(tmp_path, rows_of({(5, 1)}, set()), "out", limit=1)
+
+
+def test_unfinished_episodes_beyond_the_limit_are_not_counted(tmp_path: Path) -> None:
+    lines = [line(episode, ends=False) for episode in range(5)]
+    (tmp_path / "log.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    result = convert(tmp_path / "log.json", tmp_path / "out", limit=2)
+    assert (result.episodes, result.assumptions["unfinished-episode"]) == (2, 2)
