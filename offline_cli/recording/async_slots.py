@@ -25,6 +25,7 @@ from offline_cli.recording.infos import owned
 from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.recording.slots import RAISED, Index, SlotFailure
 from offline_cli.spaces import Space
+from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AsyncSlots"]
@@ -168,6 +169,6 @@ def _done(env: Any, doing: str, given: Any, write: Callable[[Tree], None]) -> tu
         else:
             observation, reward, terminated, truncated, info = env.step(given)
         write(observation)
-        return True, (float(reward), bool(terminated), bool(truncated), owned(info) or None)
+        return True, (reward_of(reward), flag_of(terminated), flag_of(truncated), owned(info) or None)
     except RAISED as err:  # it may not travel itself
         return False, repr(err)

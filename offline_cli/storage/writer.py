@@ -229,13 +229,14 @@ class DatasetWriter:
         action_space: Space | None = None,
         provenance: Mapping[str, Any] | None = None,
         episodes_lost: int | None = None,
+        count_not_finite: bool = False,
     ) -> Manifest:
         """Finish the last shard, write the manifest, remove what it replaces; the manifest.
 
         `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. Spaces given here
         replace those given first: an inferred one may be known better at the end, as long as its columns are the same.
         `provenance`: what is known of it at the end alone. `episodes_lost`: how many of the source are not in it; None: not
-        known.
+        known. `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one.
         """
         self._given_provenance.update(provenance or {})
         shards = self._open_shards()
@@ -246,6 +247,8 @@ class DatasetWriter:
                 shards.rewrite(number, with_empty_infos)
         spaces = self._final_spaces(observation_space, action_space)
         counted = self._tally.assumptions if assumptions is None else assumptions
+        if count_not_finite:
+            counted = {**counted, **self._statistics.not_finite}
         manifest = self._manifest(shards, spaces, complete, counted, episodes_lost)
         with self._target.guard():
             write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)

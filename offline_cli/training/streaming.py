@@ -35,6 +35,7 @@ from offline_cli.training.holding_out import HoldingOut
 from offline_cli.training.learner_columns import nothing_left
 from offline_cli.training.lesson import Lesson, prepare
 from offline_cli.training.memory_bounds import Shares
+from offline_cli.training.reward_faults import RewardFaults
 from offline_cli.training.step_records import RecordForm
 from offline_cli.training.step_store import StepStore, StoreForm, StoreWriter
 from offline_cli.training.streamable import check_streamable, learns
@@ -77,6 +78,7 @@ def _stored(lesson: Lesson, config: BCConfig, shares: Shares, temp_dir: str | No
         pipeline=lesson.name,
         trained=trained,
         pieces=pieces,
+        rewards=dealing.rewards,
     )
 
 
@@ -157,6 +159,7 @@ class _Dealing:
         self._shares, self._temp_dir, self._unfinished = shares, temp_dir, unfinished
         self._digests = _Digests(whole=not lesson.given.is_default)
         self.episodes = self.steps = 0
+        self.rewards = RewardFaults()
         self.train: StepStore
         self.val: StepStore | None = None
 
@@ -170,6 +173,7 @@ class _Dealing:
             checked = self._lesson.checked(episodes)
             kept, aside = _split(checked, self._aside)
             self._digests.see(checked)
+            self.rewards.see(checked)
             self.episodes, self.steps = self.episodes + len(checked), self.steps + checked.num_steps
             for part in (kept, aside):
                 if part is None or not len(part):
