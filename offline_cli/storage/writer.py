@@ -40,6 +40,7 @@ from offline_cli.storage.staging import write_whole
 from offline_cli.storage.statistics import StatisticsBuilder
 from offline_cli.storage.step_tables import with_empty_infos
 from offline_cli.storage.target_folder import UNFINISHED_WRITING, TargetFolder
+from offline_cli.storage.writing_note import identity_hash
 from offline_cli.tally import UNFINISHED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
@@ -159,7 +160,7 @@ class DatasetWriter:
             "action_space": actions,
             "action_scale": self._action_scale,
             "environment": self._environment and asdict(self._environment),
-            "identity": self._identity,
+            "identity": identity_hash(self._identity),
         }
 
     # ---- writing ----
@@ -292,7 +293,10 @@ class DatasetWriter:
 
     def _provenance(self, *, complete: bool) -> dict[str, Any]:
         known = with_defaults(self._given_provenance, started=self._started)
-        return known if complete else {**known, UNFINISHED_WRITING: asdict(self._target.note(self._options()))}
+        if complete:
+            return known
+        note = self._target.note(self._options())
+        return {**known, UNFINISHED_WRITING: note.within_manifest(note.options["environment"])}
 
     def _adopt_shards(self, shards: ShardSequence) -> None:
         reader, ids = ShardReader(self._rows.name, *self._spaces), set[str]()

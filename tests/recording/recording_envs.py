@@ -273,6 +273,13 @@ class Odd(Count):
         return observation, self.reward, *self.flags, {}
 
 
+class Guarded(Odd):
+    """Takes a secret and a label."""
+
+    def __init__(self, api_key="", label="", fail_after=None):
+        super().__init__(fail_after=fail_after)
+
+
 class OwnOdd(VectorEnv):
     """Copies of it; each is reset at the step after its end."""
 
@@ -297,6 +304,7 @@ class OwnOdd(VectorEnv):
         return np.stack(observations), *others, {}
 
 
+gym.register("Guarded-v0", Guarded)
 gym.register("Odd-v0", Odd)
 gym.register("OwnOdd-v0", Odd, vector_entry_point=OwnOdd)
 gym.register("Count-v0", Count)
