@@ -15,6 +15,8 @@ __all__ = ["FLAGS", "REWARDS", "flag_of", "flags_of", "reward_of", "rewards_of"]
 
 REWARDS: Final = frozenset({float, int, np.float64, np.float32, np.int64})  # the usual types, which need no second look
 FLAGS: Final = frozenset({bool, np.bool_})
+_FLOAT: Final = np.dtype(np.float64)
+_BOOL: Final = np.dtype(np.bool_)
 SHOWN: Final = 60  # characters of a value
 
 
@@ -42,12 +44,16 @@ def flag_of(value: Any) -> bool:
 
 def rewards_of(values: Any, count: int) -> NDArray[Any] | None:
     """The rewards (count,) of a vector of environments; None where one of them is no number. Raises ValueError for a shape."""
+    if type(values) is np.ndarray and values.dtype is _FLOAT and len(values) == count and values.ndim == 1:
+        return values  # the usual case, and quick
     array = _rows(values, count, "rewards")
     return array if array.dtype.kind in "biuf" else None
 
 
 def flags_of(values: Any, count: int) -> NDArray[np.bool_] | None:
     """The flags (count,) of a vector; None where one of them says neither. Raises ValueError for a shape."""
+    if type(values) is np.ndarray and values.dtype is _BOOL and len(values) == count and values.ndim == 1:
+        return values
     array = _rows(values, count, "end flags")
     if array.dtype.kind == "b":
         return array

@@ -193,7 +193,7 @@ class StatisticsBuilder:
         self.unfinished += int(np.count_nonzero(~(batch.terminated | batch.truncated)))
 
     def _count_not_finite(self, column: str, found: ColumnStatistics) -> None:
-        if found.dtype.startswith("float") and not np.array_equal(found.finite, np.full_like(found.finite, found.count)):
+        if (found.finite != found.count).any():
             kind = PLURALS.get(column, "extras")
             self.not_finite[f"nan-in-{kind}"] += int(found.nan.sum())
             self.not_finite[f"infinite-in-{kind}"] += int(found.infinite.sum())
