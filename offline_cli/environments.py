@@ -13,7 +13,6 @@ import difflib
 import importlib
 import logging
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Self
@@ -22,6 +21,7 @@ import gymnasium as gym
 import numpy as np
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
+from offline_cli.import_path import add_current_folder
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
 
 __all__ = ["Env", "Environment", "open_environment", "spaces_of_env"]
@@ -226,8 +226,7 @@ def _no_wrapper(text: str, why: str, near: list[str]) -> BadConfig:
 def _imported(module: str, name: str) -> ModuleType:
     if not module or module.startswith("."):
         raise _unknown(name, "it names no module")
-    if "" not in sys.path:
-        sys.path.append("")  # the current folder, as `python -m` has it and a console script does not
+    add_current_folder()
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as err:

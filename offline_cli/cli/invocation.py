@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offline_cli.errors import UsageError
-from offline_cli.storage.blanking import BLANK, blanked, blanked_args, secrets_among
+from offline_cli.storage.blanking import blanked, blanked_args, secrets_among
+from offline_cli.storage.secret_names import BLANK
 
 __all__ = ["Invocation"]
 

@@ -186,4 +186,4 @@ def train_bc(
 
 def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rows that this run has: what was not asked for is not measured."""
-    return {name: value for name, value in told.items() if value is not None and value != []}
+    return {name: value for name, value in told.items() if value is not None and value not in ([], {})}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
@@ -20,6 +19,7 @@ import offline_cli.connectors as ours
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.errors import BadConfig, MissingPackage, UnknownPiece
+from offline_cli.import_path import add_current_folder
 
 __all__ = ["GROUP", "Maker", "imported", "own_pieces", "registered", "third_party_pieces"]
 
@@ -77,8 +77,7 @@ def imported(path: str, *, where: str) -> Maker:
     module, colon, attribute = path.partition(":")
     if not colon or not module or module.startswith(".") or not attribute:
         raise BadConfig(f"{path!r} names no module and class", where=where, fix='use = "package.module:Class"')
-    if "" not in sys.path:
-        sys.path.append("")  # the current folder, as `python -m` has it and a console script does not
+    add_current_folder()
     found = _module(module, where)
     for part in attribute.split("."):
         if not hasattr(found, part):

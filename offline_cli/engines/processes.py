@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from offline_cli.engines.messages import receive, send
+from offline_cli.import_path import path_for_workers, safe_flags
 from offline_cli.scopes import Reading, Scope
 
 __all__ = ["helpers", "mapped", "processors"]
@@ -35,7 +36,6 @@ AHEAD: Final = 3  # items for each worker that are begun, or wait to be, beyond 
 HELD: Final = 16 << 20  # bytes of items that wait, but for the last one
 GRACE: Final = 5.0  # seconds for a worker to end by itself
 START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.worker import main; main()"
-"""With the parent's path, not the folder that it was started in: a file there must not pass for a module."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -140,12 +140,11 @@ class _Worker:
     """One process; asked by one thread at a time."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(None)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
-                [sys.executable, "-I", "-c", START, json.dumps(path), str(theirs.fileno())],
+                [sys.executable, *safe_flags(), "-c", START, json.dumps(path_for_workers()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # where standard error goes: standard output is the caller's
                 pass_fds=[theirs.fileno()],

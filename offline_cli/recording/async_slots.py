@@ -7,7 +7,6 @@ pipes. A worker ends with its pipe, so that none outlives a parent that is kille
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ import numpy as np
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory
 from numpy.typing import NDArray
 
+from offline_cli.engines.fork_server import process_context
 from offline_cli.environments import open_environment
 from offline_cli.errors import OfflineCliError
 from offline_cli.recording.infos import owned
@@ -26,21 +26,13 @@ from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.recording.slots import RAISED, Index, SlotFailure
 from offline_cli.recording.starting import started
 from offline_cli.spaces import Space
+from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["AsyncSlots", "process_context"]
+__all__ = ["AsyncSlots"]
 
 Answer = tuple[float, bool, bool, Mapping[str, Any] | None]
 GRACE = 5.0  # seconds for an environment to close
-
-
-def process_context(preload: str) -> Any:
-    """multiprocessing's context for workers that import the module `preload`; that of `async_slots` knows no torch."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])  # heeded by the first to start the server
-    return context
 
 
 class AsyncSlots:
@@ -49,7 +41,7 @@ class AsyncSlots:
     def __init__(
         self, name: str, kwargs: Mapping[str, Any], wrappers: Sequence[str], count: int, observation_space: Space, padded: int
     ) -> None:
-        context = process_context("offline_cli.recording.async_slots")
+        context = process_context("offline_cli.recording.async_slots")  # which knows no torch
         memory = create_shared_memory(observation_space, n=count, ctx=context)
         self._shared: Tree = read_from_shared_memory(observation_space, memory, n=count)
         self.obs = zero_rows(observation_space, padded)
@@ -178,6 +170,6 @@ def _done(env: Any, doing: str, given: Any, write: Callable[[Tree], None]) -> tu
         else:
             observation, reward, terminated, truncated, info = env.step(given)
         write(observation)
-        return True, (float(reward), bool(terminated), bool(truncated), owned(info) or None)
+        return True, (reward_of(reward), flag_of(terminated), flag_of(truncated), owned(info) or None)
     except RAISED as err:  # it may not travel itself
         return False, repr(err)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,6 +15,7 @@ from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
 from offline_cli.recording.own_vector_slots import resets_by
 from offline_cli.recording.pieces import read_pieces
 from offline_cli.recording.plan import OWN_CLASS, Plan
+from offline_cli.storage.secret_names import blanked_keys
 from offline_cli.training.devices import choose_device
 from offline_cli.training.given_pipelines import Given
 
@@ -85,6 +87,11 @@ def _plain(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     except (TypeError, ValueError) as err:
         fix = "numbers, texts, lists and objects; for anything else write a function and name it python:module:make_env"
         raise BadConfig(f"no JSON values: {err}", where="--env-kwargs", fix=fix) from err
+    unknown = blanked_keys(plain)
+    if unknown:
+        asked = json.dumps({**plain, **{name.partition(".")[0]: "..." for name in unknown}})
+        what = f"the values of {', '.join(unknown)} were blanked out where they are from, and are not known"
+        raise BadConfig(what, where="--env-kwargs", fix=f"give them again: --env-kwargs {shlex.quote(asked)}")
     return plain
 
 

@@ -10,7 +10,7 @@ All its slots share one generator and are always stepped together. gymnasium's t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig
 from offline_cli.recording.infos import owned
-from offline_cli.recording.rows import fitted, rows_of
+from offline_cli.recording.rows import fitted, row_writer, rows_of
 from offline_cli.recording.slots import RAISED, Index, SlotFailure
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.step_values import flag_of, flags_of, reward_of, rewards_of
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["OwnVectorSlots", "resets_by"]
@@ -71,12 +72,15 @@ class OwnVectorSlots:
         """See Slots; all slots are stepped."""
         try:
             obs, rewards, terminated, truncated, infos = self._vector.step(actions)
-            self.obs, self.rewards = self._plain(obs), np.asarray(rewards)
+            self.obs, self.rewards = self._plain(obs), self._rewards(rewards, live)
+            flags = self._flags(terminated, live), self._flags(truncated, live)
             if infos or self.infos is not None:
                 self._keep(infos)
+        except SlotFailure:
+            raise
         except RAISED as err:
             raise SlotFailure(None, "step", repr(err)) from err
-        self.terminated, self.truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        self.terminated, self.truncated = flags
         before, any_before = self.ended, self.any_ended
         self.ended = self.terminated | self.truncated
         self.any_ended = bool(self.ended.any())
@@ -86,6 +90,27 @@ class OwnVectorSlots:
             self.ready, self.any_ready = self.ended.copy(), self.any_ended
             if self.any_ended:
                 self._turn_over(infos)
+
+    def _rewards(self, given: Any, live: NDArray[np.bool_]) -> NDArray[Any]:
+        """As numbers; what slots without an episode say is not looked at. Raises SlotFailure, ValueError."""
+        found = rewards_of(given, self._count)
+        return self._one_by_one(given, np.flatnonzero(live), live, reward_of, np.zeros(self._count)) if found is None else found
+
+    def _flags(self, given: Any, live: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """As truth values, of all slots: each end makes one ready. Raises SlotFailure, ValueError."""
+        found = flags_of(given, self._count)
+        no_flags = np.zeros(self._count, np.bool_)
+        return self._one_by_one(given, np.arange(self._count), live, flag_of, no_flags) if found is None else found
+
+    def _one_by_one(
+        self, given: Any, slots: Index, live: NDArray[np.bool_], one: Callable[[Any], Any], into: NDArray[Any]
+    ) -> NDArray[Any]:
+        for slot in slots.tolist():
+            try:
+                into[slot] = one(given[slot])
+            except ValueError as err:
+                raise SlotFailure(slot if live[slot] else None, "step", repr(err)) from err
+        return into
 
     def _plain(self, obs: Tree) -> Tree:
         """Numpy arrays of the space's dtypes, which torch may write to."""
@@ -140,10 +165,11 @@ class OwnVectorSlots:
 def _fill(rows: Tree, found: Any, slots: Index) -> None:
     """Write the observations of `slots` from a batch of them, or from an array of objects with one per slot."""
     if isinstance(found, np.ndarray) and found.dtype == object:
+        write = row_writer(rows)
         for slot in slots.tolist():
-            map_leaves(lambda target, leaf, slot=slot: target.__setitem__(slot, leaf), rows, found[slot])
+            write(slot, found[slot])
     else:
-        map_leaves(lambda target, leaf: target.__setitem__(slots, leaf[slots]), rows, found)
+        map_leaves(lambda target, leaf: target.__setitem__(slots, fitted(np.asarray(leaf)[slots], target.dtype)), rows, found)
 
 
 def split_infos(infos: Mapping[str, Any], count: int) -> NDArray[np.object_] | None:

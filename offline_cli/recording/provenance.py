@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from offline_cli.recording.plan import Plan, environment_seed
+from offline_cli.storage.blanking import blanked
 from offline_cli.storage.layout import MANIFEST, WRITING
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.writing_note import identity_hash
 
 __all__ = ["finished_manifest", "provenance"]
 
@@ -18,7 +20,7 @@ RECORDING = "recording"
 
 def provenance(plan: Plan, fingerprint: str, command: Sequence[str]) -> dict[str, Any]:
     """For `DatasetWriter`: policy, seeds, and all that the episodes follow from."""
-    known: dict[str, Any] = {"policy": plan.policy, "seeds": [plan.seed], RECORDING: _described(plan, fingerprint)}
+    known: dict[str, Any] = {"policy": blanked(plan.policy), "seeds": [plan.seed], RECORDING: _described(plan, fingerprint)}
     if command:
         known["commands"] = [shlex.join(command)]
     return known
@@ -50,14 +52,20 @@ def finished_manifest(target: Location, plan: Plan, fingerprint: str, format: st
         return None
     found = Manifest.from_bytes(place.read_bytes(), where=place.url)
     told = found.provenance.get(RECORDING)
-    same = isinstance(told, dict) and _asked(plan, fingerprint).items() <= told.items()
+    same = isinstance(told, dict) and _asked(plan, fingerprint).items() <= {**told, "identity": _hashed(told)}.items()
     return found if found.complete and found.format == format and same else None
+
+
+def _hashed(told: dict[str, Any]) -> Any:
+    """The identity in a manifest; earlier versions wrote the text that it is the hash of."""
+    known = told.get("identity")
+    return identity_hash(known) if isinstance(known, str) and known.startswith("[") else known
 
 
 def _asked(plan: Plan, fingerprint: str) -> dict[str, Any]:
     """What the episodes and their number follow from, as the manifest has it."""
     return {
-        "identity": plan.identity(fingerprint),
+        "identity": identity_hash(plan.identity(fingerprint)),
         "first_episode": plan.first,
         "asked": {"episodes": plan.episodes, "steps": plan.steps},
     }

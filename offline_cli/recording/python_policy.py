@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, SpaceMismatch
+from offline_cli.import_path import add_current_folder
 from offline_cli.recording.policy import Acted
 from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.recording.uniform import sampled
@@ -195,8 +195,7 @@ def imported(name: str, made: Callable[[type[Any]], Any] = lambda kind: kind()) 
     module, colon, attribute = name.rpartition(":")
     if not colon or not module or module.startswith("."):
         raise BadConfig("it names no module and attribute", where=where, fix=fix)
-    if "" not in sys.path:
-        sys.path.append("")  # the current folder, as `python -m` has it and a console script does not
+    add_current_folder()
     try:
         found = getattr(importlib.import_module(module), attribute)
         return made(found) if inspect.isclass(found) else found

@@ -7,12 +7,13 @@ on after them. A killed recording loses the open shard at most.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from offline_cli.errors import OutputExists
 from offline_cli.progress import OnProgress, no_progress
@@ -35,6 +36,9 @@ from offline_cli.training.given_pipelines import Given
 from offline_cli.training.signals import StopSignals
 
 __all__ = ["record"]
+
+NOT_FINITE: Final = ("nan-in-", "infinite-in-")
+_log = logging.getLogger(__name__)
 
 
 def record(
@@ -176,8 +180,9 @@ def _recorded(
             if not complete and not have.episodes:
                 raise nothing_kept(out, player.failure, stop.requested)
             learned = player.learned()
-            manifest = writer.commit(complete=complete, provenance=learned.provenance(), episodes_lost=0)
+            manifest = writer.commit(complete=complete, provenance=learned.provenance(), episodes_lost=0, count_not_finite=True)
             result = fill(manifest, new_steps=have.steps - before.steps)
+            _say_not_finite(result)
     except KeyboardInterrupt as err:  # a second signal
         raise interrupted_twice(out) from err
     if not complete:
@@ -185,6 +190,14 @@ def _recorded(
     if learned.lost is not None:
         raise state_lost(result, learned.lost)
     return result
+
+
+def _say_not_finite(result: RecordResult) -> None:
+    counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
+    if counts:
+        _log.warning(
+            "note: values that are no finite numbers are recorded as the environment and the policy gave them: %s", counts
+        )
 
 
 def _written(writer: DatasetWriter, plan: Plan, player: Player, before: Amount, on_progress: OnProgress) -> Amount:

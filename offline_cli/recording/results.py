@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from offline_cli.recording.piped_policy import PipedPolicy
@@ -38,6 +39,7 @@ class RecordResult:
     env_to_module: list[str] | None  # names of the pieces that it was played through; None: through none
     module_to_env: list[str] | None
     dry_run: bool  # everything was checked, nothing was written
+    assumptions: Mapping[str, int] = field(default_factory=dict)  # NaN and infinite values by kind: "nan-in-rewards"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
@@ -87,4 +89,5 @@ def filled(empty: RecordResult, manifest: Manifest, *, new_steps: int, started: 
         steps_per_second=new_steps / seconds,
         complete=manifest.complete,
         dry_run=False,
+        assumptions=dict(sorted(manifest.assumptions.items())),
     )

@@ -70,6 +70,8 @@ def fitted(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
     """`values` as `dtype`, rounded where both are floats. Raises ValueError where that changes what they say."""
     if values.dtype == dtype:
         return values
+    if values.dtype.kind not in "biufO":
+        raise ValueError(f"an observation of {values.dtype}, which is no numbers")
     with np.errstate(invalid="ignore", over="ignore"):  # NaN is no integer, which the comparison finds
         turned = values.astype(dtype)
     rounded = values.dtype.kind == turned.dtype.kind == "f"

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from offline_cli.engines.fork_server import process_context
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError
-from offline_cli.recording.async_slots import process_context
 from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_planned, open_runner, policy_of

@@ -16,6 +16,7 @@ from offline_cli.environments import Env
 from offline_cli.recording.infos import owned
 from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.spaces import Space
+from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
 from offline_cli.trees import Tree
 
 __all__ = ["RAISED", "SlotFailure", "Slots", "SyncSlots"]
@@ -91,7 +92,10 @@ class SyncSlots:
         for slot in np.flatnonzero(live).tolist():
             action = actions[slot] if plain else rows_of(actions, slot)
             try:
-                observation, rewards[slot], terminated[slot], truncated[slot], info = envs[slot].step(action)
+                observation, reward, ended, cut, info = envs[slot].step(action)
+                rewards[slot] = reward if type(reward) in REWARDS else reward_of(reward)
+                terminated[slot] = ended if type(ended) in FLAGS else flag_of(ended)
+                truncated[slot] = cut if type(cut) in FLAGS else flag_of(cut)
                 write(slot, observation)
                 if info or self.infos is not None:
                     self._keep(slot, info)

@@ -8,43 +8,78 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-__all__ = ["BLANK", "blanked", "blanked_args", "secrets_among", "this_command"]
+from offline_cli.storage.secret_names import BLANK, blanked_values, looks_secret
 
-BLANK: Final = "***"
+__all__ = ["blanked", "blanked_args", "secrets_among", "this_command"]
+
 _OPTION: Final = "--storage-option"
+_ENV_KWARGS: Final = "--env-kwargs"
+_CALLED: Final = "offline_cli, called from Python"
 _SECRET_NAME: Final = re.compile(r"secret|token|passw|credential|sas|_key|connection_string", re.IGNORECASE)
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
 _IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
 _IN_BUCKET_URL: Final = re.compile(r"\b(s3a?|gcs|gs|az|abfss?|adl)://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
 _IN_URL: Final = re.compile(r"://[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@")
+_WITH_SLASH: Final = re.compile(r"://(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@")  # a port and a path are no password
 _IN_TEXT: Final = (
     (_IN_BUCKET_URL, rf"\1://{BLANK}@"),
     (_IN_URL, f"://{BLANK}@"),
+    (_WITH_SLASH, f"://{BLANK}@"),
     (_IN_CONNECTION_STRING, rf"\1={BLANK}"),
-    (
-        re.compile(r"([?&](?:sig|(?:x-(?:amz|goog)-)?(?:signature|security-token)|(?:access_)?token)=)[^&\s'\"]+", re.I),
-        rf"\1{BLANK}",  # in a URL that is signed
-    ),
 )
+_IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
+_IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]|\\.)*)(?=\4)""")
 
 
 def blanked(text: str) -> str:
-    """`text` without passwords in URLs, signatures of URLs, and keys of connection strings."""
+    """`text` without passwords in URLs, secret parts of query strings and of JSON, and keys of connection strings."""
     for pattern, instead in _IN_TEXT:
         text = pattern.sub(instead, text)
-    return text
+    text = _IN_QUERY.sub(lambda found: found[1] + BLANK if _is_secret_in_query(found[2]) else found[0], text)
+    return _IN_JSON.sub(lambda found: found[1] + BLANK if looks_secret(found[3]) else found[0], text)
+
+
+def _is_secret_in_query(name: str) -> bool:
+    return name.lower() == "key" or looks_secret(name)  # Google's services take one of that name
 
 
 def blanked_args(args: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command line without the values of storage options, and without what `blanked` blanks out."""
-    pairs = _with_pairs(args)
-    return tuple(blanked(arg) if pair is None else f"{lead}{pair.partition('=')[0]}={BLANK}" for arg, lead, pair in pairs)
+    """The words of a command line without the values of storage options, of options whose names look secret and of arguments
+    of environments, which a manifest has elsewhere; and without what `blanked` blanks out.
+    """
+    words, before = list[str](), ""
+    for arg, lead, pair in _with_pairs(args):
+        words.append(f"{lead}{pair.partition('=')[0]}={BLANK}" if pair is not None else _blanked_word(arg, before))
+        before = arg
+    return tuple(words)
+
+
+def _blanked_word(word: str, before: str) -> str:
+    if before == _ENV_KWARGS:
+        return _emptied(word)
+    name, mark, value = word.partition("=")
+    if mark and name == _ENV_KWARGS:
+        return f"{name}={_emptied(value)}"
+    if _is_secret_option(before) and not word.startswith("--"):
+        return BLANK
+    if mark and re.fullmatch(r"[\w.-]+", name) and looks_secret(name):
+        return f"{name}={BLANK}"
+    known = _of_json(word)
+    return blanked(json.dumps(blanked_values(known)) if blanked_values(known) != known else word)
+
+
+def _emptied(text: str) -> str:
+    """The names in a JSON object, without their values."""
+    known = _of_json(text)
+    return json.dumps(dict.fromkeys(known, BLANK)) if isinstance(known, dict) else BLANK
+
+
+def _is_secret_option(word: str) -> bool:
+    return word.startswith("--") and "=" not in word and looks_secret(word)
 
 
 def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
@@ -54,6 +89,8 @@ def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
     found = {secret for name, _, value in given for form in (value, _of_json(value)) for secret in _secrets_in(name, form)}
     found |= {part for value in found for name, part in _IN_CONNECTION_STRING.findall(value)}
     found |= {form for arg in args for password in _passwords_in(arg) for form in (password, unquote(password))}
+    words = zip(_with_pairs(args), ("", *args), strict=False)
+    found |= {secret for (word, _, pair), before in words if pair is None for secret in _secrets_of_word(word, before)}
     return tuple(sorted(found, key=lambda secret: (-len(secret), secret)))
 
 
@@ -66,10 +103,33 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
         yield value
 
 
+def _secrets_of_word(word: str, before: str) -> Iterator[str]:
+    """What is blanked in a word by its name: of an option, in a query string, in JSON."""
+    name, mark, value = word.partition("=")
+    if _is_secret_option(before) and not word.startswith("--"):
+        yield word
+    if mark and value and looks_secret(name) and re.fullmatch(r"[\w.-]+", name):
+        yield value
+    yield from (found[3] for found in _IN_QUERY.finditer(word) if _is_secret_in_query(found[2]))
+    for text in (word, value):
+        yield from _secrets_under(_of_json(text))
+
+
+def _secrets_under(known: Any) -> Iterator[str]:
+    """Texts under secret keys."""
+    for key, part in known.items() if isinstance(known, dict) else ():
+        if isinstance(part, str) and part and looks_secret(key):
+            yield part
+        yield from _secrets_under(part)
+    for part in known if isinstance(known, list) else ():
+        yield from _secrets_under(part)
+
+
 def _passwords_in(text: str) -> Iterator[str]:
     """Those of the URLs in it."""
     yield from filter(None, (match[2] for match in _IN_BUCKET_URL.finditer(text)))
     yield from filter(None, (match[1] for match in _IN_URL.finditer(text)))
+    yield from filter(None, (match[1] for match in _WITH_SLASH.finditer(text)))
 
 
 def _of_json(text: str) -> Any:
@@ -81,8 +141,8 @@ def _of_json(text: str) -> Any:
 
 
 def this_command() -> str:
-    """What started this process, without secrets."""
-    return shlex.join(blanked_args(sys.argv))
+    """What stands for the command where a program calls us: its own arguments are its own affair."""
+    return _CALLED
 
 
 def _with_pairs(args: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:

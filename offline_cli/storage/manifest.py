@@ -16,6 +16,7 @@ from offline_cli.json_text import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.layout import SHARD_PATH
 from offline_cli.storage.schemas import mistakes
+from offline_cli.storage.secret_names import blanked_keys, blanked_values
 from offline_cli.storage.shards_form import is_shard
 from offline_cli.storage.statistics_form import is_column
 
@@ -33,7 +34,15 @@ class Environment:
     """What the episodes were played in."""
 
     id: str  # gymnasium id
-    kwargs: Mapping[str, Any] = field(default_factory=dict)  # of gymnasium.make; plain JSON values
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # of gymnasium.make; plain JSON values, secret ones blanked out
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kwargs", blanked_values(self.kwargs))
+
+    @property
+    def blanked(self) -> list[str]:
+        """Dotted names of the arguments that are not known here: nothing can be made with them."""
+        return blanked_keys(self.kwargs)
 
 
 @dataclass(frozen=True, slots=True)

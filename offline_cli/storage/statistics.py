@@ -11,6 +11,7 @@ Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = ["ColumnStatistics", "StatisticsBuilder"]
 
 MAX_ELEMENTS = 1024
 CHUNK = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
+PLURALS = {Columns.OBS: "observations", Columns.ACTIONS: "actions", Columns.REWARDS: "rewards"}
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
 
 
@@ -159,10 +161,17 @@ class StatisticsBuilder:
     terminated: int = 0
     truncated: int = 0
     unfinished: int = 0  # neither flag
+    not_finite: Counter[str] = field(default_factory=Counter)  # NaN and infinite values by kind; those of last observations too
 
     def copy(self) -> StatisticsBuilder:
         """The same figures so far, to be added to by itself."""
-        return replace(self, columns=dict(self.columns), _returns=list(self._returns), _lengths=list(self._lengths))
+        return replace(
+            self,
+            columns=dict(self.columns),
+            _returns=list(self._returns),
+            _lengths=list(self._lengths),
+            not_finite=self.not_finite.copy(),
+        )
 
     def add(self, batch: EpisodeBatch) -> None:
         """Count `batch`: observations acted on, actions, rewards, extra model outputs. Raises BadEpisode on a new shape."""
@@ -170,7 +179,11 @@ class StatisticsBuilder:
         for name, tree in {**trees, **{name: batch.extra[name] for name in sorted(batch.extra)}}.items():
             for path, leaf in flatten(tree, name):
                 if leaf.dtype.kind in "biuf" and leaf.size:
-                    self._add_leaf(path, leaf, batch)
+                    self._count_not_finite(name, self._add_leaf(path, leaf, batch))
+        for _, leaf in flatten(batch.obs):
+            last = leaf[batch.obs_starts[1:] - 1] if leaf.dtype.kind == "f" and leaf.size else leaf[:0]
+            if not np.isfinite(last).all():
+                self._count_not_finite(Columns.OBS, ColumnStatistics.of(last))
         self._returns.append(batch.returns)
         self._lengths.append(batch.lengths)
         self.episodes += len(batch)
@@ -179,12 +192,20 @@ class StatisticsBuilder:
         self.truncated += int(np.count_nonzero(batch.truncated))
         self.unfinished += int(np.count_nonzero(~(batch.terminated | batch.truncated)))
 
-    def _add_leaf(self, path: str, leaf: NDArray[Any], batch: EpisodeBatch) -> None:
+    def _count_not_finite(self, column: str, found: ColumnStatistics) -> None:
+        if (found.finite != found.count).any():
+            kind = PLURALS.get(column, "extras")
+            self.not_finite[f"nan-in-{kind}"] += int(found.nan.sum())
+            self.not_finite[f"infinite-in-{kind}"] += int(found.infinite.sum())
+            self.not_finite = +self.not_finite  # no zeros
+
+    def _add_leaf(self, path: str, leaf: NDArray[Any], batch: EpisodeBatch) -> ColumnStatistics:
         before, new = self.columns.get(path), ColumnStatistics.of(leaf)
         if before is not None and before.shape != new.shape:
             what = f"column {path!r} has values of shape {new.shape}, before of {before.shape}"
             raise BadEpisode(what, where=f"batch from episode {batch.ids[0]}", fix="write the two kinds into two datasets")
         self.columns[path] = new if before is None else before.merged(new)
+        return new
 
     def as_json(self) -> dict[str, Any]:
         """The manifest's `statistics`."""

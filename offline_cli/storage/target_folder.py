@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from typing import Any, Final
 
 from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
@@ -101,7 +102,10 @@ def _unfinished(folder: Location) -> WritingNote | None:
         return None
     found = Manifest.from_bytes(place.read_bytes(), where=place.url)
     kept = found.provenance.get(UNFINISHED_WRITING)
-    return None if found.complete or kept is None else WritingNote.of_document(kept, where=f"{place.url}, {UNFINISHED_WRITING}")
+    if found.complete or kept is None:
+        return None
+    environment = found.environment and asdict(found.environment)
+    return WritingNote.of_manifest(kept, environment, where=f"{place.url}, {UNFINISHED_WRITING}")
 
 
 def _is_complete(folder: Location) -> bool:

@@ -10,8 +10,9 @@ import re
 from typing import Final
 
 from offline_cli.errors import UsageError
-from offline_cli.storage.blanking import BLANK, blanked
+from offline_cli.storage.blanking import blanked
 from offline_cli.storage.provider_errors import set_up
+from offline_cli.storage.secret_names import BLANK
 
 __all__ = ["BUCKETS", "check_url", "is_of_bucket", "is_web"]
 

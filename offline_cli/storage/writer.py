@@ -40,6 +40,7 @@ from offline_cli.storage.staging import write_whole
 from offline_cli.storage.statistics import StatisticsBuilder
 from offline_cli.storage.step_tables import with_empty_infos
 from offline_cli.storage.target_folder import UNFINISHED_WRITING, TargetFolder
+from offline_cli.storage.writing_note import identity_hash
 from offline_cli.tally import UNFINISHED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
@@ -159,7 +160,7 @@ class DatasetWriter:
             "action_space": actions,
             "action_scale": self._action_scale,
             "environment": self._environment and asdict(self._environment),
-            "identity": self._identity,
+            "identity": identity_hash(self._identity),
         }
 
     # ---- writing ----
@@ -229,13 +230,14 @@ class DatasetWriter:
         action_space: Space | None = None,
         provenance: Mapping[str, Any] | None = None,
         episodes_lost: int | None = None,
+        count_not_finite: bool = False,
     ) -> Manifest:
         """Finish the last shard, write the manifest, remove what it replaces; the manifest.
 
         `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. Spaces given here
         replace those given first: an inferred one may be known better at the end, as long as its columns are the same.
         `provenance`: what is known of it at the end alone. `episodes_lost`: how many of the source are not in it; None: not
-        known.
+        known. `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one.
         """
         self._given_provenance.update(provenance or {})
         shards = self._open_shards()
@@ -246,6 +248,8 @@ class DatasetWriter:
                 shards.rewrite(number, with_empty_infos)
         spaces = self._final_spaces(observation_space, action_space)
         counted = self._tally.assumptions if assumptions is None else assumptions
+        if count_not_finite:
+            counted = {**counted, **self._statistics.not_finite}
         manifest = self._manifest(shards, spaces, complete, counted, episodes_lost)
         with self._target.guard():
             write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
@@ -289,7 +293,10 @@ class DatasetWriter:
 
     def _provenance(self, *, complete: bool) -> dict[str, Any]:
         known = with_defaults(self._given_provenance, started=self._started)
-        return known if complete else {**known, UNFINISHED_WRITING: asdict(self._target.note(self._options()))}
+        if complete:
+            return known
+        note = self._target.note(self._options())
+        return {**known, UNFINISHED_WRITING: note.within_manifest(note.options["environment"])}
 
     def _adopt_shards(self, shards: ShardSequence) -> None:
         reader, ids = ShardReader(self._rows.name, *self._spaces), set[str]()

@@ -6,6 +6,7 @@ The note is the lock too (`writing_lock.py`): `token` says whose it is, and it i
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -18,9 +19,11 @@ from offline_cli.errors import BadConfig, BadData
 from offline_cli.storage.layout import DATASET, WRITING, FolderKind
 from offline_cli.storage.locations import Location
 from offline_cli.storage.processes import Process
+from offline_cli.storage.secret_names import blanked_values
 
-__all__ = ["WritingNote"]
+__all__ = ["WritingNote", "identity_hash"]
 
+HASHED = "blake2b:"
 FIX = "write the dataset again, with --overwrite"
 KINDS = {
     "generation": str,
@@ -110,7 +113,22 @@ class WritingNote:
         wrong = [name for name, kind in {**KINDS, **said}.items() if type(known.get(name)) is not kind]
         if wrong:
             raise BadData(f"missing or of the wrong kind: {', '.join(wrong)}", where=where, fix=FIX)
-        return WritingNote(**{name: known[name] for name in {**KINDS, **said}})
+        found = WritingNote(**{name: known[name] for name in {**KINDS, **said}})
+        return replace(found, options=_as_written_now(known["options"]))
+
+    def within_manifest(self, environment: Any) -> dict[str, Any]:
+        """Plain values to keep in a manifest that has `environment` itself: that is said once."""
+        options = dict(self.options)
+        if options.get("environment") == environment:
+            options.pop("environment", None)
+        return {**asdict(self), "options": options}
+
+    @staticmethod
+    def of_manifest(kept: Any, environment: Any, *, where: str) -> WritingNote:
+        """The note that a manifest with `environment` keeps. Raises BadData for what is none."""
+        if isinstance(kept, dict) and isinstance(kept.get("options"), dict):
+            kept = {**kept, "options": {"environment": environment, **kept["options"]}}
+        return WritingNote.of_document(kept, where=where)
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -141,6 +159,19 @@ class WritingNote:
         if problems:
             fix = f"the same options as before ({self.command}), or --overwrite to begin again"
             raise BadConfig.of(problems, where=folder.url, fix=fix)
+
+
+def identity_hash(identity: str) -> str:
+    """What stands for the caller's word for what it writes, which may hold what nobody else is to read."""
+    return HASHED + hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _as_written_now(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of a note of an earlier version, which has the word itself, and arguments of environments as they were given."""
+    identity, environment = options.get("identity"), options.get("environment")
+    if isinstance(identity, str) and not identity.startswith(HASHED):
+        options = {**options, "identity": identity_hash(identity)}
+    return {**options, "environment": blanked_values(environment)} if environment is not None else options
 
 
 def _now() -> datetime.datetime:

@@ -21,7 +21,7 @@ from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
-from offline_cli.training.data import load_data
+from offline_cli.training.data import TrainingData, load_data
 from offline_cli.training.devices import choose_device, choose_threads, use_threads
 from offline_cli.training.given_pipelines import Given
 from offline_cli.training.learned_states import check_same_learned
@@ -181,7 +181,7 @@ def train_bc(
         state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
         tensors = None
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
-        for note in flattened_images(data.observation_space, "observations"):
+        for note in _notes(data):
             _log.warning("note: %s", note)
         described = describe_policy(data, resolved)
         if checkpoint is not None:
@@ -195,6 +195,10 @@ def train_bc(
                 return replace(_result(session, state.update), stopped_by="dry-run")
             result = _train(session, stop, tensors, described, shlex.join(command) or this_command())
     return _unless_missed(result, resolved)
+
+
+def _notes(data: TrainingData) -> list[str]:
+    return [*flattened_images(data.observation_space, "observations"), *data.rewards.notes()]
 
 
 def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
@@ -294,7 +298,8 @@ def _result(session: Session, kept: int) -> TrainResult:
         steps=data.steps,
         device=state.device,
         threads=state.threads,
-        notes=flattened_images(data.observation_space, "observations"),
+        notes=_notes(data),
+        rewards_not_finite=data.rewards.counts(),
     )
 
 

@@ -23,6 +23,7 @@ from offline_cli.training.given_pipelines import Given
 from offline_cli.training.holding_out import held_out
 from offline_cli.training.lesson import Lesson, prepare
 from offline_cli.training.memory_bounds import InMemory
+from offline_cli.training.reward_faults import RewardFaults
 from offline_cli.training.seen_data import SeenData
 from offline_cli.training.streaming import stream_data
 from offline_cli.training.training_data import TrainingData
@@ -73,6 +74,8 @@ def load_data(
 
 def _in_memory(lesson: Lesson, config: BCConfig, device: str) -> TrainingData:
     episodes = lesson.checked(_with_steps(lesson, InMemory(config.memory_limit, device, lesson.announced, lesson.fetched)))
+    rewards = RewardFaults()
+    rewards.see(episodes)
     kept, aside = _split(episodes, config, lesson.where)
     train = lesson.columns(kept)
     trained, pieces = lesson.learned()
@@ -91,6 +94,7 @@ def _in_memory(lesson: Lesson, config: BCConfig, device: str) -> TrainingData:
         pipeline=lesson.name,
         trained=trained,
         pieces=pieces,
+        rewards=rewards,
     )
 
 

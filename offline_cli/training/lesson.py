@@ -38,7 +38,7 @@ from offline_cli.training.play_pieces import PlayPieces, beside_learner, plays_a
 from offline_cli.training.used_extras import UsedExtras
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["Lesson", "prepare"]
+__all__ = ["Lesson", "place_of_first", "prepare"]
 
 PLACE: Final = "learner pipeline"
 
@@ -219,17 +219,17 @@ def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, w
     """Raise BadData, naming episode and step, for a value in `tree` (leaves (N, ...)) that is no number or no choice."""
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-            place = _place(episodes, ~np.isfinite(leaf))
+            place = place_of_first(episodes, ~np.isfinite(leaf))
             fix = "take such steps out of the recording: a policy cannot learn from them"
             raise BadData(f"{path} hold NaN or infinity, first in {place}", where=where, fix=fix)
         low, high = choices_of(part)
         if low is not None and ((leaf < low) | (leaf > high)).any():
-            place = _place(episodes, (leaf < low) | (leaf > high))
+            place = place_of_first(episodes, (leaf < low) | (leaf > high))
             fix = "--env with the environment the data is from, or convert again with the right space"
             raise BadData(f"{path} hold choices outside {part}, first in {place}", where=where, fix=fix)
 
 
-def _place(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
+def place_of_first(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
     """Where the first of the steps (N, ...) that are `wrong` is."""
     step = int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))
     episode = int(np.searchsorted(episodes.starts, step, side="right")) - 1

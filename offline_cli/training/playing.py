@@ -27,6 +27,7 @@ from offline_cli.environments import Environment
 from offline_cli.errors import BadData
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.step_values import flag_of, flags_of, reward_of, rewards_of
 from offline_cli.training.choosers import Chance, Chooser, Policy, PolicyBetweenPieces
 from offline_cli.training.play_pieces import PlayPieces
 from offline_cli.training.seeds import Purpose, draw, episode_seed
@@ -118,8 +119,8 @@ def _in_rounds(
             actions = chooser.choose(observations)
             with _blaming(environment, f"round {turn}, step {int(lengths[turn].max())}"):
                 observations, rewards, terminated, truncated, _ = vector.step(actions)
-                returns[turn] += np.where(live, rewards, 0.0)
-                ended = terminated | truncated
+                returns[turn] += np.where(live, _numbers(rewards, reward_of, rewards_of), 0.0)
+                ended = _numbers(terminated, flag_of, flags_of) | _numbers(truncated, flag_of, flags_of)
             lengths[turn] += live
             live &= ~ended
         on_episodes(min(episodes, (turn + 1) * slots))
@@ -156,7 +157,7 @@ def _in_slots(
                 action = map_leaves(lambda leaf, row=slot: leaf[row], actions)
                 observation, reward, terminated, truncated, info = envs[slot].step(action)
                 _write_row(observations, slot, observation)
-                reward, ends = float(reward), {"terminated": bool(terminated), "truncated": bool(truncated)}
+                reward, ends = reward_of(reward), {"terminated": flag_of(terminated), "truncated": flag_of(truncated)}
             chooser.step(slot, observations, reward, info, **ends)
             returns[episode] += reward
             lengths[episode] += 1
@@ -165,6 +166,12 @@ def _in_slots(
                 on_episodes(ended)
                 start(slot)
     return Played(returns, lengths)
+
+
+def _numbers(given: Any, one: Callable[[Any], Any], all_of: Callable[[Any, int], NDArray[Any] | None]) -> NDArray[Any]:
+    """What the copies of a vector gave. Raises ValueError for what is none."""
+    found = all_of(given, len(given))
+    return np.array([one(value) for value in given]) if found is None else found
 
 
 @contextmanager

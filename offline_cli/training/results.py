@@ -31,6 +31,7 @@ class TrainResult:
     device: str
     threads: int
     notes: list[str] = field(default_factory=list)  # what the policy does without: the layout of images, for one
+    rewards_not_finite: dict[str, int] = field(default_factory=dict)  # "nan-in-rewards", "infinite-in-rewards": how many
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -35,6 +35,7 @@ from offline_cli.training.holding_out import HoldingOut
 from offline_cli.training.learner_columns import nothing_left
 from offline_cli.training.lesson import Lesson, prepare
 from offline_cli.training.memory_bounds import Shares
+from offline_cli.training.reward_faults import RewardFaults
 from offline_cli.training.seen_data import SeenData
 from offline_cli.training.step_records import RecordForm
 from offline_cli.training.step_store import StepStore, StoreForm, StoreWriter
@@ -79,6 +80,7 @@ def _stored(lesson: Lesson, config: BCConfig, shares: Shares, temp_dir: str | No
         pipeline=lesson.name,
         trained=trained,
         pieces=pieces,
+        rewards=dealing.rewards,
     )
 
 
@@ -160,6 +162,7 @@ class _Dealing:
         self._digests = _Digests(whole=not lesson.given.is_default)
         self.episodes = self.steps = 0
         self.seen = SeenData()
+        self.rewards = RewardFaults()
         self.train: StepStore
         self.val: StepStore | None = None
 
@@ -174,6 +177,7 @@ class _Dealing:
             kept, aside = _split(checked, self._aside)
             self._digests.see(checked)
             self.seen.see(checked.ids, checked.num_steps)
+            self.rewards.see(checked)
             self.episodes, self.steps = self.episodes + len(checked), self.steps + checked.num_steps
             for part in (kept, aside):
                 if part is None or not len(part):

@@ -9,6 +9,7 @@ from typing import Any
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.spaces import Space
 from offline_cli.training.play_pieces import PlayPieces
+from offline_cli.training.reward_faults import RewardFaults
 from offline_cli.training.step_store import StepStore
 from offline_cli.trees import Tree
 
@@ -34,6 +35,7 @@ class TrainingData:
     pipeline: str = ""  # the learner pipeline's name; empty: the default one
     trained: TrainedPipeline | None = None  # what playing the policy takes, with its state; None: no pieces
     pieces: PlayPieces | None = None  # what it plays between in `environment`; None: no pieces
+    rewards: RewardFaults = field(default_factory=RewardFaults)
 
     def close(self) -> None:
         """Give back what it holds on disk."""

@@ -135,6 +135,25 @@ def test_files_of_the_folder_one_stands_in_are_not_taken_for_modules(tmp_path: P
     assert len(set(mapped(tasks.process_after_a_while, [0.05] * 60, workers=1))) == 2
 
 
+def test_the_current_folder_comes_last_for_workers_even_where_it_comes_first_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "pickle", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    (tmp_path / "found_last.py").write_text("VALUE = 5", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *filter(None, sys.path)])
+    told = [value for pid, value in mapped(tasks.imported_after_a_while, ["found_last"] * 60, workers=1) if pid != os.getpid()]
+    assert told
+    assert set(told) == {5}
+
+
+def test_workers_heed_the_variables_that_the_caller_heeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "77")
+    told = {flags for pid, flags in mapped(tasks.flags_after_a_while, range(60), workers=1) if pid != os.getpid()}
+    assert told == {(True, False, False)}  # -P alone
+
+
 def test_what_a_function_prints_does_not_get_among_the_answers() -> None:
     assert list(mapped(tasks.says_and_squares, range(30), workers=1)) == [number**2 for number in range(30)]
 

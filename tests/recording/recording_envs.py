@@ -251,6 +251,62 @@ class Replay(Count):
         return self.episodes[self.played][self.t]
 
 
+class Odd(Count):
+    """At the third step it gives what it is told to: reward, flags, a part of the observation; `last`: at its end."""
+
+    def __init__(self, reward=1.0, terminated=False, truncated=False, seen=0.0, last=None, fail_after=None):
+        super().__init__()
+        self.reward = float(reward) if reward == "nan" else reward
+        self.flags, self.seen, self.last = (terminated, truncated), float(seen), last
+        self.fail_after, self.steps = fail_after, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.fail_after:
+            raise RuntimeError("enough")
+        observation, reward, terminated, truncated, _ = super().step(action)
+        if self.last is not None and (terminated or truncated):
+            observation[1] = float(self.last)
+        if self.t != 3 or terminated or truncated:
+            return observation, reward, terminated, truncated, {}
+        observation[2] = self.seen
+        return observation, self.reward, *self.flags, {}
+
+
+class Guarded(Odd):
+    """Takes a secret and a label."""
+
+    def __init__(self, api_key="", label="", fail_after=None):
+        super().__init__(fail_after=fail_after)
+
+
+class OwnOdd(VectorEnv):
+    """Copies of it; each is reset at the step after its end."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs=1, **kwargs):
+        self.num_envs, self.copies = num_envs, [Odd(**kwargs) for _ in range(num_envs)]
+        self.single_observation_space, self.single_action_space = self.copies[0].observation_space, spaces.Discrete(3)
+        self.action_space = spaces.MultiDiscrete([3] * num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        self.over = [False] * self.num_envs
+        return np.stack([copy.reset(seed=seed + i)[0] for i, copy in enumerate(self.copies)]), {}
+
+    def step(self, actions):
+        gave = [
+            (copy.reset()[0], 0.0, False, False) if over else copy.step(action)[:4]
+            for copy, over, action in zip(self.copies, self.over, actions, strict=True)
+        ]
+        observations, *others = zip(*gave, strict=True)
+        self.over = [terminated is True or truncated is True for *_, terminated, truncated in gave]
+        return np.stack(observations), *others, {}
+
+
+gym.register("Guarded-v0", Guarded)
+gym.register("Odd-v0", Odd)
+gym.register("OwnOdd-v0", Odd, vector_entry_point=OwnOdd)
 gym.register("Count-v0", Count)
 gym.register("Slow-v0", Slow)
 gym.register("Aim-v0", Aim)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import string
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offline_cli.storage.blanking import blanked, blanked_args, secrets_among, this_command
 from offline_cli.storage.locations import open_location
+from offline_cli.storage.secret_names import looks_secret
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,12 @@ from offline_cli.storage.locations import open_location
         ("https://me:p@55@host/a", "https://***@host/a"),
         ("s3://bucket/sig=1/token=2", "s3://bucket/sig=1/token=2"),
         ("https://host:8080/a@b", "https://host:8080/a@b"),
+        ("https://me:pa/55@host/a", "https://***@host/a"),
+        ("https://h/x?api_key=abc&page=2#token=def", "https://h/x?api_key=***&page=2#token=***"),
+        ("https://maps/api?key=abc", "https://maps/api?key=***"),
+        ("zip://a.json::https://me:pa/55@host/a.zip", "zip://a.json::https://***@host/a.zip"),
+        ("made with {'password': 'abc', 'gravity': 'x'}", "made with {'password': '***', 'gravity': 'x'}"),
+        ('{"n": 1, "api_key": "a\\"b"}', '{"n": 1, "api_key": "***"}'),
     ],
 )
 def test_only_what_says_that_it_is_a_secret_is_blanked(text: str, want: str) -> None:
@@ -63,11 +74,73 @@ def test_passwords_in_urls_are_secrets_wherever_a_client_repeats_them() -> None:
     assert set(found) == {"pa%2F55", "pa/55", "hunter2"}
 
 
-def test_a_program_that_says_nothing_of_its_command_is_known_by_its_arguments_without_secrets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["program.py", "--storage-option", "secret=SECRET", "https://u:p@host/a b"])
-    assert this_command() == "program.py --storage-option 'secret=***' 'https://***@host/a b'"
+def test_the_arguments_of_a_program_that_calls_us_are_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program.py", "--db-password", "hunter2"])
+    assert this_command() == "offline_cli, called from Python"
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        (("--db-password", "hunter2"), ("--db-password", "***")),
+        (("--api-key=abc", "--seed", "3"), ("--api-key=***", "--seed", "3")),
+        (("--set", "auth_token=abc"), ("--set", "auth_token=***")),
+        (
+            ('{"apiKey": "abc", "n": {"password": 7, "max_tokens": 5}}',),
+            ('{"apiKey": "***", "n": {"password": "***", "max_tokens": 5}}',),
+        ),
+        (("--env-kwargs", '{"gravity": 9, "password": "x"}'), ("--env-kwargs", '{"gravity": "***", "password": "***"}')),
+        (("--env-kwargs={oops",), ("--env-kwargs=***",)),
+        (("https://host/x?api_key=abc&n=1",), ("https://host/x?api_key=***&n=1",)),
+    ],
+)
+def test_words_of_a_command_are_blanked_by_their_names(given: tuple[str, ...], want: tuple[str, ...]) -> None:
+    assert blanked_args(given) == want
+
+
+SECRET_NAMES = (
+    "password",
+    "api_key",
+    "apiKey",
+    "API-KEY",
+    "authToken",
+    "client_secret",
+    "aws_secret_access_key",
+    "credentials",
+    "sig",
+)
+PLAIN_NAMES = (
+    "max_tokens",
+    "key",
+    "keys",
+    "key_color",
+    "gravity",
+    "seed",
+    "author",
+    "sign",
+    "render_mode",
+    "tokenizer",
+    "monkey_key",
+)
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_names_that_say_that_they_are_secret_are_known(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", PLAIN_NAMES)
+def test_names_that_do_not_are_left_alone(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@given(st.sampled_from(SECRET_NAMES), st.text(string.ascii_letters + string.digits + "+-_~", min_size=6), st.integers(0, 4))
+def test_no_secret_is_left_in_what_is_kept_or_told(name: str, secret: str, way: int) -> None:
+    secret = f"Zq{secret}"
+    words = [(f"--{name}", secret), (f"--{name}={secret}",), (f"https://h/x?{name}={secret}",), (f"https://me:a/{secret}@h/x",)]
+    args = (*words, (json.dumps({"a": [{name: secret}]}),))[way]
+    assert secret not in " ".join(blanked_args(args))
+    assert any(secret in known for known in secrets_among(args))
 
 
 def test_the_url_that_people_read_has_no_password() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +34,19 @@ def process_after_a_while(seconds: float) -> int:
     """The id of the process that was asked."""
     time.sleep(seconds)
     return os.getpid()
+
+
+def imported_after_a_while(module: str) -> tuple[int, int]:
+    """The id of the process that was asked, and what is called VALUE there."""
+    time.sleep(0.05)
+    return os.getpid(), importlib.import_module(module).VALUE
+
+
+def flags_after_a_while(number: int) -> tuple[int, tuple[bool, bool, bool]]:
+    """The id of the process that was asked; whether its path is safe, it is isolated, and it ignores PYTHON* variables."""
+    time.sleep(0.05)
+    flags = sys.flags
+    return os.getpid(), (flags.safe_path, bool(flags.isolated), bool(flags.ignore_environment))
 
 
 def called(call: Callable[[], int]) -> int:

@@ -112,7 +112,7 @@ def _left_note(document: Mapping[str, Any], choice: Choice, where: str) -> Writi
     provenance = document.get("provenance")
     kept = provenance.get(UNFINISHED_WRITING) if isinstance(provenance, dict) else None
     try:
-        note = WritingNote.of_document(kept, where=where)
+        note = WritingNote.of_manifest(kept, document.get("environment"), where=where)
     except BadData:
         return None
     return note if document.get("complete") is False and note.generation == choice.generation else None

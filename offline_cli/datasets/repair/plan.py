@@ -119,7 +119,8 @@ class Plan:
         }
         known = {**before, "repaired": [*(repairs if isinstance(repairs, list) else []), this]}
         if self.is_resumable and self.known.go_on_from is not None:
-            known[UNFINISHED_WRITING] = asdict(self.known.go_on_from)
+            environment = self.known.environment and asdict(self.known.environment)
+            known[UNFINISHED_WRITING] = self.known.go_on_from.within_manifest(environment)
         return with_defaults(known, started=now())
 
     def _adopted(self) -> int:

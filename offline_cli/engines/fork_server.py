@@ -1,0 +1,93 @@
+"""multiprocessing's processes, started so that files of the current folder do not pass for modules.
+
+The fork server, the resource tracker and spawned interpreters begin with `python -c`, which looks for `multiprocessing` itself
+in the current folder first. They have no flags of their own; the variable PYTHONSAFEPATH, which means the flag `-P`, is there
+while they start, and is taken back before a worker runs anything of a user's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.context
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from typing import Any, Final
+
+from offline_cli.import_path import path_for_workers
+
+__all__ = ["process_context"]
+
+VARIABLE: Final = "PYTHONSAFEPATH"
+_LOCK: Final = threading.RLock()
+
+
+def process_context(preload: str) -> Any:
+    """multiprocessing's context for workers that import the module `preload`.
+
+    Processes come from a fork server, and from a fresh interpreter each where the system has none.
+    """
+    if sys.platform == "win32":
+        return _Spawn()
+    context = _ForkServer()
+    context.set_forkserver_preload([preload])  # heeded by the first to start the server
+    with _safely_started():
+        resource_tracker.ensure_running()  # the first lock would start it
+    return context
+
+
+@contextmanager
+def _safely_started() -> Iterator[str | None]:
+    """Interpreters that start within begin as with `-P`; gives what the variable was before."""
+    with _LOCK:
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = "1"
+        try:
+            yield before
+        finally:
+            _set_back(before)
+
+
+def _set_back(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = before
+
+
+class _Safe:
+    """A process whose path is its parent's, the current folder last."""
+
+    _given: tuple[str | None, list[str]]
+
+    def start(self) -> None:
+        """See Process. Raises OSError where the system allows no more processes."""
+        with _safely_started() as before:
+            self._given = before, path_for_workers()
+            super().start()  # type: ignore[misc]  # of the class beside this one
+
+    def run(self) -> None:
+        """See Process."""
+        before, sys.path[:] = self._given
+        _set_back(before)
+        super().run()  # type: ignore[misc]
+
+
+class _SpawnProcess(_Safe, multiprocessing.context.SpawnProcess):
+    pass
+
+
+class _Spawn(multiprocessing.context.SpawnContext):
+    Process = _SpawnProcess
+
+
+if sys.platform != "win32":
+
+    class _ForkServerProcess(_Safe, multiprocessing.context.ForkServerProcess):
+        pass
+
+    class _ForkServer(multiprocessing.context.ForkServerContext):
+        Process = _ForkServerProcess

@@ -1,0 +1,141 @@
+"""What an environment gives is recorded as it is or not at all: what is no reward or flag is refused, NaN is counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offline_cli.datasets.opening import open_dataset
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.modules.policy import build_module
+from offline_cli.recording.record import record
+from offline_cli.step_values import flag_of, reward_of
+from offline_cli.training.playing import play
+from offline_cli.training.seeds import Purpose
+
+Read = Callable[[Path], EpisodeBatch]
+OPTIONS: dict[str, Any] = {"policy": "random", "device": "cpu", "num_envs": 3, "episodes": 12}
+MANNERS = [{"vectorize": "sync"}, {"vectorize": "async"}, {"vectorize": "vector_entry_point"}]
+ENV = {"sync": "recording_envs:Odd-v0", "async": "recording_envs:Odd-v0", "vector_entry_point": "recording_envs:OwnOdd-v0"}
+by_manner = pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner["vectorize"])
+
+
+def play_odd(out: Path, manner: dict[str, Any], **odd: Any) -> Any:
+    return record(ENV[manner["vectorize"]], out, **OPTIONS, **manner, env_kwargs=odd)
+
+
+@by_manner
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ({"reward": None}, "a reward of None"),
+        ({"reward": "1.0"}, "a reward of '1.0'"),
+        ({"terminated": "yes"}, "an end flag of 'yes'"),
+        ({"truncated": None}, "an end flag of None"),
+        ({"terminated": 2}, "an end flag of 2"),
+    ],
+)
+def test_what_is_no_reward_and_no_flag_ends_the_recording_and_is_named(
+    odd: dict[str, Any], told: str, manner: dict[str, Any], tmp_path: Path, read: Read
+) -> None:
+    with pytest.raises(BadData) as caught:
+        play_odd(tmp_path / "D", manner, **odd)
+    assert told in caught.value.what
+    assert caught.value.where.split(", ")[1].startswith("episode "), caught.value.where
+    assert caught.value.where.endswith("step 2")
+    assert caught.value.exit_code == 3
+
+
+@by_manner
+def test_numbers_and_flags_of_other_types_are_taken_for_what_they_say(
+    manner: dict[str, Any], tmp_path: Path, read: Read
+) -> None:
+    play_odd(tmp_path / "D", manner, reward=7, terminated=0, truncated=0)
+    batch = read(tmp_path / "D")
+    third = (batch.timesteps() == 2) & (np.repeat(batch.lengths, batch.lengths) > 3)
+    assert set(batch.rewards[third].tolist()) == {7.0}
+
+
+@pytest.mark.parametrize("manner", [*MANNERS, {"vectorize": "sync", "num_env_runners": 2}], ids=str)
+def test_nan_and_infinity_are_recorded_as_they_are_and_counted(
+    manner: dict[str, Any], tmp_path: Path, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        result = play_odd(tmp_path / "D", manner, reward="nan", seen="-inf", last="nan")
+    batch = read(tmp_path / "D")
+    last = np.zeros(len(batch.obs), np.bool_)
+    last[batch.obs_starts[1:] - 1] = True
+    assert np.isnan(batch.obs[last, 1]).all()
+    counts = {
+        "nan-in-observations": int(np.isnan(batch.obs).sum()),
+        "infinite-in-observations": int(np.isinf(batch.obs).sum()),
+        "nan-in-rewards": int(np.isnan(batch.rewards).sum()),
+    }
+    assert min(counts.values()) > 0
+    assert result.assumptions == counts
+    assert open_dataset(str(tmp_path / "D")).manifest.assumptions == counts
+    assert "nan-in-rewards" in caplog.text
+
+
+def test_a_recording_that_is_gone_on_with_counts_what_its_first_part_holds(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = {**OPTIONS, "vectorize": "sync", "max_rows_per_file": 3, "env_kwargs": {"seen": "nan", "fail_after": 40}}
+    with pytest.raises(BadData, match="enough"):
+        record("recording_envs:Odd-v0", parts, **options)
+    first = open_dataset(str(parts)).manifest
+    assert first.assumptions["nan-in-observations"] > 0
+    record("recording_envs:Odd-v0", parts, **options, resume=True)
+    again = open_dataset(str(parts)).manifest
+    result = record("recording_envs:Odd-v0", whole, **{**options, "env_kwargs": {"seen": "nan"}})
+    assert again.complete
+    assert again.assumptions == result.assumptions
+    assert again.assumptions["nan-in-observations"] > first.assumptions["nan-in-observations"]
+
+
+def test_a_recording_without_such_values_counts_none(tmp_path: Path) -> None:
+    assert play_odd(tmp_path / "D", MANNERS[0]).assumptions == {}
+
+
+@pytest.mark.parametrize("odd", [{"reward": "1.0"}, {"reward": None}, {"terminated": "yes"}], ids=str)
+def test_evaluation_refuses_what_recording_refuses(odd: dict[str, Any]) -> None:
+    from offline_cli.environments import open_environment
+
+    with open_environment("recording_envs:Odd-v0", odd) as environment:
+        module = build_module(environment.observation_space, environment.action_space, hidden=[4])
+        with pytest.raises(BadData, match=r"a reward of|an end flag of"):
+            play(module, environment, 3, seed=0, purpose=Purpose.EVALUATE)
+
+
+@given(st.one_of(st.floats(), st.integers(-(2**53), 2**53), st.booleans(), st.fractions(max_denominator=99)))
+def test_a_number_is_the_reward_that_it_says_whatever_its_type(value: float | Fraction) -> None:
+    kinds = [value] if isinstance(value, Fraction) else [value, np.asarray(value), np.asarray([value]), np.asarray(value)[()]]
+    for given_ in kinds:
+        np.testing.assert_equal(float(reward_of(given_)), float(value))
+
+
+@given(st.one_of(st.none(), st.text(), st.complex_numbers(), st.lists(st.floats(), min_size=2), st.just([]), st.binary()))
+def test_what_is_no_number_is_never_a_reward_or_a_flag(value: Any) -> None:
+    for taken in (reward_of, flag_of):
+        with pytest.raises(ValueError, match="of "):
+            taken(value)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 1, 1.0, np.uint8(1), np.array([True]), np.array(1)])
+def test_one_and_true_are_flags_of_any_type(value: Any) -> None:
+    assert flag_of(value) is True
+
+
+def test_the_page_on_assumptions_explains_what_is_counted() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "assumptions.md").read_text(encoding="utf-8")
+    for column in ("observations", "actions", "rewards", "extras"):
+        assert f"`nan-in-{column}`" in page
+        assert f"`infinite-in-{column}`" in page

@@ -1,0 +1,99 @@
+"""Arguments of environments are stored once, secret ones blanked out; going on with a recording still tells them apart."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offline_cli.errors import BadConfig, BadData
+from offline_cli.recording.record import record
+
+ENV = "recording_envs:Guarded-v0"
+SECRET, PLAIN = "hunter2-hunter2", "a-plain-value"
+KWARGS = {"api_key": SECRET, "label": PLAIN}
+OPTIONS: dict[str, Any] = {"policy": "random", "vectorize": "sync", "device": "cpu", "num_envs": 2}
+
+
+def stored(folder: Path) -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.json"))
+
+
+def command(out: Path, *more: str) -> Any:
+    from offline_cli.cli.app import app
+
+    words = ["record", ENV, "--out", str(out), "--policy", "random", "--vectorize", "sync", "--device", "cpu", "--json"]
+    return CliRunner().invoke(app, [*words, *more])
+
+
+def test_they_are_stored_once_and_a_secret_nowhere(tmp_path: Path) -> None:
+    done = command(tmp_path / "D", "--episodes", "3", "--env-kwargs", json.dumps(KWARGS))
+    assert done.exit_code == 0, done.output
+    text = stored(tmp_path / "D")
+    assert (SECRET in text + done.output, text.count(PLAIN)) == (False, 1)
+    assert json.loads(text)["environment"]["kwargs"] == {"api_key": "***", "label": PLAIN}
+
+
+def test_an_unfinished_recording_stores_them_once_and_goes_on_with_the_same_only(tmp_path: Path) -> None:
+    options = {**OPTIONS, "episodes": 40, "env_kwargs": {**KWARGS, "fail_after": 200}}
+    with pytest.raises(BadData, match="enough"):
+        record(ENV, tmp_path / "D", **options)
+    text = stored(tmp_path / "D")
+    assert (SECRET in text, text.count(PLAIN)) == (False, 1)
+    with pytest.raises(BadConfig, match="identity") as caught:
+        record(ENV, tmp_path / "D", **{**options, "env_kwargs": {**options["env_kwargs"], "api_key": "another"}}, resume=True)
+    assert "another" not in str(caught.value)
+    record(ENV, tmp_path / "D", **{**options, "episodes": 12}, resume=True)
+
+
+def test_the_arguments_of_a_program_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program.py", "--db-password", SECRET])
+    record(ENV, tmp_path / "D", **OPTIONS, episodes=2)
+    assert SECRET not in stored(tmp_path / "D")
+
+
+def test_what_was_blanked_out_is_not_passed_on(tmp_path: Path) -> None:
+    done = command(tmp_path / "D", "--episodes", "3", "--env-kwargs", '{"api_key": "***", "label": "x"}')
+    assert done.exit_code == 4
+    error = json.loads(done.stdout)["error"]
+    assert "api_key" in error["what"]
+    assert "--env-kwargs" in error["fix"]
+    assert not (tmp_path / "D").exists()
+
+
+def test_an_error_of_the_environment_does_not_repeat_a_secret(tmp_path: Path) -> None:
+    done = command(tmp_path / "D", "--episodes", "3", "--env-kwargs", json.dumps({"api_key": SECRET, "unknown": 1}))
+    assert done.exit_code == 4
+    assert SECRET not in done.output + done.stderr
+
+
+def test_a_finished_recording_of_an_earlier_version_is_known_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]
+) -> None:
+    place = tmp_path / "D" / "manifest.json"
+    with monkeypatch.context() as earlier:  # which wrote the text itself
+        earlier.setattr("offline_cli.recording.provenance.identity_hash", lambda text: text)
+        record(ENV, tmp_path / "D", **OPTIONS, episodes=2)
+    before = place.read_bytes()
+    assert json.loads(before)["provenance"]["recording"]["identity"].startswith("[")
+    assert record(ENV, tmp_path / "D", **OPTIONS, episodes=2, resume=True).episodes == 2
+    assert place.read_bytes() == before
+
+
+def test_an_unfinished_recording_of_an_earlier_version_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**OPTIONS, "episodes": 12, "env_kwargs": {"label": PLAIN, "fail_after": 40}}
+    with monkeypatch.context() as earlier:
+        earlier.setattr("offline_cli.storage.writer.identity_hash", lambda text: text)
+        with pytest.raises(BadData, match="enough"):
+            record(ENV, tmp_path / "D", **options)
+    manifest = json.loads((tmp_path / "D" / "manifest.json").read_bytes())
+    manifest["provenance"]["unfinished"]["options"]["environment"] = manifest["environment"]
+    (tmp_path / "D" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(BadData, match="enough") as caught:
+        record(ENV, tmp_path / "D", **options, resume=True)
+    assert caught.value.details["episodes"] > manifest["counts"]["episodes"]
