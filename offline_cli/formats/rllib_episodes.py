@@ -38,7 +38,8 @@ class RllibEpisodesSource(FileSource):
         """Batches of the episodes as they stand, a new one where their structure changes."""
         self.done = 0
         decoder = BatchDecoder(rejects, tally)
-        for chunk in chunks(self.files, rejects, columns=[Columns.ITEM], workers=self.workers, scope=self.scope):
+        wanted = [Columns.ITEM]
+        for chunk in chunks(self.files, rejects, columns=wanted, workers=self.workers, trusted=self.trusted, scope=self.scope):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
             items = _items(chunk, rejects)

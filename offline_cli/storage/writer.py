@@ -14,6 +14,7 @@ target without `overwrite` or `resume`, and one that another writer is at work o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from types import TracebackType
@@ -203,7 +204,18 @@ class DatasetWriter:
             if block.opens_shard:  # two shards in one batch
                 shards.close()
             where = self._location.join(shards.next_path).url
-            shards.write(block.batch, self._rows.table(block.batch, where=where))
+            counted = Counter(self._tally.assumptions)
+            table = self._rows.table(block.batch, where=where)
+            cuts = shards.cuts_of(table)
+            if not shards.takes(
+                cuts
+            ):  # another shard begins, and the block may be a larger one there: as `resume` would cut it
+                self._tally.assumptions.clear()
+                self._tally.assumptions.update(counted)
+                shards.close()
+                self._cutter.take_back(block)
+                continue
+            shards.write(block.batch, table, cuts)
             self._statistics.add(block.batch)
         if self._cutter.between_shards:
             shards.close()

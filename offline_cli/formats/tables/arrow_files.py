@@ -45,13 +45,15 @@ def parquet_batches(
     check_footer(parquet.metadata)
     total = parquet.metadata.num_rows
     wanted = holding(parquet.schema_arrow.names, columns)
-    unpacked = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, lambda: size, where=url, columns=wanted)
-    rows = max(1, min(max_rows, total * chunk_bytes // max(1, unpacked)))
+    unfolded = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, lambda: size, where=url, columns=wanted)
+    rows = max(1, min(max_rows, total * chunk_bytes // max(1, unfolded.nbytes)))
     done = 0
     threads = chunk_bytes >= THREADED
     with scope.part() as held:
         source = held.enter(arrow_file(stream))
-        batches = bounded_batches(source, columns=wanted, rows=rows, at_once=2 * chunk_bytes, use_threads=threads)
+        batches = bounded_batches(
+            source, columns=wanted, rows=rows, at_once=2 * chunk_bytes, apart=unfolded.apart, use_threads=threads
+        )
         for batch in one_ahead(batches, held) if threads else map(validated, batches):
             done += batch.num_rows
             if batch.num_rows:
