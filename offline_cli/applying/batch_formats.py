@@ -23,7 +23,7 @@ from offline_cli.errors import BadConfig, UnsupportedSpace
 from offline_cli.spaces import Space
 from offline_cli.storage.arrow_trees import to_arrow, tree_field
 from offline_cli.storage.locations import Location
-from offline_cli.storage.row_group_cuts import cuts_of
+from offline_cli.storage.row_group_cuts import alone
 from offline_cli.storage.shards import ShardWriter
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import flatten, map_leaves
@@ -87,7 +87,7 @@ class Tables:
 
     def store(self, prepared: Any, target: Location, *, folder: Location, guard: Guard) -> tuple[int, str]:
         """Row groups small enough to stream."""
-        cuts = cuts_of(prepared, COMPRESSION)
+        cuts = alone(prepared, COMPRESSION)
         writer = ShardWriter(target, prepared.schema, folder=folder, compression=COMPRESSION, is_plain=cuts.is_plain)
         try:
             writer.write(prepared, rows=cuts.rows)

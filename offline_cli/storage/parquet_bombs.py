@@ -1,12 +1,12 @@
-"""Whether a row group of Parquet would unfold beyond reason; refuses one that would, before any of its rows is read.
+"""Whether a Parquet file would unfold beyond reason; refuses one that would, before any of its rows is read.
 
 Parquet writes a run of equal values as one, and a text that repeats as a number: 800 bytes can stand for 200 MiB, and what
 the file says of its sizes (of encoded pages) does not show it. Here numbers are counted as they will be in memory, and texts
-that a dictionary may repeat are added up by its entries, which takes no more than these. What is held at a time, a row group,
-may unfold to `MAX_BYTES` whatever the file's size, and to `MAX_RATIO` times the file's bytes: a column that never changes takes
-nearly nothing, and is no bomb. A file whose row groups are beyond that only all together is read one row group at a time.
+that a dictionary may repeat are added up by its entries, which takes no more than these. Files may unfold to `MAX_BYTES`
+whatever their size, and to `MAX_RATIO` times their own bytes: a column that never changes takes nearly nothing, and is no
+bomb.
 
-It is the one bound for readers and writers: `row_group_cuts` writes no row group that is refused here.
+It is the one bound for readers and writers: `row_group_cuts` makes no file that is refused here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, UnsafeData
 from offline_cli.storage.parquet_ranges import chosen_columns
 
-__all__ = ["MEMORY_LIMIT", "Opening", "Unfolded", "in_memory_bytes", "refuse_bomb", "unfolded_bytes"]
+__all__ = ["MEMORY_LIMIT", "WIDTHS", "Opening", "Unfolded", "in_memory_bytes", "refuse_bomb", "unfolded_bytes"]
 
 Opening = Callable[[], AbstractContextManager[Any]]
 
@@ -42,7 +40,7 @@ class Unfolded(NamedTuple):
     """What the looked at columns of a file take in memory."""
 
     nbytes: int  # at least; texts that repeat are counted once, unless `apart`
-    apart: bool  # whether row groups have to be held one at a time: all together they are beyond the bound
+    apart: bool  # whether row groups have to be held one at a time: the file is trusted, and beyond the bound
 
 
 def refuse_bomb(
@@ -54,13 +52,12 @@ def refuse_bomb(
     columns: Collection[str] | None = None,
     group: int | None = None,
 ) -> Unfolded:
-    """Raise UnsafeData where a row group of the `columns` (top-level names; None: all) of a file of `size()` bytes is a bomb.
+    """Raise UnsafeData where the `columns` (top-level names; None: all) of a file of `size()` bytes are a bomb.
 
     `opening` gives the file, and `size` its bytes as stored, if they have to be looked at. `metadata`: its footer. `group`:
-    look at that row group alone. Arrow's errors go to the caller.
+    look at that row group alone, for readers that hold no more. Arrow's errors go to the caller.
     """
-    groups = range(metadata.num_row_groups) if group is None else [group]
-    chunks = _chunks(metadata, columns, groups)
+    chunks = _chunks(metadata, columns, range(metadata.num_row_groups) if group is None else [group])
     plain = sum(chunk.memory for chunk in chunks)
     most = _at_most(opening, metadata, plain, chunks)
     if most <= MAX_BYTES:
@@ -71,12 +68,9 @@ def refuse_bomb(
     total = _unfolded(opening, metadata, plain, chunks, limit)
     if total <= limit:
         return Unfolded(plain, apart=False)
-    if len(groups) == 1:
-        what = f"{size()} bytes of Parquet that unfold to at least {total >> 20} MiB"
-        fix = "write the file again from its source"
-        raise UnsafeData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"})
-    each = (refuse_bomb(opening, metadata, size, where=where, columns=columns, group=one) for one in groups)
-    return Unfolded(max(total, sum(found.nbytes for found in each)), apart=True)
+    what = f"{size()} bytes of Parquet that unfold to at least {total >> 20} MiB"
+    fix = "write the file again from its source"
+    raise UnsafeData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"})
 
 
 def unfolded_bytes(opening: Opening, metadata: Any, *, limit: int, columns: Collection[str] | None = None, group: int) -> int:
@@ -85,25 +79,26 @@ def unfolded_bytes(opening: Opening, metadata: Any, *, limit: int, columns: Coll
     return _unfolded(opening, metadata, sum(chunk.memory for chunk in chunks), chunks, limit)
 
 
-def in_memory_bytes(column: Any) -> NDArray[np.int64]:
-    """(N,) bytes that the rows of a pa.Array are counted here at most, once Parquet has them."""
+def in_memory_bytes(table: Any) -> int:
+    """Bytes that a pa.Table is counted here at most, once Parquet has it."""
+    return sum(_counted(chunk) for column in table.columns for chunk in column.chunks)
+
+
+def _counted(column: Any) -> int:
+    """Of a pa.Array."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
-        return in_memory_bytes(column.storage)
+        return _counted(column.storage)
     if pa.types.is_struct(kind):
-        total: NDArray[np.int64] = np.zeros(len(column), np.int64)
-        for part in column.flatten():
-            total += in_memory_bytes(part)
-        return total
+        return sum(map(_counted, column.flatten()))
     if pa.types.is_fixed_size_list(kind) and pa.types.is_primitive(kind.value_type):
-        return np.full(len(column), kind.list_size * _stored_width(kind.value_type), np.int64)
+        return len(column) * int(kind.list_size) * _stored_width(kind.value_type)
     if pa.types.is_primitive(kind):
-        return np.full(len(column), _stored_width(kind), np.int64)
+        return len(column) * _stored_width(kind)
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        lengths: NDArray[np.int64] = np.asarray(pc.fill_null(pc.binary_length(column), 0), np.int64)
-        return lengths * (1 if pa.types.is_binary(kind) else 2) + 2 * WIDTHS["BYTE_ARRAY"]  # texts: in and beside a dictionary
-    nbytes: NDArray[np.int64] = np.fromiter((column.slice(row, 1).nbytes for row in range(len(column))), np.int64, len(column))
-    return 8 * (nbytes + 1)  # a bit of a list counts as a byte
+        times = 1 if pa.types.is_binary(kind) else 2  # texts: in a dictionary and beside it
+        return times * int(column.nbytes) + 2 * WIDTHS["BYTE_ARRAY"] * len(column)
+    return 8 * (int(column.nbytes) + len(column))  # a bit of a list counts as a byte
 
 
 def _stored_width(kind: Any) -> int:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from offline_cli.storage.layout import QUARANTINE, QUARANTINE_PATH, quarantine_name
 from offline_cli.storage.locations import Location
-from offline_cli.storage.row_group_cuts import cuts_of
+from offline_cli.storage.row_group_cuts import alone
 from offline_cli.storage.shards import ShardWriter
 from offline_cli.storage.temp_file import TempFile
 from offline_cli.tally import Reject
@@ -28,7 +28,7 @@ def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> L
     columns = [[getattr(reject, name) for reject in rejects] for name in SCHEMA.names]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
-    cuts = cuts_of(table, COMPRESSION)
+    cuts = alone(table, COMPRESSION)
     writer = ShardWriter(target, SCHEMA, folder=folder, compression=COMPRESSION, is_plain=cuts.is_plain)
     try:
         writer.write(table, rows=cuts.rows)

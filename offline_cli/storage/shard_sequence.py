@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.storage import parquet_bombs
 from offline_cli.storage.layout import shard_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
 from offline_cli.storage.row_group_cuts import Cuts, cuts_of
-from offline_cli.storage.shards import ShardWriter, Trust, is_plain, opened, read_row_groups
+from offline_cli.storage.shards import ShardWriter, Trust, check_bound, is_plain, opened, read_row_groups
 
 __all__ = ["ShardSequence"]
 
@@ -48,17 +49,14 @@ class ShardSequence:
         self.finished.append(shard)
         self.schemas.append(schema)
 
-    def cuts_of(self, table: Any) -> Cuts:
-        """How the pa.Table is to be written."""
-        return cuts_of(table, self._compression)
-
-    def takes(self, cuts: Cuts) -> bool:
-        """Whether a table that is cut so may follow those in the open shard, if one is."""
-        return self._open is None or self._open.is_plain == cuts.is_plain
+    def cuts_of(self, table: Any) -> Cuts | None:
+        """How the pa.Table is to be written; None: not into the shard that is open."""
+        if self._open is None:
+            return cuts_of(table, self._compression)
+        return None if self._open.is_plain else cuts_of(table, self._compression, self._open.held())
 
     def write(self, batch: EpisodeBatch, table: Any, cuts: Cuts) -> None:
-        """Append the pa.Table of `batch` to the open shard, which takes it, or to a new one where none is open."""
-        assert self.takes(cuts), "a shard is compressed as a whole"
+        """Append the pa.Table of `batch`, cut as `cuts_of` says, to the open shard, or to a new one where none is open."""
         if self._open is None:
             self._schema = table.schema
             self._open = self._writer(self.next_path, table.schema, is_plain=cuts.is_plain)
@@ -84,18 +82,21 @@ class ShardSequence:
             self._open.discard()
             self._open = None
 
-    def rewrite(self, number: int, change: Any) -> None:
+    def rewrite(self, number: int, change: Any, *, added: int) -> None:
         """Write finished shard `number` again, each of its tables as `change` (pa.Table -> pa.Table) makes it.
 
-        `change` adds nothing that unfolds to much.
+        `added`: bytes by which that makes a row larger in memory.
         """
         shard = self.finished[number]
         place = self._folder.join(shard.path)
         writer: ShardWriter | None = None
         try:
             with opened(place, size=shard.bytes) as file:
-                for table in map(change, read_row_groups(file, place, trust=Trust(shard.sha256))):
-                    writer = writer or self._writer(shard.path, table.schema, is_plain=is_plain(file))
+                trust = Trust(shard.sha256)
+                grown = check_bound(place, place.open, file.metadata, trust=trust).nbytes + shard.rows * added
+                plain = is_plain(file) or grown > max(parquet_bombs.MAX_BYTES, parquet_bombs.MAX_RATIO * shard.bytes)
+                for table in map(change, read_row_groups(file, place, trust=trust)):
+                    writer = writer or self._writer(shard.path, table.schema, is_plain=plain)
                     writer.write(table, rows=[table.num_rows])
                     self.schemas[number] = table.schema
             assert writer is not None, "a finished shard has rows"

@@ -25,11 +25,19 @@ from offline_cli.storage.arrow_files import arrow_file, threads_may_read
 from offline_cli.storage.behind import Behind
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_bombs import MEMORY_LIMIT, Opening, Unfolded, refuse_bomb, unfolded_bytes
+from offline_cli.storage.parquet_bombs import (
+    MEMORY_LIMIT,
+    Opening,
+    Unfolded,
+    in_memory_bytes,
+    refuse_bomb,
+    unfolded_bytes,
+)
 from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.parquet_ranges import chunk_ranges, file_ranges
 from offline_cli.storage.remote_files import expect, ready
+from offline_cli.storage.row_group_cuts import Held
 from offline_cli.storage.staging import StagedFile
 
 __all__ = [
@@ -70,6 +78,7 @@ class ShardWriter:
         """`schema`: a pa.Schema. `folder`: the dataset folder. `is_plain`: whatever `compression` says, as `Cuts` has it."""
         self.target = target
         self.is_plain = is_plain
+        self._in_memory = 0  # bytes of the tables, as readers count them
         self.rows = 0
         self._file = StagedFile(target, folder=folder)
         self._behind = Behind()
@@ -82,6 +91,7 @@ class ShardWriter:
 
     def write(self, table: Any, *, rows: Sequence[int]) -> None:
         """Append a pa.Table in row groups of so many rows."""
+        self._in_memory += in_memory_bytes(table)
         self._behind.begin(self._write, table, rows)
         self.rows += table.num_rows
 
@@ -90,6 +100,14 @@ class ShardWriter:
         for count in rows:
             self._parquet.write_table(whole.slice(first, count), row_group_size=max(1, count))
             first += count
+
+    def held(self) -> Held:
+        """What is in it, for `cuts_of`."""
+        return Held(self._in_memory, self._file.bytes, self._settled_bytes)
+
+    def _settled_bytes(self) -> int:
+        self.settle()
+        return self._file.bytes
 
     def settle(self) -> None:
         """Wait for the last table, so that `commit` takes but a moment. Raises what writing it raised."""

@@ -39,7 +39,7 @@ from offline_cli.storage.shard_sequence import ShardSequence
 from offline_cli.storage.shards import check_compression
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.statistics import StatisticsBuilder
-from offline_cli.storage.step_tables import with_empty_infos
+from offline_cli.storage.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.storage.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.tally import UNFINISHED, Reject, Tally
 
@@ -207,9 +207,7 @@ class DatasetWriter:
             counted = Counter(self._tally.assumptions)
             table = self._rows.table(block.batch, where=where)
             cuts = shards.cuts_of(table)
-            if not shards.takes(
-                cuts
-            ):  # another shard begins, and the block may be a larger one there: as `resume` would cut it
+            if cuts is None:  # another shard begins, where the block may be a larger one: as `resume` would cut it
                 self._tally.assumptions.clear()
                 self._tally.assumptions.update(counted)
                 shards.close()
@@ -255,7 +253,7 @@ class DatasetWriter:
         shards.close()
         for number, schema in enumerate(shards.schemas):
             if self._rows.lacks(schema):
-                shards.rewrite(number, with_empty_infos)
+                shards.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
         spaces = self._final_spaces(observation_space, action_space)
         counted = self._tally.assumptions if assumptions is None else assumptions
         manifest = self._manifest(shards, spaces, complete, counted, episodes_lost)
