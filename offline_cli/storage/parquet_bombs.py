@@ -135,10 +135,12 @@ def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int
     found = []
     for group in groups:
         row_group = metadata.row_group(group)
+        rows = row_group.num_rows
         for column in chosen:
             told = row_group.column(column)
             width = WIDTHS.get(told.physical_type) or max(1, metadata.schema.column(column).length)
-            found.append(_Chunk(group, told, max(told.total_uncompressed_size, told.num_values * width)))
+            values = max(told.num_values, rows)  # as many as rows are read, whatever a chunk says of itself
+            found.append(_Chunk(group, told, max(told.total_uncompressed_size, values * width)))
     return found
 
 

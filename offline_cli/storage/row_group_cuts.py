@@ -61,11 +61,12 @@ def cuts_of(table: Any, compression: str, held: Held = NOTHING) -> Cuts | None:
     if total <= max(parquet_bombs.MAX_BYTES, ratio * held.by_now):
         return Cuts(usual)
     wanted = -(-total // ratio) - held.stored()
-    if _stores(table, usual, compression, wanted):
+    size = _size_if_less(table, usual, compression, wanted)
+    if size is None:
         return Cuts(usual)
     if held.in_memory:
         return None
-    finer = _finer(table, usual, compression, wanted)
+    finer = _finer(table, len(usual), compression, wanted, wanted - size)
     return Cuts(_groups(table.num_rows, 1), is_plain=True) if finer is None else Cuts(finer)
 
 
@@ -85,36 +86,36 @@ def _groups(rows: int, each: int) -> tuple[int, ...]:
     return (each,) * (rows // each) + ((rows % each,) if rows % each else ())
 
 
-def _finer(table: Any, usual: Sequence[int], compression: str, wanted: int) -> tuple[int, ...] | None:
-    """More row groups than `usual`, as few as make a file of `wanted` bytes; None where one for each row does not."""
-    if len(usual) == table.num_rows:
+def _finer(table: Any, usual: int, compression: str, wanted: int, missing: int) -> tuple[int, ...] | None:
+    """More than the `usual` number of row groups, for `missing` bytes of those `wanted`; None where one a row does not do."""
+    if usual == table.num_rows:
         return None
-    most = len(usual) + max(1, 2 * (wanted - _size(table, usual, compression)) // _bytes_of_group(table, compression))
-    for count in (most, table.num_rows):
-        groups = _groups(table.num_rows, max(1, table.num_rows // count))
-        if _size(table, groups, compression) >= wanted:
-            return groups
-    return None
+    count = usual + SURE * missing // _bytes_of_group(table, compression)
+    if count < table.num_rows:
+        return _groups(table.num_rows, table.num_rows // count)
+    each = _groups(table.num_rows, 1)
+    return each if _size(table, each, compression) >= wanted else None
 
 
 def _bytes_of_group(table: Any, compression: str) -> int:
     """What a row group adds to a file at least, headers of pages and its part of the footer."""
-    few = table.slice(0, 2)
-    return max(1, _size(few, (1, 1), compression) - _size(few, (2,), compression))
+    pairs = (table.slice(first, 2) for first in (0, table.num_rows // 2 - 1, table.num_rows - 2))
+    return max(1, min(_size(pair, (1, 1), compression) - _size(pair, (2,), compression) for pair in pairs))
 
 
-def _stores(table: Any, groups: Sequence[int], compression: str, wanted: int) -> bool:
-    """Whether a file of the pa.Table has `wanted` bytes; told by its first rows where these take enough."""
+def _size_if_less(table: Any, groups: Sequence[int], compression: str, wanted: int) -> int | None:
+    """Bytes of a file of the pa.Table; None where they are `wanted` or more, which its first rows may tell."""
     if wanted <= 0 or (compression in LIMITED and _takes_its_share(table, wanted)):
-        return True
+        return None
     packs_one = table.num_rows == 1 and Columns.ITEM in table.column_names and compression not in LIMITED
     if packs_one and _packs_to(table.column(Columns.ITEM), compression, SURE * wanted) > SURE * wanted:
-        return True
-    for share in (64, 16, 4):
+        return None
+    for share in (64, 16):
         count = table.num_rows // share
         if count and _size(table.slice(0, count), _groups(count, groups[0]), compression) > SURE * wanted:
-            return True
-    return _size(table, groups, compression) >= wanted
+            return None
+    size = _size(table, groups, compression)
+    return None if size >= wanted else size
 
 
 def _takes_its_share(table: Any, wanted: int) -> bool:
