@@ -193,3 +193,17 @@ def test_whatever_is_committed_is_read_by_every_command(lowered: None, case: Cas
 @settings(max_examples=FUZZ, **QUIET)
 def test_whatever_is_committed_is_read_by_every_command_in_more_cases(lowered: None, case: Case) -> None:
     check(case)
+
+
+@pytest.mark.big
+@pytest.mark.parametrize("format", ["episodes", "columns"])
+def test_frames_in_which_one_pixel_moves_are_read_without_a_manifest(format: str, tmp_path: Path) -> None:
+    """84x84x4 bytes a step, 5,000 steps: packed they take a thousandth of a thousandth."""
+    case = Case("one pixel moves", "uint8", 84 * 84 * 4, (5_000,) * 2, False, format, "zstd", None, False, format)
+    batch = batch_of(case)
+    found = {"observation_space": batch.observation_space, "action_space": batch.action_space, "action_scale": "env"}
+    with DatasetWriter(open_location(tmp_path / "D"), format=case.format, **found) as writer:
+        writer.write(batch)
+        writer.commit()
+    assert convert(str(tmp_path / "D" / "data"), tmp_path / "copy", dry_run=True).steps == 10_000
+    assert sum(part.num_steps for part in Dataset.open(tmp_path / "D").batches()) == 10_000
