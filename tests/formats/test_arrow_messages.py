@@ -65,14 +65,12 @@ def test_what_is_no_bomb_is_read_as_it_stands(new: Any, codec: str | None) -> No
 
 
 @KINDS
-def test_zeros_that_unfold_beyond_the_bound_are_refused_before_there_is_room_for_them(new: Any) -> None:
+def test_zeros_that_unfold_beyond_the_bound_are_refused_and_leave_nothing_allocated(new: Any) -> None:
     data = written(new, pa.table({"x": np.zeros(MANY)}), "zstd")
     before = pa.total_allocated_bytes()
-    pool = pa.default_memory_pool()
     with pytest.raises(UnsafeData, match="unfold to at least 96 MiB"):
         read(data, new)
     assert pa.total_allocated_bytes() - before < 1 << 20
-    assert pool.bytes_allocated() < MANY
 
 
 @KINDS
