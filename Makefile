@@ -71,6 +71,7 @@ format: $(VENV)/.installed-dev  ## Format the code and mend what the linter can.
 
 fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hours; see docs/fuzzing.md).
 	-$(PIP) --only-binary atheris atheris
+	OFFLINE_CLI_EXAMPLES=2000 $(BIN)/python -m pytest -q -m big tests/sizes/test_written_is_read.py
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
 bench: $(VENV)/.installed-full  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.

@@ -236,6 +236,12 @@ class MissingDevice(OfflineCliError):
     exit_code = 6
 
 
+class MemoryLimitExceeded(OfflineCliError):
+    """Data that take more memory than `--memory-limit` allows."""
+
+    exit_code = 6
+
+
 class TargetNotMet(OfflineCliError):
     """A target or gate that was not reached."""
 

@@ -23,7 +23,8 @@ from offline_cli.errors import BadConfig, UnsupportedSpace
 from offline_cli.spaces import Space
 from offline_cli.storage.arrow_trees import to_arrow, tree_field
 from offline_cli.storage.locations import Location
-from offline_cli.storage.shards import ShardWriter, rows_per_group
+from offline_cli.storage.row_group_cuts import alone
+from offline_cli.storage.shards import ShardWriter
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import flatten, map_leaves
 
@@ -32,6 +33,7 @@ __all__ = ["COLUMNS", "FORMATS", "SAFETENSORS", "BatchFormat", "Guard", "batch_f
 COLUMNS: Final = "columns"
 SAFETENSORS: Final = "safetensors"
 FORMATS: Final = (COLUMNS, SAFETENSORS)
+COMPRESSION: Final = "zstd"
 Guard = Callable[[], AbstractContextManager[None]]
 
 
@@ -85,9 +87,10 @@ class Tables:
 
     def store(self, prepared: Any, target: Location, *, folder: Location, guard: Guard) -> tuple[int, str]:
         """Row groups small enough to stream."""
-        writer = ShardWriter(target, prepared.schema, folder=folder, compression="zstd")
+        cuts = alone(prepared, COMPRESSION)
+        writer = ShardWriter(target, prepared.schema, folder=folder, compression=COMPRESSION, is_plain=cuts.is_plain)
         try:
-            writer.write(prepared, rows_per_group=rows_per_group(prepared))
+            writer.write(prepared, rows=cuts.rows)
             writer.settle()
             with guard():
                 return writer.commit()

@@ -135,7 +135,7 @@ def open_source(url: str, *, from_: str = "auto", storage_options: Mapping[str, 
 
 def _of_folder(location: Location, asked: _Asked) -> Source:
     if holds_dataset(location):
-        own = OwnSource.open(location)
+        own = OwnSource.open(location, memory_limit=asked.tables.memory_limit)
         if asked.from_ not in ("auto", own.format):
             raise UsageError(f"--from {asked.from_} for a dataset of {own.format}", where=location.url, fix="leave out --from")
         _refuse_mapping(asked, own.format, location.url)

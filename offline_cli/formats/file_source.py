@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from offline_cli.formats.source import BYTES, UNKNOWN_SCALE, Places
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.shards import Trust
 
 __all__ = ["FileSource", "Openable"]
 
@@ -44,6 +45,7 @@ class FileSource:
     action_space: Space | None = None
     action_scale: str = UNKNOWN_SCALE
     environment_id: str | None = None
+    trusted: Mapping[str, Trust] = field(default_factory=dict)  # by path: what a manifest says of files, if one does
     unit: str = field(default=BYTES, init=False)
     done: int = field(default=0, init=False)
     places: Places | None = field(default=None, init=False)

@@ -11,9 +11,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
+
 __all__ = ["MEMORY_LIMIT", "give_back", "room_for_data"]
 
-MEMORY_LIMIT: Final = 1 << 30  # bytes that a conversion may take, unless told otherwise
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
 
 

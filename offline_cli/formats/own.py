@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.source import ROWS
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
@@ -31,13 +32,14 @@ class OwnSource:
     environment_id: str | None
     environment_kwargs: Mapping[str, Any]
     size: int | None
+    memory_limit: int = MEMORY_LIMIT
     unit: str = ROWS
     done: int = 0
     scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)
 
     @classmethod
-    def open(cls, location: Location) -> OwnSource:
-        """The dataset at `location`. Raises Uncommitted, BadData, StorageError."""
+    def open(cls, location: Location, *, memory_limit: int = MEMORY_LIMIT) -> OwnSource:
+        """The dataset at `location`; `memory_limit`: see `Dataset.batches`. Raises Uncommitted, BadData, StorageError."""
         dataset = Dataset.open(location)
         manifest = dataset.manifest
         return cls(
@@ -51,6 +53,7 @@ class OwnSource:
             environment_id=manifest.environment.id if manifest.environment else None,
             environment_kwargs=manifest.environment.kwargs if manifest.environment else {},
             size=manifest.counts.episodes if manifest.format == "episodes" else manifest.counts.steps,
+            memory_limit=memory_limit,
         )
 
     @property
@@ -63,7 +66,7 @@ class OwnSource:
         self.done = 0
         self.dataset.refuse_unexplained()
         with self.scope.part() as held:
-            for batch in held.enter(self.dataset.batches()):
+            for batch in held.enter(self.dataset.batches(memory_limit=self.memory_limit)):
                 rows = len(batch) if self.format == "episodes" else batch.num_steps
                 self.done += rows
                 tally.rows_in += rows

@@ -28,16 +28,23 @@ PAGES = 1 << 20  # packed bytes of one column, in a row group that is larger
 
 
 def parquet_batches(
-    stream: Any, *, columns: Sequence[str] | None, rows: int, at_once: int = AT_ONCE, use_threads: bool = True
+    stream: Any,
+    *,
+    columns: Sequence[str] | None,
+    rows: int,
+    at_once: int = AT_ONCE,
+    apart: bool = False,
+    use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """All rows of an open file, in order, in batches of at most `rows` of them. `columns`: top-level names; None: all.
 
+    `apart`: no batch has rows of two row groups, for a file whose row groups pack so well that many of them are small together.
     `stream`: see `arrow_file`, which gives one that Arrow's threads may read.
     """
     threaded = threads_may_read(stream)
     metadata = pq.read_metadata(stream)
     check_footer(metadata)
-    bunches = list(_bunches(metadata, columns, at_once))
+    bunches = list(_bunches(metadata, columns, 0 if apart else at_once))
     together = [group for groups, small in bunches if small for group in groups]
     expect(stream, lambda: file_ranges(metadata, columns, groups=together))
     for groups, small in bunches:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -28,11 +28,12 @@ from offline_cli.storage.arrow_extensions import extension_failures, without_obj
 from offline_cli.storage.arrow_files import arrow_file, threads_may_read
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_bombs import bytes_in_memory, refuse_bomb
+from offline_cli.storage.parquet_bombs import Unfolded
 from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_ranges import file_ranges
 from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.remote_files import expect
+from offline_cli.storage.shards import Trust, check_bound
 from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
@@ -111,17 +112,18 @@ def chunks(
     columns: Sequence[str] | None = None,
     workers: int = WORKERS,
     first_rows: int | None = None,
+    trusted: Mapping[str, Trust] | None = None,
     scope: Scope | None = None,
 ) -> Iterator[Chunk]:
     """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
 
     `first_rows`: after so many a first chunk ends, others after ever more: who stops soon has not waited for thousands of small
-    files. `scope` owns files and threads while they are read.
+    files. `trusted`: by path, see `check_bound`. `scope` owns files and threads while they are read.
     """
     waiting: list[_Part] = []
     rows = size = 0
     most = ROWS if first_rows is None else min(ROWS, first_rows)
-    for part in _parts(files, rejects, columns, workers, part_of(scope)):
+    for part in _parts(files, rejects, columns, workers, trusted or {}, part_of(scope)):
         full = rows >= most or size >= BYTES
         if waiting and (full or part.first or part.lost_before or not _same_columns(waiting[0].table, part.table)):
             yield _chunk(waiting)
@@ -156,11 +158,16 @@ def _chunk(parts: list[_Part]) -> Chunk:
 
 
 def _parts(
-    files: Sequence[Location], rejects: Rejects, columns: Sequence[str] | None, workers: int, scope: Scope
+    files: Sequence[Location],
+    rejects: Rejects,
+    columns: Sequence[str] | None,
+    workers: int,
+    trusted: Mapping[str, Trust],
+    scope: Scope,
 ) -> Iterator[_Part]:
     lost = ""
     with scope:
-        for file, small in _read_ahead(files, columns, workers, scope):
+        for file, small in _read_ahead(files, columns, workers, trusted, scope):
             try:
                 for part in _parts_of(file, small, columns, scope):
                     yield replace(part, lost_before=lost) if lost else part
@@ -171,11 +178,11 @@ def _parts(
                 lost = error.where
 
 
-Small = Future[tuple[pa.Table | None, int]]
+Small = Future[tuple[pa.Table | None, int, Unfolded]]
 
 
 def _read_ahead(
-    files: Sequence[Location], columns: Sequence[str] | None, workers: int, scope: Scope
+    files: Sequence[Location], columns: Sequence[str] | None, workers: int, trusted: Mapping[str, Trust], scope: Scope
 ) -> Iterator[tuple[Location, Small]]:
     """Each file, and its reading, which others are begun before it is asked for."""
     shared = Ahead()
@@ -185,7 +192,7 @@ def _read_ahead(
         pending = iter(files)
         while True:
             for file in islice(pending, AHEAD * workers - len(ahead)):
-                ahead.append((file, pool.submit(_read_small, file, columns, shared)))
+                ahead.append((file, pool.submit(_read_small, file, columns, shared, trusted.get(file.path))))
             if not ahead:
                 return
             yield ahead.popleft()
@@ -193,31 +200,33 @@ def _read_ahead(
 
 def _parts_of(file: Location, small: Small, columns: Sequence[str] | None, scope: Scope) -> Iterator[_Part]:
     with _damage(file.url):
-        table, size = small.result()
+        table, size, unfolded = small.result()
     if table is None:
-        yield from _read_big(file, columns, scope)
+        yield from _read_big(file, columns, unfolded, scope)
     elif table.num_rows:
         yield _Part(file.url, 0, table, size)
 
 
-def _read_small(file: Location, columns: Sequence[str] | None, ahead: Ahead) -> tuple[pa.Table | None, int]:
-    """The whole file, or None for one that is to be read in parts; and the bytes that are stored of it."""
+def _read_small(
+    file: Location, columns: Sequence[str] | None, ahead: Ahead, trust: Trust | None
+) -> tuple[pa.Table | None, int, Unfolded]:
+    """The whole file, or None for one that is to be read in parts; the bytes that are stored of it, and what they unfold to."""
     with file.open(ahead) as stream, arrow_file(stream) as source:
         parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
         check_footer(parquet.metadata)
         stored = stream.seek(0, io.SEEK_END)
         names = _schema(parquet, file.url).names
         wanted = None if columns is None else [name for name in names if name in columns]
-        unpacked = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, lambda: stored, where=file.url, columns=wanted)
-        if unpacked > BIG:
-            return None, stored
+        unfolded = check_bound(file, lambda: nullcontext(stream), parquet.metadata, columns=wanted, trust=trust)
+        if unfolded.apart or unfolded.nbytes > BIG:
+            return None, stored, unfolded
         expect(stream, lambda: file_ranges(parquet.metadata, wanted))
         table = parquet.read(columns=wanted, use_threads=False)
         table.validate(full=True)  # text that is not UTF-8 is a file's to answer for
-        return without_objects(table), stored
+        return without_objects(table), stored, unfolded
 
 
-def _read_big(file: Location, columns: Sequence[str] | None, scope: Scope) -> Iterator[_Part]:
+def _read_big(file: Location, columns: Sequence[str] | None, unfolded: Unfolded, scope: Scope) -> Iterator[_Part]:
     with _damage(file.url), scope.part() as held:
         stream = held.enter(file.open())
         source = held.enter(arrow_file(stream))
@@ -225,8 +234,8 @@ def _read_big(file: Location, columns: Sequence[str] | None, scope: Scope) -> It
         check_footer(parquet.metadata)
         wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
         total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
-        rows = max(1, min(ROWS, total * BYTES // max(1, bytes_in_memory(parquet.metadata))))
+        rows = max(1, min(ROWS, total * BYTES // max(1, unfolded.nbytes)))
         first = 0
-        for batch in one_ahead(parquet_batches(source, columns=wanted, rows=rows), held):
+        for batch in one_ahead(parquet_batches(source, columns=wanted, rows=rows, apart=unfolded.apart), held):
             yield _Part(file.url, first, without_objects(pa.Table.from_batches([batch])), stored * batch.num_rows // total)
             first += batch.num_rows

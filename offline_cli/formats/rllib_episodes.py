@@ -40,7 +40,13 @@ class RllibEpisodesSource(FileSource):
         self.done = 0
         decoder = BatchDecoder(rejects, tally)
         for chunk in chunks(
-            self.files, rejects, columns=[Columns.ITEM], workers=self.workers, first_rows=self.limit, scope=self.scope
+            self.files,
+            rejects,
+            columns=[Columns.ITEM],
+            workers=self.workers,
+            first_rows=self.limit,
+            trusted=self.trusted,
+            scope=self.scope,
         ):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes

@@ -37,12 +37,13 @@ def adopt(
     statistics: StatisticsBuilder,
     *,
     known: tuple[int, str] | None = None,
+    said: str | None = None,
     opening: AbstractContextManager[OpenShard] | None = None,
 ) -> Adopted:
     """Read the shard at `place`, add its episodes to `statistics`, its columns to `rows`.
 
-    `known`: its bytes and sha256, if they have been read. `opening`: the shard, if it has been opened. Raises BadData,
-    StorageError.
+    `known`: its bytes and sha256, if they have been read. `said`: the sha256 that a manifest says it has.
+    `opening`: the shard, if it has been opened. Raises BadData, StorageError, and as `check_bound` does.
     """
     size, digest = known or fingerprint(place)
     cutter = BlockCutter(rows.rows_of, max_rows=None, max_bytes=None)
@@ -51,7 +52,7 @@ def adopt(
     with opening or opened(place, size=size) as file:
         schema, row_count = file.schema_arrow, file.metadata.num_rows
         rows.adopt(schema)
-        for batch in reader.read(place, opening=nullcontext(file)):
+        for batch in reader.read(place, sha256=said, opening=nullcontext(file)):
             ids += batch.ids
             steps += batch.num_steps
             for block in cutter.push(batch):

@@ -71,9 +71,11 @@ class BlockCutter:
             in_shard = self._fits_shard(sizes, rows, first)
             count = min(in_shard, _count(sizes, first, self._block_bytes - self._pending_bytes))
             if not count and not in_shard and self._shard_rows:
-                yield from self.begin_shard()
+                yield from self._give_block()
+                if not self._pending:
+                    self._end_shard()
             elif not count and self._pending:
-                yield from self.flush()
+                yield from self._give_block()
             else:
                 last = first + max(1, count)
                 self._take(batch, first, last, int(sizes[last] - sizes[first]), int(rows[last] - rows[first]))
@@ -82,11 +84,27 @@ class BlockCutter:
     def begin_shard(self) -> Iterator[Block]:
         """The block of what is pending; whatever comes next is in a shard of its own."""
         yield from self.flush()
-        self._shard_rows = self._shard_bytes = 0
-        self._opens_shard = True
+        self._end_shard()
+
+    def take_back(self, block: Block) -> None:
+        """Begin a shard with the episodes of a block just given, as a cutter does that gets them first.
+
+        They come again, maybe with more after them.
+        """
+        sizes, rows = raw_bytes(block.batch), self._rows_of(block.batch)
+        self._end_shard()
+        self._take(block.batch, 0, len(block.batch), int(sizes.sum()), int(rows.sum()))
 
     def flush(self) -> Iterator[Block]:
         """The block of what is pending, if anything is."""
+        while self._pending:
+            yield from self._give_block()
+
+    def _end_shard(self) -> None:
+        self._shard_rows = self._shard_bytes = 0
+        self._opens_shard = True
+
+    def _give_block(self) -> Iterator[Block]:
         if self._pending:
             batch = EpisodeBatch.concat(self._pending)
             self._pending, self._pending_bytes = [], 0

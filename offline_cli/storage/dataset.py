@@ -15,6 +15,7 @@ from offline_cli.storage.layout import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.storage.liveness import heard_from, holder_at_work
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest, Shard
+from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.shards_ahead import ShardsAhead
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
@@ -63,17 +64,26 @@ class Dataset:
             raise NoData("no dataset is here: there is no manifest.json", where=folder.url, fix=fix)
         return Dataset(folder, Manifest.from_bytes(place.read_bytes(), where=place.url))
 
-    def batches(self, columns: Sequence[str] | None = None, target_steps: int = TARGET_STEPS) -> Reading[EpisodeBatch]:
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        target_steps: int = TARGET_STEPS,
+        *,
+        memory_limit: int = MEMORY_LIMIT,
+    ) -> Reading[EpisodeBatch]:
         """All episodes in the manifest's order, streamed: one row group or so is in memory; of remote shards, a few parts more.
 
         `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
         and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
-        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, cut or changed.
+        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, cut or changed;
+        MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
         Whoever does not read to the end uses it with `with`, or calls its `close`.
         """
-        return Reading(lambda scope: self._batches(columns, target_steps, scope))
+        return Reading(lambda scope: self._batches(columns, target_steps, memory_limit, scope))
 
-    def _batches(self, columns: Sequence[str] | None, target_steps: int, scope: Scope) -> Iterator[EpisodeBatch]:
+    def _batches(
+        self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
+    ) -> Iterator[EpisodeBatch]:
         found = self.manifest
         reader = ShardReader(
             found.format,
@@ -82,6 +92,7 @@ class Dataset:
             columns,
             target_steps,
             declared=not found.spaces_inferred,
+            memory_limit=memory_limit,
         )
         ends = {"terminated": 0, "truncated": 0}
         places = [(self.location.join(shard.path), shard.bytes) for shard in found.shards]
@@ -98,7 +109,7 @@ class Dataset:
 
     def _episodes(self, shard: Shard, reader: ShardReader, coming: ShardsAhead, scope: Scope) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
-        for batch in reader.read(place, rows=shard.rows, opening=coming.turn(), scope=scope):
+        for batch in reader.read(place, rows=shard.rows, sha256=shard.sha256, opening=coming.turn(), scope=scope):
             episodes += len(batch)
             steps += batch.num_steps
             yield batch

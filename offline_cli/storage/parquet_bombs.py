@@ -5,6 +5,8 @@ the file says of its sizes (of encoded pages) does not show it. Here numbers are
 that a dictionary may repeat are added up by its entries, which takes no more than these. Files may unfold to `MAX_BYTES`
 whatever their size, and to `MAX_RATIO` times their own bytes: a column that never changes takes nearly nothing, and is no
 bomb.
+
+It is the one bound for readers and writers: `row_group_cuts` makes no file that is refused here.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import pyarrow.parquet as pq
 from offline_cli.errors import PROBLEM, UnsafeData
 from offline_cli.storage.parquet_ranges import chosen_columns
 
-__all__ = ["bytes_in_memory", "refuse_bomb"]
+__all__ = ["MEMORY_LIMIT", "WIDTHS", "Opening", "Unfolded", "in_memory_bytes", "refuse_bomb", "unfolded_bytes"]
 
 Opening = Callable[[], AbstractContextManager[Any]]
 
+MEMORY_LIMIT: Final = 1 << 30  # bytes that reading may take, unless told otherwise
 MAX_BYTES: Final = 64 << 20
 MAX_RATIO: Final = 1000
 SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take without a look at its dictionary
@@ -31,6 +34,13 @@ PREFIXES: Final = "DELTA_BYTE_ARRAY"
 PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
 WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 5}
 """Bytes that a value takes in memory at least; 5: the place of a text, and whether it is null."""
+
+
+class Unfolded(NamedTuple):
+    """What the looked at columns of a file take in memory."""
+
+    nbytes: int  # at least; texts that repeat are counted once, unless `apart`
+    apart: bool  # whether row groups have to be held one at a time: the file is trusted, and beyond the bound
 
 
 def refuse_bomb(
@@ -41,32 +51,59 @@ def refuse_bomb(
     where: str,
     columns: Collection[str] | None = None,
     group: int | None = None,
-) -> int:
+) -> Unfolded:
     """Raise UnsafeData where the `columns` (top-level names; None: all) of a file of `size()` bytes are a bomb.
 
     `opening` gives the file, and `size` its bytes as stored, if they have to be looked at. `metadata`: its footer. `group`:
-    look at that row group alone, for readers that hold no more. Gives the bytes that their values take in memory at least,
-    texts that repeat counted once. Arrow's errors go to the caller.
+    look at that row group alone, for readers that hold no more. Arrow's errors go to the caller.
     """
     chunks = _chunks(metadata, columns, range(metadata.num_row_groups) if group is None else [group])
     plain = sum(chunk.memory for chunk in chunks)
     most = _at_most(opening, metadata, plain, chunks)
     if most <= MAX_BYTES:
-        return plain
+        return Unfolded(plain, apart=False)
     limit = max(MAX_BYTES, MAX_RATIO * size())
     if most <= limit:
-        return plain
+        return Unfolded(plain, apart=False)
     total = _unfolded(opening, metadata, plain, chunks, limit)
-    if total > limit:
-        what = f"{size()} bytes of Parquet that unfold to at least {total >> 20} MiB"
-        fix = "write the file again from its source"
-        raise UnsafeData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"})
-    return plain
+    if total <= limit:
+        return Unfolded(plain, apart=False)
+    what = f"{size()} bytes of Parquet that unfold to at least {total >> 20} MiB"
+    fix = "write the file again from its source"
+    raise UnsafeData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"})
 
 
-def bytes_in_memory(metadata: Any, columns: Collection[str] | None = None) -> int:
-    """What the values take at least, texts that repeat counted once."""
-    return sum(chunk.memory for chunk in _chunks(metadata, columns, range(metadata.num_row_groups)))
+def unfolded_bytes(opening: Opening, metadata: Any, *, limit: int, columns: Collection[str] | None = None, group: int) -> int:
+    """Bytes in memory of the columns of one row group, texts that repeat counted; no longer exact once beyond `limit`."""
+    chunks = _chunks(metadata, columns, [group])
+    return _unfolded(opening, metadata, sum(chunk.memory for chunk in chunks), chunks, limit)
+
+
+def in_memory_bytes(table: Any) -> int:
+    """Bytes that a pa.Table is counted here at most, once Parquet has it."""
+    return sum(_counted(chunk) for column in table.columns for chunk in column.chunks)
+
+
+def _counted(column: Any) -> int:
+    """Of a pa.Array."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _counted(column.storage)
+    if pa.types.is_struct(kind):
+        return sum(map(_counted, column.flatten()))
+    if pa.types.is_fixed_size_list(kind) and pa.types.is_primitive(kind.value_type):
+        return len(column) * int(kind.list_size) * _stored_width(kind.value_type)
+    if pa.types.is_primitive(kind):
+        return len(column) * _stored_width(kind)
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        times = 1 if pa.types.is_binary(kind) else 2  # texts: in a dictionary and beside it
+        return times * int(column.nbytes) + 2 * WIDTHS["BYTE_ARRAY"] * len(column)
+    return 8 * (int(column.nbytes) + len(column))  # a bit of a list counts as a byte
+
+
+def _stored_width(kind: Any) -> int:
+    """Parquet has no integers of less than four bytes, and a bit counts as a byte."""
+    return 1 if pa.types.is_boolean(kind) else max(4, kind.bit_width // 8)
 
 
 class _Chunk(NamedTuple):
@@ -98,10 +135,12 @@ def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int
     found = []
     for group in groups:
         row_group = metadata.row_group(group)
+        rows = row_group.num_rows
         for column in chosen:
             told = row_group.column(column)
             width = WIDTHS.get(told.physical_type) or max(1, metadata.schema.column(column).length)
-            found.append(_Chunk(group, told, max(told.total_uncompressed_size, told.num_values * width)))
+            values = max(told.num_values, rows)  # as many as rows are read, whatever a chunk says of itself
+            found.append(_Chunk(group, told, max(told.total_uncompressed_size, values * width)))
     return found
 
 

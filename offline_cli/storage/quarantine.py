@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from offline_cli.storage.layout import QUARANTINE, QUARANTINE_PATH, quarantine_name
 from offline_cli.storage.locations import Location
+from offline_cli.storage.row_group_cuts import alone
 from offline_cli.storage.shards import ShardWriter
 from offline_cli.storage.temp_file import TempFile
 from offline_cli.tally import Reject
@@ -16,7 +17,7 @@ from offline_cli.tally import Reject
 __all__ = ["WaitingRejects", "next_number", "quarantine_files", "write_rejects"]
 
 SCHEMA = pa.schema([(name, pa.string()) for name in ("where", "code", "reason")] + [("raw", pa.binary())])
-ROWS_PER_GROUP = 10_000
+COMPRESSION = "zstd"
 HALVES = "surrogatepass"  # a place or an id may hold half a surrogate pair
 
 
@@ -24,11 +25,13 @@ def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> L
     """Write `rejects` as file `number` of dataset `folder`. Raises StorageError."""
     folder.join(QUARANTINE).make_folder()
     target = folder.join(quarantine_name(number))
-    writer = ShardWriter(target, SCHEMA, folder=folder, compression="zstd")
+    columns = [[getattr(reject, name) for reject in rejects] for name in SCHEMA.names]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+    cuts = alone(table, COMPRESSION)
+    writer = ShardWriter(target, SCHEMA, folder=folder, compression=COMPRESSION, is_plain=cuts.is_plain)
     try:
-        columns = [[getattr(reject, name) for reject in rejects] for name in SCHEMA.names]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        writer.write(pa.Table.from_arrays(arrays, schema=SCHEMA), rows_per_group=ROWS_PER_GROUP)
+        writer.write(table, rows=cuts.rows)
         writer.commit()
     except BaseException:
         writer.discard()

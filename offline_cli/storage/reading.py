@@ -20,7 +20,8 @@ from offline_cli.spaces import Space
 from offline_cli.storage import episode_tables, step_tables
 from offline_cli.storage.arrow_trees import is_numeric
 from offline_cli.storage.locations import Location
-from offline_cli.storage.shards import OpenShard, opened, read_row_groups
+from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
+from offline_cli.storage.shards import OpenShard, Trust, opened, read_row_groups
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["ShardReader"]
@@ -38,6 +39,7 @@ class ShardReader:
     keep: Sequence[str] | None = None  # extra model outputs to read, and "infos"; None: all
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
     declared: bool = False  # `episodes` only: the episodes may say no other spaces
+    memory_limit: int = MEMORY_LIMIT  # bytes of a row group that packs better than a bomb, and is none by its sha256
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
 
     def read(
@@ -46,13 +48,15 @@ class ShardReader:
         *,
         size: int | None = None,
         rows: int | None = None,
+        sha256: str | None = None,
         opening: AbstractContextManager[OpenShard] | None = None,
         scope: Scope | None = None,
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
-        `size`, `rows`: what its manifest says of it. `opening`: the shard, if it has been opened. `scope` owns it. Raises
-        BadData, naming the shard, where it is missing, has another size, is cut, or has other columns than its spaces ask for.
+        `size`, `rows`, `sha256`: what its manifest says of it. `opening`: the shard, if it has been opened. `scope` owns it.
+        Raises BadData, naming the shard, where it is missing, has another size, is cut, or has other columns than its spaces
+        ask for; MemoryLimitExceeded for row groups that are no bomb only because the sha256 is true.
         """
         with part_of(scope) as held:
             file = held.enter(opening or opened(location, size=size))
@@ -61,9 +65,9 @@ class ShardReader:
                 raise BadData(what, where=location.url, fix=FIX)
             self.check_columns(file, location)
             if self.format == "columns":
-                yield from self._steps(file, location)
+                yield from self._steps(file, location, sha256)
             else:
-                yield from self._episodes(file, location)
+                yield from self._episodes(file, location, sha256)
 
     def check_columns(self, file: OpenShard, location: Location) -> None:
         """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
@@ -75,8 +79,8 @@ class ShardReader:
         _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
         _check_further_columns(file.schema_arrow, location)
 
-    def _steps(self, file: OpenShard, location: Location) -> Iterator[EpisodeBatch]:
-        tables = read_row_groups(file, location, columns=self.columns_of(file))
+    def _steps(self, file: OpenShard, location: Location, sha256: str | None) -> Iterator[EpisodeBatch]:
+        tables = self._row_groups(file, location, sha256)
         for table in _whole_episodes(tables, self.target_steps):
             yield step_tables.from_table(
                 table,
@@ -97,9 +101,14 @@ class ShardReader:
             return True
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
 
-    def _episodes(self, file: OpenShard, location: Location) -> Iterator[EpisodeBatch]:
+    def _row_groups(self, file: OpenShard, location: Location, sha256: str | None) -> Iterator[Any]:
+        columns = self.columns_of(file)
+        trust = None if sha256 is None else Trust(sha256, self.memory_limit)
+        return read_row_groups(file, location, columns=columns, trust=trust)
+
+    def _episodes(self, file: OpenShard, location: Location, sha256: str | None) -> Iterator[EpisodeBatch]:
         row = 0
-        for table in read_row_groups(file, location, columns=self.columns_of(file)):
+        for table in self._row_groups(file, location, sha256):
             for batch in episode_tables.from_table(
                 table,
                 first_row=row,

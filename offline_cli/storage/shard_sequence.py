@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.believable import believable
+from offline_cli.storage import parquet_bombs
 from offline_cli.storage.layout import shard_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
-from offline_cli.storage.shards import ShardWriter, opened, read_row_groups, rows_per_group
+from offline_cli.storage.row_group_cuts import Cuts, cuts_of
+from offline_cli.storage.shards import ShardWriter, Trust, check_bound, is_plain, opened, read_row_groups
 
 __all__ = ["ShardSequence"]
 
@@ -48,15 +49,18 @@ class ShardSequence:
         self.finished.append(shard)
         self.schemas.append(schema)
 
-    def write(self, batch: EpisodeBatch, table: Any) -> None:
-        """Append the pa.Table of `batch` to the open shard, opening one where none is, or where it is compressed otherwise."""
-        compression = believable(table, self._compression)
-        if self._open is not None and self._open.compression != compression:
-            self.close()
+    def cuts_of(self, table: Any) -> Cuts | None:
+        """How the pa.Table is to be written; None: not into the shard that is open."""
+        if self._open is None:
+            return cuts_of(table, self._compression)
+        return None if self._open.is_plain else cuts_of(table, self._compression, self._open.held())
+
+    def write(self, batch: EpisodeBatch, table: Any, cuts: Cuts) -> None:
+        """Append the pa.Table of `batch`, cut as `cuts_of` says, to the open shard, or to a new one where none is open."""
         if self._open is None:
             self._schema = table.schema
-            self._open = self._writer(self.next_path, table.schema, compression)
-        self._open.write(table, rows_per_group=rows_per_group(table))
+            self._open = self._writer(self.next_path, table.schema, is_plain=cuts.is_plain)
+        self._open.write(table, rows=cuts.rows)
         self._episodes += len(batch)
         self._steps += batch.num_steps
 
@@ -78,16 +82,22 @@ class ShardSequence:
             self._open.discard()
             self._open = None
 
-    def rewrite(self, number: int, change: Any) -> None:
-        """Write finished shard `number` again, each of its tables as `change` (pa.Table -> pa.Table) makes it."""
+    def rewrite(self, number: int, change: Any, *, added: int) -> None:
+        """Write finished shard `number` again, each of its tables as `change` (pa.Table -> pa.Table) makes it.
+
+        `added`: bytes by which that makes a row larger in memory.
+        """
         shard = self.finished[number]
         place = self._folder.join(shard.path)
         writer: ShardWriter | None = None
         try:
             with opened(place, size=shard.bytes) as file:
-                for table in map(change, read_row_groups(file, place)):
-                    writer = writer or self._writer(shard.path, table.schema, self._compression)
-                    writer.write(table, rows_per_group=table.num_rows)
+                trust = Trust(shard.sha256)
+                grown = check_bound(place, place.open, file.metadata, trust=trust).nbytes + shard.rows * added
+                plain = is_plain(file) or grown > max(parquet_bombs.MAX_BYTES, parquet_bombs.MAX_RATIO * shard.bytes)
+                for table in map(change, read_row_groups(file, place, trust=trust)):
+                    writer = writer or self._writer(shard.path, table.schema, is_plain=plain)
+                    writer.write(table, rows=[table.num_rows])
                     self.schemas[number] = table.schema
             assert writer is not None, "a finished shard has rows"
             writer.settle()
@@ -99,5 +109,6 @@ class ShardSequence:
             raise
         self.finished[number] = Shard(shard.path, shard.episodes, shard.rows, shard.steps, size, digest)
 
-    def _writer(self, path: str, schema: Any, compression: str) -> ShardWriter:
-        return ShardWriter(self._folder.join(path), schema, folder=self._folder, compression=compression)
+    def _writer(self, path: str, schema: Any, *, is_plain: bool) -> ShardWriter:
+        place = self._folder.join(path)
+        return ShardWriter(place, schema, folder=self._folder, compression=self._compression, is_plain=is_plain)

@@ -1,8 +1,7 @@
 """One Parquet file: written so that it exists only when whole, read row group by row group; refuses one that is cut or changed.
 
-Floats are stored plain, text and integers with a dictionary; `item` never has one. Every page carries a checksum, which
-reading verifies: without it, one byte in four could change in a shard and be read as another value. Whatever a broken or
-hostile file makes the Parquet reader raise becomes BadData that names the shard.
+Every page carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be read as
+another value. Whatever a broken or hostile file makes the Parquet reader raise becomes BadData that names the shard.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, BinaryIO, Final
@@ -18,33 +18,42 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offline_cli.columns import Columns
-from offline_cli.errors import BadData, StorageNotFound, UsageError
+from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound, UnsafeData, UsageError
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.arrow_extensions import extension_failures, without_objects
 from offline_cli.storage.arrow_files import arrow_file, threads_may_read
 from offline_cli.storage.behind import Behind
-from offline_cli.storage.blocks import BLOCK_BYTES
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_bombs import refuse_bomb
+from offline_cli.storage.parquet_bombs import (
+    MEMORY_LIMIT,
+    Opening,
+    Unfolded,
+    in_memory_bytes,
+    refuse_bomb,
+    unfolded_bytes,
+)
 from offline_cli.storage.parquet_footers import check_footer
+from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.parquet_ranges import chunk_ranges, file_ranges
 from offline_cli.storage.remote_files import expect, ready
+from offline_cli.storage.row_group_cuts import Held
 from offline_cli.storage.staging import StagedFile
 
 __all__ = [
     "COMPRESSIONS",
     "OpenShard",
     "ShardWriter",
+    "Trust",
+    "check_bound",
     "check_compression",
     "expect_row_groups",
     "fingerprint",
+    "is_plain",
     "opened",
     "opened_stream",
     "parsed",
     "read_row_groups",
-    "rows_per_group",
 ]
 
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
@@ -65,36 +74,40 @@ class ShardWriter:
     A table is compressed and written by a thread, while the caller makes the next one: what fails is raised one call later.
     """
 
-    def __init__(self, target: Location, schema: Any, *, folder: Location, compression: str) -> None:
-        """`schema`: a pa.Schema. `folder`: the dataset folder."""
+    def __init__(self, target: Location, schema: Any, *, folder: Location, compression: str, is_plain: bool = False) -> None:
+        """`schema`: a pa.Schema. `folder`: the dataset folder. `is_plain`: whatever `compression` says, as `Cuts` has it."""
         self.target = target
-        self.compression = compression
+        self.is_plain = is_plain
+        self._in_memory = 0  # bytes of the tables, as readers count them
         self.rows = 0
         self._file = StagedFile(target, folder=folder)
         self._behind = Behind()
         try:
-            self._parquet = pq.ParquetWriter(
-                self._file,
-                schema,
-                compression=compression,
-                use_dictionary=_repeating(schema),
-                write_statistics=[name for name in schema.names if name != Columns.ITEM]
-                if Columns.ITEM in schema.names
-                else True,
-                write_batch_size=1 << 20,
-                write_page_checksum=True,
-            )
+            options = parquet_options(schema, compression, is_plain=is_plain)
+            self._parquet = pq.ParquetWriter(self._file, schema, **options)
         except BaseException:
             self._file.discard()
             raise
 
-    def write(self, table: Any, *, rows_per_group: int) -> None:
-        """Append a pa.Table in row groups of `rows_per_group` rows."""
-        self._behind.begin(self._write, table, rows_per_group)
+    def write(self, table: Any, *, rows: Sequence[int]) -> None:
+        """Append a pa.Table in row groups of so many rows."""
+        self._in_memory += in_memory_bytes(table)
+        self._behind.begin(self._write, table, rows)
         self.rows += table.num_rows
 
-    def _write(self, table: Any, rows_per_group: int) -> None:
-        self._parquet.write_table(table.combine_chunks(), row_group_size=rows_per_group)  # one chunk: pages depend on chunks
+    def _write(self, table: Any, rows: Sequence[int]) -> None:
+        whole, first = table.combine_chunks(), 0  # one chunk: pages depend on chunks
+        for count in rows:
+            self._parquet.write_table(whole.slice(first, count), row_group_size=max(1, count))
+            first += count
+
+    def held(self) -> Held:
+        """What is in it, for `cuts_of`."""
+        return Held(self._in_memory, self._file.bytes, self._settled_bytes)
+
+    def _settled_bytes(self) -> int:
+        self.settle()
+        return self._file.bytes
 
     def settle(self) -> None:
         """Wait for the last table, so that `commit` takes but a moment. Raises what writing it raised."""
@@ -113,31 +126,6 @@ class ShardWriter:
         self._file.discard()
         with suppress(pa.ArrowException, OSError):  # after a failed write it may complain once more
             self._parquet.close()
-
-
-def rows_per_group(table: Any) -> int:
-    """All rows of a pa.Table in one group, unless it is large, as one of a single long episode or of images may be."""
-    return max(1, table.num_rows if table.nbytes <= 2 * BLOCK_BYTES else int(table.num_rows * BLOCK_BYTES / table.nbytes))
-
-
-def _repeating(schema: Any) -> list[str]:
-    """Paths of Parquet columns worth a dictionary: text and integers, wherever they stand.
-
-    Parquet has no 8-bit numbers: an image's bytes take four each. As indices into a dictionary they take one again.
-    """
-    return [path for field in schema for path in _paths(field.type, field.name) if path != Columns.ITEM]
-
-
-def _paths(kind: Any, path: str) -> Iterator[str]:
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if pa.types.is_struct(kind):
-        for index in range(kind.num_fields):
-            yield from _paths(kind.field(index).type, f"{path}.{kind.field(index).name}")
-    elif pa.types.is_fixed_size_list(kind):
-        yield from _paths(kind.value_type, f"{path}.list.element")
-    elif pa.types.is_string(kind) or pa.types.is_integer(kind):
-        yield path
 
 
 # ---- reading ----
@@ -202,15 +190,66 @@ def expect_row_groups(file: OpenShard, location: Location, columns: Sequence[str
         expect(file.stream, lambda: file_ranges(file.metadata, columns))
 
 
-def read_row_groups(file: OpenShard, location: Location, *, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The pa.Table of each row group of an opened shard, in order. Raises BadData, StorageError."""
+def is_plain(file: OpenShard) -> bool:
+    """Whether a shard was written without compression and dictionaries, because a row of it packs too well."""
+    if not file.num_row_groups:
+        return False
+    first = file.metadata.row_group(0)
+    chunks = [first.column(number) for number in range(first.num_columns)]
+    return all(chunk.compression == "UNCOMPRESSED" and not chunk.has_dictionary_page for chunk in chunks)
+
+
+def read_row_groups(
+    file: OpenShard,
+    location: Location,
+    *,
+    columns: Sequence[str] | None = None,
+    trust: Trust | None = None,
+) -> Iterator[Any]:
+    """The pa.Table of each row group of an opened shard, in order. Raises BadData, StorageError, and as `check_bound` does."""
     expect_row_groups(file, location, columns)
     for group in range(file.num_row_groups):
         with _parquet_failures(location):
-            refuse_bomb(location.open, file.metadata, location.size, where=location.url, columns=columns, group=group)
+            check_bound(location, location.open, file.metadata, columns=columns, group=group, trust=trust)
             ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
             table = file.read_row_group(group, columns=columns, use_threads=file.is_threaded)
         yield without_objects(table)
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a manifest says of a shard: where it is true, the shard is the writer's own, however little it is packed to."""
+
+    sha256: str  # hex
+    memory_limit: int = MEMORY_LIMIT  # bytes that a row group may take all the same: a manifest can be hostile too
+
+
+def check_bound(
+    location: Location,
+    opening: Opening,
+    metadata: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    group: int | None = None,
+    trust: Trust | None = None,
+) -> Unfolded:
+    """As `refuse_bomb`, of the file at `location`; the sha256 of one that is refused is compared with what is trusted.
+
+    Raises UnsafeData; MemoryLimitExceeded where a trusted row group takes more than its limit.
+    """
+    try:
+        return refuse_bomb(opening, metadata, location.size, where=location.url, columns=columns, group=group)
+    except UnsafeData:
+        if trust is None or fingerprint(location)[1] != trust.sha256:
+            raise
+    limit, total = trust.memory_limit, 0
+    for number in range(metadata.num_row_groups) if group is None else [group]:
+        needs = unfolded_bytes(opening, metadata, limit=limit, columns=columns, group=number)
+        if needs > limit:
+            what = f"row group {number} takes at least {needs >> 20} MiB, more than the memory limit of {limit >> 20} MiB"
+            raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
+        total += needs
+    return Unfolded(total, apart=True)
 
 
 @contextmanager

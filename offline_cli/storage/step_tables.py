@@ -9,7 +9,7 @@ has no place for (custom data but the `source_id` of an episode, clock, multi-ag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,25 @@ from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import Space
 from offline_cli.storage.arrow_trees import from_arrow, space_field, to_arrow, tree_field
 from offline_cli.storage.info_text import info_from_text, info_to_text
+from offline_cli.storage.parquet_bombs import WIDTHS
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["INFO_COLUMNS", "NO_EXTRA", "extra_fields", "from_table", "step_schema", "to_table", "with_empty_infos"]
+__all__ = [
+    "EMPTY_INFOS_BYTES",
+    "INFO_COLUMNS",
+    "NO_EXTRA",
+    "extra_fields",
+    "from_table",
+    "step_schema",
+    "to_table",
+    "with_empty_infos",
+]
 
 INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
 NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
 """Names that are not those of extra model outputs."""
+EMPTY_INFOS_BYTES: Final = 2 * WIDTHS["BYTE_ARRAY"]  # of a row in memory, in the two columns
 FIX = "write the dataset again from its source"
 
 

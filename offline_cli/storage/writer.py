@@ -14,6 +14,7 @@ target without `overwrite` or `resume`, and one that another writer is at work o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from types import TracebackType
@@ -38,7 +39,7 @@ from offline_cli.storage.shard_sequence import ShardSequence
 from offline_cli.storage.shards import check_compression
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.statistics import StatisticsBuilder
-from offline_cli.storage.step_tables import with_empty_infos
+from offline_cli.storage.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.storage.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.storage.writing_note import identity_hash
 from offline_cli.tally import UNFINISHED, Reject, Tally
@@ -204,7 +205,16 @@ class DatasetWriter:
             if block.opens_shard:  # two shards in one batch
                 shards.close()
             where = self._location.join(shards.next_path).url
-            shards.write(block.batch, self._rows.table(block.batch, where=where))
+            counted = Counter(self._tally.assumptions)
+            table = self._rows.table(block.batch, where=where)
+            cuts = shards.cuts_of(table)
+            if cuts is None:  # another shard begins, where the block may be a larger one: as `resume` would cut it
+                self._tally.assumptions.clear()
+                self._tally.assumptions.update(counted)
+                shards.close()
+                self._cutter.take_back(block)
+                continue
+            shards.write(block.batch, table, cuts)
             self._statistics.add(block.batch)
         if self._cutter.between_shards:
             shards.close()
@@ -245,7 +255,7 @@ class DatasetWriter:
         shards.close()
         for number, schema in enumerate(shards.schemas):
             if self._rows.lacks(schema):
-                shards.rewrite(number, with_empty_infos)
+                shards.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
         spaces = self._final_spaces(observation_space, action_space)
         counted = self._tally.assumptions if assumptions is None else assumptions
         if count_not_finite:

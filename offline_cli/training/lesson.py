@@ -24,6 +24,7 @@ from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.tables.options import TableOptions
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
@@ -153,7 +154,7 @@ def prepare(
             from_=from_,
             env=config.env,
             action_scale=config.action_scale,
-            tables=tables,
+            tables=tables or TableOptions(memory_limit=max(MEMORY_LIMIT, config.memory_limit or 0)),
             extras=extras,
             storage_options=storage_options,
             on_progress=on_progress,

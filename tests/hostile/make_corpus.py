@@ -476,6 +476,13 @@ def tables() -> Files:
     yield "cut.jsonl", json_rows()[:-20]
     yield "cut.arrow", _arrow()[:-200]
     yield "lying.arrow", _arrow().replace(struct.pack("<q", 3), struct.pack("<q", 1 << 40))
+    yield "unfolding.arrow", _arrow(zeros=4 << 20)
+    yield "unfolding_stream.arrow", _arrow(zeros=4 << 20, new=pa.ipc.new_stream)
+    yield "asking.arrow", _arrow(zeros=1000).replace(struct.pack("<q", 8000), struct.pack("<q", 33 << 30))
+    yield (
+        "asking_stream.arrow",
+        _arrow(zeros=1000, new=pa.ipc.new_stream).replace(struct.pack("<q", 8000), struct.pack("<q", 33 << 30)),
+    )
     yield "negative.arrow", _arrow().replace(struct.pack("<q", 3), struct.pack("<q", -1))
 
 
@@ -486,10 +493,12 @@ def _dicts(depth: int) -> Any:
     return value
 
 
-def _arrow() -> bytes:
+def _arrow(*, zeros: int = 0, new: Any = pa.ipc.new_file) -> bytes:
+    """`zeros`: that many rows of the number zero, packed, in place of good rows."""
     made = io.BytesIO()
-    table = pq.read_table(io.BytesIO(columns()))
-    with pa.ipc.new_file(made, table.schema) as writer:
+    names = ("eps_id", "t", "obs", "actions", "rewards", "terminateds")
+    table = pa.table({name: np.zeros(zeros, np.int64) for name in names}) if zeros else pq.read_table(io.BytesIO(columns()))
+    with new(made, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd" if zeros else None)) as writer:
         writer.write_table(table)
     return made.getvalue()
 

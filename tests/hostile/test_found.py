@@ -50,7 +50,7 @@ from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.json_text import from_json
 from offline_cli.modules.policy import build_module
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib, space_to_json
-from offline_cli.storage.parquet_bombs import bytes_in_memory, refuse_bomb
+from offline_cli.storage.parquet_bombs import refuse_bomb
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.training.policy_files import load_policy
 
@@ -344,13 +344,15 @@ def test_a_file_that_breaks_off_before_its_first_row_is_not_called_empty() -> No
 
 def test_runs_of_equal_numbers_are_counted_as_they_will_be_in_memory() -> None:
     import io
+    from contextlib import nullcontext
 
     import pyarrow.parquet as pq
 
     stream = io.BytesIO(make_corpus.parquet({"x": pa.array(np.zeros(1_000_000))}))
     metadata = pq.read_metadata(stream)
     assert metadata.row_group(0).total_byte_size < 10_000
-    assert bytes_in_memory(metadata) == 8_000_000
+    found = refuse_bomb(lambda: nullcontext(stream), metadata, lambda: stream.getbuffer().nbytes, where="test")
+    assert found == (8_000_000, False)
 
 
 @pytest.mark.parametrize("size", [200, 4000])

@@ -76,3 +76,27 @@ def test_a_dictionary_of_one_entry_proves_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(parquet_bombs, "_text_bytes", adding)
     check(pa.array([LONG] * ROWS))
     assert added == ["item"]  # the entry may be that of one row which stands outside of a dictionary
+
+
+class Lying:
+    """A footer whose column chunks say that they hold one value."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return 1 if name == "num_values" else getattr(self._real, name)
+
+    def row_group(self, number: int) -> Any:
+        return Lying(self._real.row_group(number))
+
+    def column(self, number: int) -> Any:
+        return Lying(self._real.column(number))
+
+
+def test_a_chunk_that_says_less_than_its_rows_is_counted_by_its_rows() -> None:
+    stream = io.BytesIO()
+    pq.write_table(pa.table({"x": pa.array([0.0]).take(pa.array([0] * (12 << 20)))}), stream, row_group_size=16 << 20)
+    size = len(stream.getvalue())
+    with pytest.raises(UnsafeData, match="unfold to at least"):
+        refuse_bomb(lambda: nullcontext(stream), Lying(pq.read_metadata(stream)), lambda: size, where="test")

@@ -28,7 +28,7 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def begun(folder: Location) -> ShardWriter:
     folder.join("data").make_folder()
     writer = ShardWriter(folder.join("data/a.parquet"), TABLE.schema, folder=folder, compression="none")
-    writer.write(TABLE, rows_per_group=100)
+    writer.write(TABLE, rows=[100])
     return writer
 
 
@@ -61,7 +61,7 @@ def test_a_shard_on_a_full_disk_is_one_error_and_says_no_more(
     monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
     (tmp_path / "_part-a.parquet").symlink_to("/dev/full")
     writer = ShardWriter(folder.join("data/a.parquet"), TABLE.schema, folder=folder, compression="none")
-    writer.write(TABLE, rows_per_group=100)
+    writer.write(TABLE, rows=[100])
     with pytest.raises(StorageError, match="no space left"):
         writer.commit()
     writer.discard()

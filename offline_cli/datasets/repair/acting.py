@@ -13,7 +13,7 @@ from offline_cli.storage.layout import MANIFEST, QUARANTINE
 from offline_cli.storage.moving import free_place, set_aside
 from offline_cli.storage.shard_sequence import ShardSequence
 from offline_cli.storage.staging import write_whole
-from offline_cli.storage.step_tables import with_empty_infos
+from offline_cli.storage.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.storage.writing_lock import Changed, WritingLock
 from offline_cli.storage.writing_note import WritingNote
 
@@ -68,7 +68,7 @@ def _rewrite_manifest(plan: Plan, lock: WritingLock) -> None:
         sequence.adopt(adopted.shard, adopted.schema)
     for number, schema in enumerate(sequence.schemas):
         if examined.rows.lacks(schema):
-            sequence.rewrite(number, with_empty_infos)
+            sequence.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
     manifest = plan.manifest(tuple(sequence.finished))
     with lock.guard():  # shards may have taken long
         if plan.found.manifest_bytes is not None:

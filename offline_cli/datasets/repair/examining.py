@@ -130,7 +130,8 @@ def _adopted(
     ids: KnownIds,
 ) -> Adopted:
     """Raises BadData where the shard cannot be read, is not what was said of it, or repeats an episode."""
-    adopted = adopt(place, reader, rows, statistics, known=ready.fingerprint, opening=ready.opening)
+    sha256 = None if said is None else said.sha256
+    adopted = adopt(place, reader, rows, statistics, known=ready.fingerprint, said=sha256, opening=ready.opening)
     if said is not None and (refusal := said.refusal(adopted.shard.bytes, adopted.shard.sha256)):
         raise BadData(refusal, where=place.url, fix="")
     again = ids.met(adopted.ids) or {name for name, times in Counter(adopted.ids).items() if times > 1}

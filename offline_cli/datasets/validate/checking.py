@@ -74,6 +74,7 @@ def validate(
         return open_sources(places, from_=from_, tables=tables, storage_options=storage_options)
 
     def check_folder(own: OwnFolder) -> None:
+        own.memory_limit = tables.memory_limit
         own.check(findings, tally, deep=deep, on_progress=on_progress, allow_lost=allow_lost)
 
     places = expand(sources, storage_options)

@@ -18,7 +18,7 @@ from offline_cli.errors import BadData
 from offline_cli.storage.locations import Location
 from offline_cli.storage.parquet_statistics import ChunkStatistics, chunk_statistics
 from offline_cli.storage.quarantine import quarantine_files
-from offline_cli.storage.shards import opened, read_row_groups
+from offline_cli.storage.shards import Trust, opened, read_row_groups
 from offline_cli.storage.uploads import open_uploads
 
 __all__ = ["check_footer", "check_leftovers"]
@@ -36,18 +36,18 @@ STORED_AS: Final = {
 """How `struct` reads the bounds of a Parquet type; half floats are the only numbers of fixed length."""
 
 
-def check_footer(shard: Location, source: str, findings: Findings) -> None:
+def check_footer(shard: Location, source: str, findings: Findings, trust: Trust | None = None) -> None:
     """Report row groups of a shard whose footer says something else; a shard that cannot be read is told elsewhere."""
     try:
         with opened(shard) as file:
-            wrong = list(_wrong_groups(file, shard))
+            wrong = list(_wrong_groups(file, shard, trust))
     except BadData:
         return
     if wrong:
         findings.add(source, "footer-mismatch", len(wrong), (f"{shard.url}, {what}" for what in wrong))
 
 
-def _wrong_groups(file: Any, shard: Location) -> Iterator[str]:
+def _wrong_groups(file: Any, shard: Location, trust: Trust | None) -> Iterator[str]:
     """One sentence for each row group with a fault: the first that it has."""
     names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
     columns = {file.schema.column(i).path: i for i in range(len(file.schema))}  # what chunks call themselves may be a lie
@@ -57,7 +57,7 @@ def _wrong_groups(file: Any, shard: Location) -> Iterator[str]:
     except pa.ArrowInvalid as error:
         yield str(error)
         return
-    for number, table in enumerate(read_row_groups(file, shard, columns=names)):
+    for number, table in enumerate(read_row_groups(file, shard, columns=names, trust=trust)):
         faults = (
             f"row group {number}, column {name}: {fault}"
             for name in names

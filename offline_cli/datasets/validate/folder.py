@@ -18,6 +18,7 @@ from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.listening import ListeningTally
 from offline_cli.datasets.validate.plain_columns import PlainColumns
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
+from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
@@ -28,7 +29,7 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest, Shard
 from offline_cli.storage.quarantine import quarantine_files
 from offline_cli.storage.reading import ShardReader
-from offline_cli.storage.shards import fingerprint, opened
+from offline_cli.storage.shards import Trust, fingerprint, opened
 from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder"]
@@ -42,6 +43,7 @@ class OwnFolder:
     manifest: Manifest | None = None  # None: there is none that can be read
     readable: list[Location] = field(default_factory=list)  # shards that are worth reading
     unhashed: int = 0  # shards whose sha256 was not compared
+    memory_limit: int = MEMORY_LIMIT
 
     def check(
         self, findings: Findings, tally: ListeningTally, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False
@@ -124,7 +126,7 @@ class OwnFolder:
             if self._is_whole(shard, place, findings, deep=deep) and self._has_columns(reader, place, findings):
                 self.readable.append(place)
                 if deep:
-                    check_footer(place, self.location.url, findings)
+                    check_footer(place, self.location.url, findings, Trust(shard.sha256, self.memory_limit))
             if deep:
                 hashed += shard.bytes
                 on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
@@ -171,6 +173,7 @@ class OwnFolder:
             found.action_space,
             found.action_scale,
             found.environment.id if found.environment else None,
+            {self.location.join(shard.path).path: Trust(shard.sha256, self.memory_limit) for shard in found.shards},
         )
 
     def comparisons(self) -> tuple[ManifestFigures | None, PlainColumns | None]:

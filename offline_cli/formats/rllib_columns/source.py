@@ -39,7 +39,9 @@ class RllibColumnsSource(FileSource):
         """Runs of rows as they stand; `t_started` from column `t` where there is one."""
         self.done = 0
         reading = _Reading(tally, rejects)
-        for chunk in chunks(self.files, rejects, workers=self.workers, first_rows=self.limit, scope=self.scope):
+        for chunk in chunks(
+            self.files, rejects, workers=self.workers, first_rows=self.limit, trusted=self.trusted, scope=self.scope
+        ):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
             for batch, places in reading.of_chunk(chunk):

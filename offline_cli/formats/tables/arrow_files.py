@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from offline_cli.formats.parquet_batches import one_ahead, validated
 from offline_cli.formats.parquet_batches import parquet_batches as bounded_batches
+from offline_cli.formats.tables.arrow_messages import ArrowBound, CheckedStream, check_arrow_file, check_arrow_stream
 from offline_cli.formats.tables.flat_names import holding
 from offline_cli.scopes import Scope
 from offline_cli.storage.arrow_extensions import without_objects
@@ -21,6 +23,7 @@ from offline_cli.storage.parquet_statistics import chunk_statistics
 
 __all__ = ["arrow_batches", "arrow_schema", "parquet_batches", "parquet_nullable", "parquet_schema"]
 
+BUFFER = 1 << 16  # bytes of a stream
 THREADED = 8 << 20  # bytes of a chunk from which on threads read columns, and the next chunk: each of them takes memory
 
 
@@ -45,13 +48,15 @@ def parquet_batches(
     check_footer(parquet.metadata)
     total = parquet.metadata.num_rows
     wanted = holding(parquet.schema_arrow.names, columns)
-    unpacked = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, lambda: size, where=url, columns=wanted)
-    rows = max(1, min(max_rows, total * chunk_bytes // max(1, unpacked)))
+    unfolded = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, lambda: size, where=url, columns=wanted)
+    rows = max(1, min(max_rows, total * chunk_bytes // max(1, unfolded.nbytes)))
     done = 0
     threads = chunk_bytes >= THREADED
     with scope.part() as held:
         source = held.enter(arrow_file(stream))
-        batches = bounded_batches(source, columns=wanted, rows=rows, at_once=2 * chunk_bytes, use_threads=threads)
+        batches = bounded_batches(
+            source, columns=wanted, rows=rows, at_once=2 * chunk_bytes, apart=unfolded.apart, use_threads=threads
+        )
         for batch in one_ahead(batches, held) if threads else map(validated, batches):
             done += batch.num_rows
             if batch.num_rows:
@@ -64,22 +69,31 @@ def arrow_schema(stream: Any, *, is_stream: bool) -> pa.Schema:
 
 
 def arrow_batches(
-    stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, *, is_stream: bool
+    stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, *, is_stream: bool, bound: ArrowBound
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
     """Each batch, cut where it is too large, and the share of the batches that have been read with it."""
     if is_stream:
-        reader = pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(use_threads=False))
+        seekable = stream.seekable()
+        source = stream if seekable else io.BufferedReader(CheckedStream(stream, bound), BUFFER)
+        reader = pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False))
         wanted = holding(reader.schema.names, columns)
-        for batch in reader:
+        while True:
+            if seekable:
+                check_arrow_stream(stream, bound)
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
             yield from _cut(batch.select(wanted), 0.0, chunk_bytes, max_rows)
-        return
     schema = pa.ipc.open_file(stream).schema
     numbers = {name: number for number, name in enumerate(schema.names)}
     fields = [numbers[name] for name in holding(numbers, columns)]
+    check_arrow_file(stream, None, bound)
     stream.seek(0)
     reader = pa.ipc.open_file(stream, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
     for number in range(reader.num_record_batches):
         share = (number + 1) / reader.num_record_batches
+        check_arrow_file(stream, number, bound)
         yield from _cut(reader.get_batch(number), share, chunk_bytes, max_rows)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadData, BadMapping
 from offline_cli.formats.file_source import Openable
 from offline_cli.formats.line_limits import line_limit_of
-from offline_cli.formats.memory import give_back
+from offline_cli.formats.memory import MEMORY_LIMIT, give_back
 from offline_cli.formats.tables.arrow_files import (
     arrow_batches,
     arrow_schema,
@@ -27,6 +27,7 @@ from offline_cli.formats.tables.arrow_files import (
     parquet_nullable,
     parquet_schema,
 )
+from offline_cli.formats.tables.arrow_messages import ArrowBound
 from offline_cli.formats.tables.claims import cells_of_csv, cells_of_json
 from offline_cli.formats.tables.csv_files import csv_batches, csv_header, delimiter_of
 from offline_cli.formats.tables.json_files import json_batches, json_schemas
@@ -69,16 +70,17 @@ class TableFile:
     file: Openable
     kind: str  # parquet | arrow | arrow-stream | csv | json
     packing: str  # gzip | zstd | nothing
+    memory_limit: int = MEMORY_LIMIT  # bytes of a record batch of Arrow
 
     @classmethod
-    def of(cls, file: Openable, kind: str) -> TableFile:
+    def of(cls, file: Openable, kind: str, memory_limit: int = MEMORY_LIMIT) -> TableFile:
         """`kind`: parquet, arrow, csv or json; which form of Arrow, and what packing, the bytes tell."""
         with damage(file.url), file.open() as stored:
             packing = packing_of(stored.read(4))
         with damage(file.url), unpacked(file, packing) as stream:
             if kind == "arrow" and bytes(stream.read(4)) == ARROW_STREAM:
                 kind = "arrow-stream"
-        return cls(file, kind, packing)
+        return cls(file, kind, packing, memory_limit)
 
     @property
     def url(self) -> str:
@@ -208,7 +210,14 @@ class TableFile:
         batches = (
             parquet_batches(stream, columns, chunk_bytes, MAX_ROWS, size=self.file.size(), url=self.url, scope=scope)
             if self.kind == "parquet"
-            else arrow_batches(stream, columns, chunk_bytes, MAX_ROWS, is_stream=self.kind == "arrow-stream")
+            else arrow_batches(
+                stream,
+                columns,
+                chunk_bytes,
+                MAX_ROWS,
+                is_stream=self.kind == "arrow-stream",
+                bound=ArrowBound(self.url, self.file.size(), self.memory_limit),
+            )
         )
         first = 0
         for batch, share in batches:

@@ -72,7 +72,7 @@ class TableSource(FileSource):
         """Opens the files as far as their columns, and holds the mapping against these. Raises BadMapping, BadData."""
         said = self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
-        self._tables = [TableFile.of(file, self.kind) for file in self.files]
+        self._tables = [TableFile.of(file, self.kind, self.options.memory_limit) for file in self.files]
         form = CsvForm() if mapping is None else mapping.csv
         self._types = columns_of(self._tables, form, self.options.temp_dir)
         mapping = default_mapping(self._types) if mapping is None else mapping

@@ -1,0 +1,229 @@
+"""What the messages of Arrow IPC, in files and streams, take in memory; refuses those that take too much before they are read.
+
+Arrow makes room for what a message says of its buffers, 33 GB from 6 kB where it lies, and unpacks a thousandth of that from
+zeros. So the metadata of each message, a flatbuffer, is looked at first: the lengths of its buffers, and where they are
+compressed, the lengths that they begin with.
+Source: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess Communication".
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
+from offline_cli.storage import parquet_bombs
+
+__all__ = ["ArrowBound", "CheckedStream", "check_arrow_file", "check_arrow_stream"]
+
+DICTIONARY: Final = 2
+RECORD_BATCH: Final = 3
+MARK: Final = b"\xff\xff\xff\xff"  # before the length of a message's metadata, since Arrow 0.15
+FOOTER_END: Final = 10  # bytes of the footer's length and the magic after it
+BREAKS_OFF: Final = "a message breaks off"
+PIECE: Final = 1 << 20  # bytes of a stream read at a time, however many a message says that it has
+
+UNREADABLE: Final = (struct.error, ValueError, IndexError, OverflowError)
+
+ReadAt = Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowBound:
+    """What one message may take."""
+
+    url: str
+    size: int  # of the file, as it is stored
+    memory_limit: int  # bytes
+
+    def check(self, metadata: bytes, body: ReadAt) -> int:
+        """Bytes of the message's body, of which `body` gives any. Raises UnsafeData, MemoryLimitExceeded, ArrowInvalid."""
+        try:
+            needs, length = _needed(metadata, body)
+        except UNREADABLE as error:
+            raise pa.ArrowInvalid(f"the metadata of a message cannot be read: {error}") from error
+        if needs > max(parquet_bombs.MAX_BYTES, parquet_bombs.MAX_RATIO * self.size):
+            what = f"{self.size} bytes of Arrow that unfold to at least {needs >> 20} MiB"
+            fix = "write the file again from its source"
+            raise UnsafeData(what, where=self.url, fix=fix, details={PROBLEM: "unreadable-file"})
+        if needs > self.memory_limit:
+            limit = f"the memory limit of {self.memory_limit >> 20} MiB"
+            what = f"a record batch takes {needs >> 20} MiB, more than {limit}"
+            raise MemoryLimitExceeded(what, where=self.url, fix="raise --memory-limit, or write smaller record batches")
+        return length
+
+
+def check_arrow_file(stream: Any, number: int | None, bound: ArrowBound) -> None:
+    """Look at record batch `number` of an open Arrow file; None: at its dictionaries. Raises as `ArrowBound.check`."""
+    try:
+        size = stream.seek(0, io.SEEK_END)
+        (length,) = struct.unpack("<i", _at(stream, size - FOOTER_END, 4))
+        footer = _at(stream, size - FOOTER_END - length, length) if 0 < length < size else b""
+        blocks = _vector(footer, _root(footer), 2 if number is None else 3, "<i8", 3)
+        for offset, sizes, _ in blocks.tolist() if number is None else [blocks[number].tolist()]:
+            length = sizes & 0xFFFFFFFF  # of the metadata; padding follows
+            metadata = _at(stream, offset, length) if 0 <= offset <= size - length else b""
+            bound.check(metadata[8 if metadata[:4] == MARK else 4 :], partial(_at_from, stream, offset + length))
+    except UNREADABLE as error:
+        raise pa.ArrowInvalid(f"the footer cannot be read: {error}") from error
+
+
+def check_arrow_stream(stream: Any, bound: ArrowBound) -> None:
+    """Look at the messages up to the next record batch of an open Arrow stream that can be gone back in; it stays where it is.
+
+    Raises as `ArrowBound.check`.
+    """
+    began = at = stream.tell()
+    size = stream.seek(0, io.SEEK_END)
+    try:
+        while head := _at(stream, at, 8):
+            at += 8 if head[:4] == MARK else 4
+            (length,) = struct.unpack_from("<i", head, 4 if head[:4] == MARK else 0)
+            if not length:
+                break
+            if not 0 < length <= size - at:
+                raise pa.ArrowInvalid(BREAKS_OFF)
+            metadata = _at(stream, at, length)
+            body = bound.check(metadata, partial(_at_from, stream, at + length))
+            at += length + body
+            if not 0 <= body <= size - at + body:
+                raise pa.ArrowInvalid(BREAKS_OFF)
+            if _kind(metadata) == RECORD_BATCH:
+                break
+    except UNREADABLE as error:
+        raise pa.ArrowInvalid(f"the metadata of a message cannot be read: {error}") from error
+    finally:
+        stream.seek(began)
+
+
+class CheckedStream(io.RawIOBase):
+    """An Arrow stream that is unpacked while it is read: each message is held, and looked at, before anybody gets it.
+
+    Raises as `ArrowBound.check`.
+    """
+
+    def __init__(self, stream: Any, bound: ArrowBound) -> None:
+        super().__init__()
+        self._stream, self._bound = stream, bound
+        self._message = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._message:
+            self._message = memoryview(self._next())
+        into = memoryview(buffer).cast("B")
+        part = self._message[: len(into)]
+        into[: len(part)] = part
+        self._message = self._message[len(part) :]
+        return len(part)
+
+    def _next(self) -> bytes:
+        """The next message as it stands, framing and body; nothing at the end."""
+        head = self._exactly(4)
+        head += self._exactly(4) if head == MARK else b""
+        if len(head) < 4:
+            return head
+        (length,) = struct.unpack("<i", head[-4:])
+        metadata = self._exactly(max(0, length))
+        if length <= 0:
+            return head
+        if len(metadata) < length:
+            raise pa.ArrowInvalid(BREAKS_OFF)
+        try:
+            length = _body_length(metadata)
+        except UNREADABLE as error:
+            raise pa.ArrowInvalid(f"the metadata of a message cannot be read: {error}") from error
+        body = self._exactly(max(0, length))
+        if len(body) != length:
+            raise pa.ArrowInvalid(BREAKS_OFF)
+        self._bound.check(metadata, lambda at, count: body[at : at + count])
+        return head + metadata + body
+
+    def _exactly(self, count: int) -> bytes:
+        """So many bytes, or as many as there are."""
+        parts = []
+        while count and (part := bytes(self._stream.read(min(count, PIECE)))):
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+def _at(stream: Any, offset: int, count: int) -> bytes:
+    stream.seek(offset)
+    return bytes(stream.read(count))
+
+
+def _at_from(stream: Any, start: int, offset: int, count: int) -> bytes:
+    return _at(stream, start + offset, count)
+
+
+def _kind(metadata: bytes) -> int:
+    field = _field(metadata, _root(metadata), 1)
+    return metadata[field] if field else 0
+
+
+def _body_length(metadata: bytes) -> int:
+    field = _field(metadata, _root(metadata), 3)
+    return int(struct.unpack_from("<q", metadata, field)[0]) if field else 0
+
+
+def _needed(metadata: bytes, body: ReadAt) -> tuple[int, int]:
+    """Bytes that the buffers of a message take in memory, and those of its body."""
+    message = _root(metadata)
+    kind = _kind(metadata)
+    length = _body_length(metadata)
+    header = _follow(metadata, message, 2)
+    if kind == DICTIONARY and header:
+        header = _follow(metadata, header, 1)
+    if kind not in (DICTIONARY, RECORD_BATCH) or not header:
+        return 0, length
+    buffers = _vector(metadata, header, 2, "<i8", 2)
+    if not _field(metadata, header, 3):
+        return int(np.maximum(buffers[:, 1], 0).sum(dtype=object) or 0), length
+    total = 0
+    for offset, size in buffers.tolist():
+        if size >= 8:
+            (unpacked,) = struct.unpack("<q", body(offset, 8))
+            total += size if unpacked < 0 else unpacked
+    return total, length
+
+
+# ---- flatbuffers: a table begins with the distance back to the places of its fields ----
+
+
+def _root(data: bytes) -> int:
+    return int(struct.unpack_from("<I", data)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a table stands; 0 where it is left out."""
+    places = table - struct.unpack_from("<i", data, table)[0]
+    if places < 0:
+        raise ValueError("a table without fields")
+    place = 4 + 2 * number
+    if place >= struct.unpack_from("<H", data, places)[0]:
+        return 0
+    offset = struct.unpack_from("<H", data, places + place)[0]
+    return table + offset if offset else 0
+
+
+def _follow(data: bytes, table: int, number: int) -> int:
+    """Where the table stands that a field names; 0 where it is left out."""
+    field = _field(data, table, number)
+    return field + int(struct.unpack_from("<I", data, field)[0]) if field else 0
+
+
+def _vector(data: bytes, table: int, number: int, dtype: str, width: int) -> Any:
+    """(N, width) numbers of a vector of structs."""
+    start = _follow(data, table, number)
+    count = struct.unpack_from("<I", data, start)[0] if start else 0
+    return np.frombuffer(data, dtype, count * width, start + 4).reshape(count, width) if count else np.zeros((0, width), dtype)
