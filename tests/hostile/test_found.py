@@ -522,17 +522,19 @@ def test_a_shard_that_is_a_link_to_another_file_gives_nothing_of_it_away(tmp_pat
     assert "secret word" not in told
 
 
-def test_overwriting_removes_a_link_and_not_what_it_points_to(tmp_path: Path) -> None:
+def test_overwriting_touches_no_link_and_not_what_it_points_to(tmp_path: Path) -> None:
     from offline_cli.converting.convert import convert
+    from offline_cli.errors import OutputExists
 
     folder, other = tmp_path / "D", tmp_path / "other.parquet"
     shutil.copytree(CORPUS / "datasets" / "good", folder)
     shard = folder / make_corpus.SHARD
     shutil.move(shard, other)
     os.symlink(other, shard)
-    convert(str(CORPUS / "recordings" / "good.parquet"), str(folder), overwrite=True)
+    with pytest.raises(OutputExists, match="no dataset put there"):
+        convert(str(CORPUS / "recordings" / "good.parquet"), str(folder), overwrite=True)
     assert other.read_bytes() == (CORPUS / "datasets" / "good" / make_corpus.SHARD).read_bytes()
-    assert not shard.is_symlink()
+    assert shard.is_symlink()
 
 
 def test_a_msgpack_item_is_what_the_corpus_starts_from() -> None:

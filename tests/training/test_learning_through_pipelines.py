@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sealed_runs import tell, told_in
 
 from offline_cli.connectors import ClipRewards, FrameStacking, MeanStdFilter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -338,6 +340,9 @@ def test_resuming_where_a_piece_learned_something_else_is_refused_by_name(
     state = unpack(stored.read_bytes(), where="test")
     state["MeanStdFilter"]["own"]["obs"]["count"] += 1
     stored.write_bytes(pack(state))
+    told = told_in(tmp_path / "run" / "policy.json")
+    told["pipeline"]["state_sha256"] = hashlib.sha256(stored.read_bytes()).hexdigest()
+    tell(tmp_path / "run" / "policy.json", told)
     with pytest.raises(BadConfig, match="piece MeanStdFilter of the learner pipeline learned something else"):
         train_bc(interrupted, tmp_path / "run", resume=True, pipeline=pipeline())
 
