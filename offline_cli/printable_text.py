@@ -14,14 +14,14 @@ __all__ = ["printable"]
 SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
-def printable(text: str, *, keep: str = "") -> str:
-    """`text` with whatever is no sign and no space spelled out (`\\n`, `\\x1b`, `\\u202e`), but for characters in `keep`.
+def printable(text: str) -> str:
+    """`text` with whatever is no sign and no space spelled out (`\\n`, `\\x1b`, `\\u202e`).
 
     These are controls, line breaks, marks of direction and format, halves of letters, and what Unicode has not assigned.
     """
     if text.isprintable():
         return text
-    return "".join(letter if letter in keep or _is_shown(letter) else _spelled(letter) for letter in text)
+    return "".join(letter if _is_shown(letter) else _spelled(letter) for letter in text)
 
 
 def _is_shown(letter: str) -> bool:

@@ -26,17 +26,24 @@ def reward_of(value: Any) -> float:
         return float(value)
     if isinstance(value, Real):
         return float(value)
-    array = np.asarray(value)
+    if not hasattr(value, "dtype") and hasattr(type(value), "__float__"):  # Decimal, Fraction
+        return float(value)
+    array = np.asarray(_plain(value))
     if array.dtype.kind not in "biuf" or array.size != 1:
         raise ValueError(f"a reward of {_shown(value)}, which is no number")
     return float(array.item())
+
+
+def _plain(value: Any) -> Any:
+    """A tensor of torch on the CPU, and without its gradient; anything else as it is."""
+    return value.detach().cpu() if hasattr(value, "detach") else value
 
 
 def flag_of(value: Any) -> bool:
     """Whether an end flag says so: a truth value, or 0 or 1 of any type. Raises ValueError for anything else."""
     if type(value) in FLAGS:
         return bool(value)
-    array = np.asarray(value)
+    array = np.asarray(_plain(value))
     if array.dtype.kind not in "biuf" or array.size != 1 or array.item() not in (0, 1):
         raise ValueError(f"an end flag of {_shown(value)}, which says neither true nor false")
     return bool(array.item())

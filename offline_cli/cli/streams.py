@@ -72,8 +72,12 @@ def stdout_is_closed() -> bool:
 def _showable(text: str, *, coloured: bool) -> str:
     """`text` without what acts on a terminal, but for line breaks, and colours where it is `coloured`."""
     if not coloured:
-        return printable(text, keep="\n")
-    return "".join(part if number % 2 else printable(part, keep="\n") for number, part in enumerate(COLOUR.split(text)))
+        return _lines(text)
+    return "".join(part if number % 2 else _lines(part) for number, part in enumerate(COLOUR.split(text)))
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -18,6 +18,7 @@ __all__ = ["blanked", "blanked_args", "secrets_among", "this_command"]
 
 _OPTION: Final = "--storage-option"
 _ENV_KWARGS: Final = "--env-kwargs"
+SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
 _CALLED: Final = "offline_cli, called from Python"
 _SECRET_NAME: Final = re.compile(r"secret|token|passw|credential|sas|_key|connection_string", re.IGNORECASE)
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
@@ -90,7 +91,13 @@ def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
     found |= {part for value in found for name, part in _IN_CONNECTION_STRING.findall(value)}
     found |= {form for arg in args for password in _passwords_in(arg) for form in (password, unquote(password))}
     words = zip(_with_pairs(args), ("", *args), strict=False)
-    found |= {secret for (word, _, pair), before in words if pair is None for secret in _secrets_of_word(word, before)}
+    found |= {
+        secret
+        for (word, _, pair), before in words
+        if pair is None
+        for secret in _secrets_of_word(word, before)
+        if len(secret) >= SHORTEST
+    }
     return tuple(sorted(found, key=lambda secret: (-len(secret), secret)))
 
 

@@ -92,10 +92,17 @@ def from_table(
 
 
 def _refuse_others(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None, where: str) -> None:
-    """Raise BadData where the episodes themselves say other spaces than their manifest."""
-    pairs = (("observation", batch.observation_space, observation_space), ("action", batch.action_space, action_space))
-    for name, own, said in pairs:
-        if own is not None and said is not None and own is not said and not same_space(own, said):
+    """Raise BadData where the episodes themselves say other spaces than their manifest.
+
+    Bounds of observations may differ: who wrote through the library may have given others with the episodes. Those of actions
+    decide what an action stands for.
+    """
+    pairs = (
+        ("observation", batch.observation_space, observation_space, lambda own, said: describe(own) == describe(said)),
+        ("action", batch.action_space, action_space, same_space),
+    )
+    for name, own, said, agree in pairs:
+        if own is not None and said is not None and own is not said and not agree(own, said):
             what = (
                 f"the manifest contradicts its shards: its {name} space is {describe(said)}, the episodes say {describe(own)}"
             )

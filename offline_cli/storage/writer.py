@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, StorageError
 from offline_cli.key_index import KnownIds
-from offline_cli.spaces import Space, space_to_json
+from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.storage.adopting import adopt
 from offline_cli.storage.arrow_trees import arrow_type
 from offline_cli.storage.blanking import this_command
@@ -173,7 +173,7 @@ class DatasetWriter:
         where another writer has taken over.
         """
         self._target.check()
-        batch = self._rows.prepare(batch)
+        batch = self._as_declared(self._rows.prepare(batch))
         if not len(batch):
             return
         self._take_ids(batch.ids)
@@ -184,6 +184,18 @@ class DatasetWriter:
             self._rows.add_columns()
             batch = batch.select(slice(first, len(batch)))
         self._put(self._cutter.push(batch))
+
+    def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch` with the spaces of the manifest, where both say some: readers refuse episodes that contradict it."""
+        if self._spaces_inferred:
+            return batch
+        observations, actions = (
+            said if own is not None and said is not None and own is not said and not same_space(own, said) else own
+            for own, said in zip((batch.observation_space, batch.action_space), self._spaces, strict=True)
+        )
+        if observations is batch.observation_space and actions is batch.action_space:
+            return batch
+        return replace(batch, observation_space=observations, action_space=actions)
 
     def rehearse(self, batch: EpisodeBatch) -> None:
         """Refuse and count what `write` would, and keep nothing but the ids. Raises as `write` does."""

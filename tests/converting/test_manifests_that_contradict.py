@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli import convert, open_dataset
+from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, SpaceMismatch
 from offline_cli.storage.locations import open_location
@@ -73,7 +75,7 @@ SHAPES: dict[str, Change] = {
 }
 SAID: dict[str, Change] = {
     "more": lambda manifest: manifest["action_space"].update(n=3),
-    "bounds": lambda manifest: manifest["observation_space"].update(low=-0.5, high=0.5),
+    "dtype": lambda manifest: manifest["observation_space"].update(dtype="float64"),
 }
 
 
@@ -99,6 +101,25 @@ def test_spaces_that_the_values_do_not_fit_are_refused(tmp_path: Path, format: s
 @pytest.mark.parametrize("name", SAID)
 def test_other_spaces_than_the_episodes_themselves_say_are_refused(tmp_path: Path, name: str) -> None:
     refused(edited(written(tmp_path / "D", "episodes"), SAID[name]), tmp_path / "out", "contradicts its shards")
+
+
+def test_bounds_of_observations_may_differ_from_those_that_came_with_the_episodes(tmp_path: Path) -> None:
+    folder = edited(
+        written(tmp_path / "D", "episodes"), lambda manifest: manifest["observation_space"].update(low=-0.5, high=0.5)
+    )
+    assert train_bc(folder, tmp_path / "run", updates=1).updates == 1
+
+
+def test_episodes_are_written_with_the_spaces_of_the_manifest(tmp_path: Path) -> None:
+    wide = spaces.Box(-np.inf, np.inf, (3,))
+    with open_dataset(written(tmp_path / "plain", "episodes")) as dataset:
+        own = replace(next(dataset.batches()), observation_space=wide)
+    said = {"observation_space": OBS, "action_space": ACT, "action_scale": "env"}
+    with DatasetWriter(open_location(tmp_path / "D"), format="episodes", **said) as writer:
+        writer.write(own)
+        writer.commit()
+    with read_episodes(str(tmp_path / "D" / "data")) as stream:
+        assert [batch.observation_space for batch in stream] == [OBS]
 
 
 def test_an_inferred_space_may_be_better_known_than_when_the_episodes_were_written(tmp_path: Path) -> None:

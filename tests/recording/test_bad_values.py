@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +122,11 @@ def test_a_number_is_the_reward_that_it_says_whatever_its_type(value: float | Fr
     kinds = [value] if isinstance(value, Fraction) else [value, np.asarray(value), np.asarray([value]), np.asarray(value)[()]]
     for given_ in kinds:
         np.testing.assert_equal(float(reward_of(given_)), float(value))
+
+
+def test_decimals_and_tensors_that_still_have_a_gradient_are_numbers() -> None:
+    assert reward_of(Decimal("0.5")) == reward_of(torch.tensor(0.5, requires_grad=True)) == 0.5
+    assert flag_of(torch.tensor(True)) is True
 
 
 @given(st.one_of(st.none(), st.text(), st.complex_numbers(), st.lists(st.floats(), min_size=2), st.just([]), st.binary()))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offline_cli.storage.blanking import blanked, blanked_args, secrets_among, this_command
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.secret_names import looks_secret
+from offline_cli.storage.secret_names import BLANK, looks_secret
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,12 @@ def test_secrets_are_known_by_the_names_of_their_options() -> None:
         "profile=lab",
     ]
     assert secrets_among([word for pair in given for word in ("--storage-option", pair)]) == (text, "a2V5a2V5==", "SECRET")
+
+
+@pytest.mark.parametrize("words", [("--env-kwargs", '{"token": "e"}'), ("https://host/d?token=1",), ("--api-key", "none")])
+def test_texts_too_short_to_be_told_from_other_words_are_replaced_nowhere_else(words: tuple[str, ...]) -> None:
+    assert secrets_among(words) == ()
+    assert BLANK in " ".join(blanked_args(words))
 
 
 def test_secrets_are_known_within_json_as_clients_get_it() -> None:
