@@ -76,7 +76,8 @@ def content(run: Location) -> dict[str, Any]:
 
 
 def untimed(told: dict[str, Any]) -> dict[str, Any]:
-    clock = ("seconds", "samples_per_second", "train_seconds", "metrics_bytes")  # the last: times have more or fewer digits
+    # metrics_bytes: times have more or fewer digits; sha256: of the file that says all these
+    clock = ("seconds", "samples_per_second", "train_seconds", "metrics_bytes", "sha256")
     return {name: value for name, value in told.items() if name not in clock}
 
 
