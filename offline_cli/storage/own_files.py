@@ -13,11 +13,12 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
-from offline_cli.errors import StorageNotFound
+from offline_cli.errors import BadData, StorageNotFound
 from offline_cli.json_text import from_json
 from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import PART_PREFIX
 from offline_cli.storage.locations import Location
+from offline_cli.storage.plain_files import open_plain
 from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["begins_as", "head", "is_link", "is_note", "is_own_part", "is_regular"]
@@ -60,11 +61,18 @@ def is_regular(place: Location) -> bool:
 
 
 def head(place: Location, size: int = HEAD) -> bytes:
-    """The first `size` bytes of a file, or all that there are; empty where there is none. Raises StorageError."""
+    """The first `size` bytes of a file, or all that there are; empty where none is, or a pipe. Raises StorageError."""
     try:
+        if place.is_local:
+            return place.ask("reading it", lambda: _first(place, size))
         return place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path, start=0, end=size)))
-    except StorageNotFound:
+    except (StorageNotFound, BadData):
         return b""
+
+
+def _first(place: Location, size: int) -> bytes:
+    with open_plain(place.path, shown=place.url) as file:
+        return file.read(size)
 
 
 def begins_as(place: Location, name: str) -> bool:

@@ -25,6 +25,7 @@ from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.layout import PART_PREFIX
 from offline_cli.storage.locations import Location
 from offline_cli.storage.remote_stages import BLOCK, ArrowStage, UploadStage, is_arrow, takes_whole
+from offline_cli.storage.syncing import sync_names
 
 __all__ = ["StagedFile", "write_whole", "writing_failures"]
 
@@ -159,25 +160,13 @@ class _LocalStage:
         os.fsync(self._file.fileno())  # a rename may reach the disk before the bytes do
         self._file.close()
         os.replace(self._part, self._final)
-        _keep_name(os.path.dirname(self._final))
+        sync_names(os.path.dirname(self._final) or ".")  # old shards may go only once the new manifest cannot
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
             self._file.close()
         with contextlib.suppress(FileNotFoundError):  # interrupted after the rename
             os.remove(self._part)
-
-
-def _keep_name(folder: str) -> None:
-    """Have the disk keep the names in `folder` too: old shards may go only once the new manifest cannot."""
-    if os.name != "posix":  # elsewhere a folder cannot be opened
-        return
-    handle = os.open(folder or ".", os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network filesystems have no such thing
-            os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class _MemoryStage:

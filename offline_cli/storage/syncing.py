@@ -13,7 +13,7 @@ from typing import Final
 
 from offline_cli.storage.locations import Location
 
-__all__ = ["keep_bytes", "keep_names"]
+__all__ = ["keep_bytes", "keep_names", "sync_names"]
 
 UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
@@ -27,8 +27,14 @@ def keep_bytes(file: Location) -> None:
 def keep_names(*folders: Location) -> None:
     """Have the disk keep the names in folders, in this order. Raises StorageError."""
     for folder in folders:
-        if folder.is_local and os.name == "posix":  # elsewhere a folder cannot be opened
-            folder.ask("writing", partial(_sync, folder.path, os.O_RDONLY))
+        if folder.is_local:
+            folder.ask("writing", partial(sync_names, folder.path))
+
+
+def sync_names(folder: str) -> None:
+    """Have the disk keep the names in the local `folder`. Raises OSError."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        _sync(folder, os.O_RDONLY)
 
 
 def _sync(path: str, how: int) -> None:

@@ -3,6 +3,8 @@
 A run has a policy.json that says so, or, where its trainer was killed before that, a config.toml with all that a resolved
 configuration has. Runs of earlier versions have these too. Files with other names are the user's, and so is every folder
 below checkpoints/ whose name is not one that a trainer gives: copies of checkpoints, for instance.
+
+Damage makes a file of a run nobody else's: it is the run's as long as anything of what a trainer writes is found in it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 from offline_cli.errors import OutputExists
 from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.locations import Location
-from offline_cli.storage.own_files import begins_as, head, is_link, is_note, is_own_part
+from offline_cli.storage.own_files import begins_as, head, is_link, is_note, is_own_part, is_regular
 from offline_cli.training.run_files import CONFIG, CURVE, LEARNED, METRICS, POLICY, RESULT, WEIGHTS
 
 __all__ = ["CHECKPOINT", "CHECKPOINTS", "STATE", "TENSORS", "has_run", "holds_nothing_else", "refuse_foreign"]
@@ -27,8 +29,16 @@ RESOLVED: Final = frozenset(
     ("activation", "batch_size", "checkpoint_every", "confirm_episodes", "eval_episodes", "hidden", "log_every", "lr", "seed")
 )
 """Keys that a resolved configuration has always had."""
-MARKS: Final = {RESULT: (b'"sha256"', b'"loss"'), METRICS: (b'"update"',)}
-"""One of these is in the first bytes of such a file; JSON alone would be anybody's."""
+MARKS: Final = {
+    RESULT: re.compile(rb'\A\{"run": |"sha256": |"loss": |"samples_per_second": '),
+    METRICS: re.compile(rb'"update": |"samples_per_second": '),
+    WEIGHTS: re.compile(rb'"dtype":|"data_offsets":'),
+    LEARNED: re.compile(rb"\A.[\xa1-\xbf\xd9]", re.DOTALL),  # whatever the map was called, its first key is a text
+    CURVE: re.compile(rb"PNG\r\n|IHDR"),
+}
+"""One of these is in such a file, among its first `LOOKED` bytes."""
+LOOKED: Final = 1 << 16  # more than the longest path takes as JSON
+JSON_FILES: Final = frozenset((RESULT, METRICS))  # to begin as JSON does is not enough: that would be anybody's
 REPLACED: Final = (RESULT, METRICS, WEIGHTS, LEARNED, CURVE)
 
 
@@ -58,6 +68,9 @@ def refuse_foreign(folder: Location, note: str) -> None:
     for name in (CONFIG, POLICY, note, CHECKPOINTS, *REPLACED):
         if name in there and is_link(there[name]):
             raise _foreign(there[name], "it is a symbolic link, and train-bc writes and removes nothing through one")
+    for name in (CONFIG, POLICY, note):
+        if name in there and there[name].is_local and not is_regular(there[name]):
+            raise _foreign(there[name], "it is a folder, a pipe or a device, and no file")
     for name in REPLACED:
         if name in there and not _is_own(there[name]):
             raise _foreign(there[name], "it is not what train-bc writes under this name")
@@ -68,10 +81,12 @@ def refuse_foreign(folder: Location, note: str) -> None:
 
 
 def _is_own(place: Location) -> bool:
-    if not begins_as(place, place.name):
+    if not is_regular(place):
         return False
-    begun, marks = head(place), MARKS.get(place.name, ())
-    return not marks or not begun.strip(b"\0") or any(mark in begun for mark in marks)
+    begun = head(place, LOOKED)
+    if not begun.strip(b"\0") or MARKS[place.name].search(begun):
+        return True
+    return place.name not in JSON_FILES and begins_as(place, place.name)
 
 
 def _is_checkpoint(folder: Location) -> bool:
@@ -80,7 +95,7 @@ def _is_checkpoint(folder: Location) -> bool:
         return False
     names = {child.name for child in folder.children()} & {STATE, TENSORS}
     state, tensors = folder.join(STATE), folder.join(TENSORS)
-    if is_link(state) or is_link(tensors):
+    if folder.is_local and not all(is_regular(folder.join(name)) for name in names):
         return False
     return not names or b'"update"' in head(state) or (TENSORS in names and begins_as(tensors, TENSORS))
 

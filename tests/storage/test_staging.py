@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,3 +147,29 @@ def test_a_discarded_remote_file_is_never_closed_by_us_which_would_upload_it() -
     assert system.log == ["open wb autocommit=False", "discard"]
     assert system.opened is not None
     assert system.opened.closed
+
+
+def folders_fail(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Let the disk refuse to keep the names in any folder."""
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
+def test_a_name_that_the_disk_cannot_keep_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders_fail(monkeypatch, errno.EIO)
+    with pytest.raises(StorageError):
+        write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_disk_that_syncs_no_folders_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    folders_fail(monkeypatch, code)
+    write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
+    assert (tmp_path / "a.json").read_bytes() == b"{}"

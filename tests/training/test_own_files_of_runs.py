@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from offline_cli.episodes.codec.arrays import pack
 from offline_cli.errors import OutputExists
+from offline_cli.storage.locations import open_location
+from offline_cli.storage.own_files import head
 from offline_cli.training.bc import train_bc
+from offline_cli.training.own_run import refuse_foreign
 from offline_cli.training.run_folder import RunFolder
 
 Write = Callable[..., Path]
@@ -167,3 +172,58 @@ def test_a_run_with_a_damaged_checkpoint_can_be_replaced(data: Path, run: Path) 
     (run / "checkpoints" / "000000004" / "state.json").write_bytes(b"\xff" * 20)
     again(data, run, {"overwrite": True})
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["000000008"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_finished_run_without_seals_below_a_long_path_is_a_run(data: Path, run: Path, how: dict[str, bool]) -> None:
+    told = json.loads((run / "result.json").read_text())
+    del told["sha256"]
+    (run / "result.json").write_text(json.dumps({**told, "run": "/" + "a" * 1000}) + "\n")
+    again(data, run, how)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("name", "at"), [("metrics.jsonl", 0), ("policy.safetensors", 8)])
+def test_one_damaged_byte_in_front_makes_a_runs_file_nobody_elses(
+    data: Path, run: Path, how: dict[str, bool], name: str, at: int
+) -> None:
+    damage(run / name, at)
+    again(data, run, how)
+
+
+@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("name", ["metrics.jsonl", "policy.safetensors", "curve.png", "connectors.msgpack", "result.json"])
+def test_a_damaged_byte_anywhere_in_front_leaves_a_file_the_runs(run: Path, name: str, at: int) -> None:
+    if name == "connectors.msgpack":
+        (run / name).write_bytes(pack({"NormalizeObservations": {"mean": [0.0]}}))
+    damage(run / name, at)
+    refuse_foreign(open_location(run), "_training.json")
+
+
+def damage(file: Path, at: int) -> None:
+    whole = bytearray(file.read_bytes())
+    whole[at] ^= 0xFF
+    file.write_bytes(whole)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(data: Path, run: Path, how: dict[str, bool], name: str) -> None:
+    (run / "checkpoints" / "000000050").mkdir()
+    os.mkfifo(run / "checkpoints" / "000000050" / name)
+    refused(data, run, how, match="000000050")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", ["policy.json", "metrics.jsonl"])
+def test_a_pipe_under_a_runs_name_is_refused_and_not_replaced(data: Path, run: Path, name: str) -> None:
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    refused(data, run, {"overwrite": True}, match=name)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_has_no_first_bytes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert head(open_location(tmp_path / "pipe")) == b""
