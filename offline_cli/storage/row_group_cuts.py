@@ -90,9 +90,12 @@ def _finer(table: Any, usual: int, compression: str, wanted: int, missing: int) 
     """More than the `usual` number of row groups, for `missing` bytes of those `wanted`; None where one a row does not do."""
     if usual == table.num_rows:
         return None
-    count = usual + SURE * missing // _bytes_of_group(table, compression)
-    if count < table.num_rows:
-        return _groups(table.num_rows, table.num_rows // count)
+    count = usual - (-SURE * missing // _bytes_of_group(table, compression))
+    while count < table.num_rows:
+        finer = _groups(table.num_rows, table.num_rows // count)
+        if _size(table, finer, compression) >= wanted:
+            return finer
+        count *= SURE
     each = _groups(table.num_rows, 1)
     return each if _size(table, each, compression) >= wanted else None
 

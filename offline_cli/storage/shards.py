@@ -10,7 +10,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, BinaryIO, Final
@@ -59,6 +59,7 @@ __all__ = [
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
 HASH_CHUNK = 4 << 20
+READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
 
 
 def check_compression(name: str) -> str:
@@ -221,7 +222,14 @@ class Trust:
     """What a manifest says of a shard: where it is true, the shard is the writer's own, however little it is packed to."""
 
     sha256: str  # hex
-    memory_limit: int = MEMORY_LIMIT  # bytes that a row group may take all the same: a manifest can be hostile too
+    memory_limit: int = MEMORY_LIMIT  # bytes that reading a row group may take all the same: a manifest can be hostile too
+    _known: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)  # by URL, whether it is true
+
+    def is_true_of(self, location: Location) -> bool:
+        """Whether the file there is the one that is trusted; its bytes are read the first time alone."""
+        if location.url not in self._known:
+            self._known[location.url] = fingerprint(location)[1] == self.sha256
+        return self._known[location.url]
 
 
 def check_bound(
@@ -240,15 +248,16 @@ def check_bound(
     try:
         return refuse_bomb(opening, metadata, location.size, where=location.url, columns=columns, group=group)
     except UnsafeData:
-        if trust is None or fingerprint(location)[1] != trust.sha256:
+        if trust is None or not trust.is_true_of(location):
             raise
     limit, total = trust.memory_limit, 0
     for number in range(metadata.num_row_groups) if group is None else [group]:
-        needs = unfolded_bytes(opening, metadata, limit=limit, columns=columns, group=number)
+        unfolded = unfolded_bytes(opening, metadata, limit=limit // READING, columns=columns, group=number)
+        needs = READING * unfolded
         if needs > limit:
-            what = f"row group {number} takes at least {needs >> 20} MiB, more than the memory limit of {limit >> 20} MiB"
+            what = f"reading row group {number} may take {needs >> 20} MiB, more than the memory limit of {limit >> 20} MiB"
             raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
-        total += needs
+        total += unfolded
     return Unfolded(total, apart=True)
 
 

@@ -46,11 +46,11 @@ class Once(io.BytesIO):
         return False
 
 
-def read(data: bytes, new: Any, memory_limit: int = 1 << 30) -> pa.Table:
+def read(data: bytes, new: Any, memory_limit: int = 1 << 30, columns: Any = None) -> pa.Table:
     bound = ArrowBound("test", len(data), memory_limit)
     is_stream = new is not pa.ipc.new_file
     source = Once(data) if new is packed_stream else io.BytesIO(data)
-    batches = arrow_batches(source, None, 1 << 20, 1 << 16, is_stream=is_stream, bound=bound)
+    batches = arrow_batches(source, columns, 1 << 20, 1 << 16, is_stream=is_stream, bound=bound)
     found = [batch for batch, _ in batches]
     return pa.Table.from_batches(found) if found else pa.table({})
 
@@ -107,6 +107,38 @@ def test_a_batch_beyond_the_memory_limit_names_the_option(new: Any, codec: str |
     table = TableFile.of(open_location(tmp_path / "x.arrow"), "arrow", memory_limit=4 << 20)
     with pytest.raises(MemoryLimitExceeded, match="raise --memory-limit"):
         list(table.chunks(None, CsvForm(), chunk_bytes=1 << 20, temp_dir=None))
+
+
+EVERY_KIND = pa.table(
+    {
+        "number": np.arange(3.0),
+        "nothing": pa.nulls(3),
+        "bit": [True, None, False],
+        "text": ["a", None, "c"],
+        "bytes": pa.array([b"", b"b", b"c"], pa.large_binary()),
+        "fixed": pa.array([b"ab"] * 3, pa.binary(2)),
+        "list": [[1], [], None],
+        "lists": [[["a"]], [], None],
+        "pair": pa.FixedSizeListArray.from_arrays(np.arange(6), 2),
+        "struct": [{"a": 1, "b": "x"}, None, {"a": 2, "b": None}],
+        "map": pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+        "category": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(6).reshape(3, 2)),
+        "day": pa.array([1, 2, 3], pa.date32()),
+        "decimal": pa.array([1, 2, 3]).cast(pa.decimal128(20)),
+    }
+)
+
+
+@PACKED
+def test_columns_that_are_not_read_do_not_count(codec: str | None) -> None:
+    for place in range(EVERY_KIND.num_columns + 1):
+        table = EVERY_KIND.add_column(place, "large", [pa.array([[*range(3000)]] * 3)])
+        data = written(pa.ipc.new_file, table, codec)
+        for name in EVERY_KIND.column_names:
+            assert read(data, pa.ipc.new_file, 16 << 10, [name]).column(name).to_pylist() == EVERY_KIND[name].to_pylist()
+        with pytest.raises(MemoryLimitExceeded):
+            read(data, pa.ipc.new_file, 16 << 10, ["large"])
 
 
 @KINDS

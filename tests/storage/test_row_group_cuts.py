@@ -22,13 +22,14 @@ from offline_cli.datasets.repair import repair
 from offline_cli.datasets.validate import validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded, UnsafeData
-from offline_cli.storage import parquet_bombs, row_group_cuts, shard_sequence
+from offline_cli.storage import parquet_bombs, row_group_cuts, shard_sequence, shards
 from offline_cli.storage.blocks import BlockCutter
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.parquet_bombs import refuse_bomb
 from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.row_group_cuts import Cuts, Held, cuts_of
+from offline_cli.storage.shards import fingerprint
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Tally
 
@@ -270,6 +271,20 @@ def test_a_manifest_whose_sha256_is_not_true_is_not_trusted(old: Path) -> None:
 
 def test_trust_ends_at_the_memory_limit(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MemoryLimitExceeded, match="raise --memory-limit") as error:
-        list(Dataset.open(old).batches(memory_limit=300 * KIB))
+        list(Dataset.open(old).batches(memory_limit=900 * KIB))  # twice what it unfolds to
     assert error.value.exit_code == 6
-    assert not [found for found in Dataset.open(old).batches(memory_limit=500 * KIB) if not len(found)]
+    assert not [found for found in Dataset.open(old).batches(memory_limit=1500 * KIB) if not len(found)]
+
+
+def test_a_shard_of_many_row_groups_beyond_the_bound_is_compared_with_its_manifest_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(shard_sequence, "cuts_of", lambda table, *_: Cuts((table.num_rows // 3,) * 3))
+        write(tmp_path, batch(*[900] * 3))
+    monkeypatch.setattr(parquet_bombs, "MAX_BYTES", 64 * KIB)
+    monkeypatch.setattr(parquet_bombs, "MAX_RATIO", 20)
+    compared = []
+    monkeypatch.setattr(shards, "fingerprint", lambda location: compared.append(location.url) or fingerprint(location))
+    assert sum(found.num_steps for found in Dataset.open(tmp_path).batches()) == 2700
+    assert len(compared) == 1

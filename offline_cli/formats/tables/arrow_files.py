@@ -12,7 +12,13 @@ import pyarrow.parquet as pq
 
 from offline_cli.formats.parquet_batches import one_ahead, validated
 from offline_cli.formats.parquet_batches import parquet_batches as bounded_batches
-from offline_cli.formats.tables.arrow_messages import ArrowBound, CheckedStream, check_arrow_file, check_arrow_stream
+from offline_cli.formats.tables.arrow_messages import (
+    ArrowBound,
+    CheckedStream,
+    buffers_of,
+    check_arrow_file,
+    check_arrow_stream,
+)
 from offline_cli.formats.tables.flat_names import holding
 from offline_cli.scopes import Scope
 from offline_cli.storage.arrow_extensions import without_objects
@@ -88,12 +94,13 @@ def arrow_batches(
     schema = pa.ipc.open_file(stream).schema
     numbers = {name: number for number, name in enumerate(schema.names)}
     fields = [numbers[name] for name in holding(numbers, columns)]
+    chosen = buffers_of(schema, fields)
     check_arrow_file(stream, None, bound)
     stream.seek(0)
     reader = pa.ipc.open_file(stream, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
     for number in range(reader.num_record_batches):
         share = (number + 1) / reader.num_record_batches
-        check_arrow_file(stream, number, bound)
+        check_arrow_file(stream, number, bound, chosen)
         yield from _cut(reader.get_batch(number), share, chunk_bytes, max_rows)
 
 

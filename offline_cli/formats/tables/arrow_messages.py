@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,7 +21,7 @@ import pyarrow as pa
 from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
 from offline_cli.storage import parquet_bombs
 
-__all__ = ["ArrowBound", "CheckedStream", "check_arrow_file", "check_arrow_stream"]
+__all__ = ["ArrowBound", "CheckedStream", "buffers_of", "check_arrow_file", "check_arrow_stream"]
 
 DICTIONARY: Final = 2
 RECORD_BATCH: Final = 3
@@ -33,6 +33,7 @@ PIECE: Final = 1 << 20  # bytes of a stream read at a time, however many a messa
 UNREADABLE: Final = (struct.error, ValueError, IndexError, OverflowError)
 
 ReadAt = Callable[[int, int], bytes]
+Chosen = Collection[range] | None  # numbers of buffers; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,13 @@ class ArrowBound:
     size: int  # of the file, as it is stored
     memory_limit: int  # bytes
 
-    def check(self, metadata: bytes, body: ReadAt) -> int:
-        """Bytes of the message's body, of which `body` gives any. Raises UnsafeData, MemoryLimitExceeded, ArrowInvalid."""
+    def check(self, metadata: bytes, body: ReadAt, chosen: Chosen = None) -> int:
+        """Bytes of the message's body, of which `body` gives any; only the `chosen` buffers of it are read.
+
+        Raises UnsafeData, MemoryLimitExceeded, ArrowInvalid.
+        """
         try:
-            needs, length = _needed(metadata, body)
+            needs, length = _needed(metadata, body, chosen)
         except UNREADABLE as error:
             raise pa.ArrowInvalid(f"the metadata of a message cannot be read: {error}") from error
         if needs > max(parquet_bombs.MAX_BYTES, parquet_bombs.MAX_RATIO * self.size):
@@ -60,8 +64,53 @@ class ArrowBound:
         return length
 
 
-def check_arrow_file(stream: Any, number: int | None, bound: ArrowBound) -> None:
-    """Look at record batch `number` of an open Arrow file; None: at its dictionaries. Raises as `ArrowBound.check`."""
+def buffers_of(schema: pa.Schema, fields: Collection[int]) -> Chosen:
+    """The buffers that a record batch has of the top-level `fields`; all, where their number differs from batch to batch."""
+    counts = [_buffers(kind) for kind in schema.types]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts) or not fields:  # to Arrow, no field stands for all of them
+        return None
+    ends = np.cumsum(known).tolist()
+    return [range(ends[number] - known[number], ends[number]) for number in sorted(fields)]
+
+
+def _buffers(kind: Any) -> int | None:
+    """Of a pa.DataType, its children's with them; None where that is not known from the type alone."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _buffers(kind.storage_type)
+    types = pa.types
+    if types.is_null(kind):
+        return 0
+    if any(is_of(kind) for is_of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)):
+        return 3
+    if any(is_of(kind) for is_of in (types.is_primitive, types.is_decimal, types.is_fixed_size_binary, types.is_dictionary)):
+        return 2
+    if any(is_of(kind) for is_of in (types.is_list, types.is_large_list, types.is_map)):
+        own = 2
+    elif types.is_struct(kind) or types.is_fixed_size_list(kind):
+        own = 1
+    else:
+        return None
+    if types.is_map(kind):
+        return _plus(own + 1, (kind.key_type, kind.item_type))
+    return _plus(own, [kind.field(number).type for number in range(kind.num_fields)])
+
+
+def _plus(own: int, children: Collection[Any]) -> int | None:
+    total = own
+    for child in children:
+        count = _buffers(child)
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def check_arrow_file(stream: Any, number: int | None, bound: ArrowBound, chosen: Chosen = None) -> None:
+    """Look at the `chosen` buffers of record batch `number` of an open Arrow file; None: at its dictionaries.
+
+    Raises as `ArrowBound.check`.
+    """
     try:
         size = stream.seek(0, io.SEEK_END)
         (length,) = struct.unpack("<i", _at(stream, size - FOOTER_END, 4))
@@ -70,7 +119,7 @@ def check_arrow_file(stream: Any, number: int | None, bound: ArrowBound) -> None
         for offset, sizes, _ in blocks.tolist() if number is None else [blocks[number].tolist()]:
             length = sizes & 0xFFFFFFFF  # of the metadata; padding follows
             metadata = _at(stream, offset, length) if 0 <= offset <= size - length else b""
-            bound.check(metadata[8 if metadata[:4] == MARK else 4 :], partial(_at_from, stream, offset + length))
+            bound.check(metadata[8 if metadata[:4] == MARK else 4 :], partial(_at_from, stream, offset + length), chosen)
     except UNREADABLE as error:
         raise pa.ArrowInvalid(f"the footer cannot be read: {error}") from error
 
@@ -176,8 +225,8 @@ def _body_length(metadata: bytes) -> int:
     return int(struct.unpack_from("<q", metadata, field)[0]) if field else 0
 
 
-def _needed(metadata: bytes, body: ReadAt) -> tuple[int, int]:
-    """Bytes that the buffers of a message take in memory, and those of its body."""
+def _needed(metadata: bytes, body: ReadAt, chosen: Chosen = None) -> tuple[int, int]:
+    """Bytes that the `chosen` buffers of a message take in memory, and those of its body."""
     message = _root(metadata)
     kind = _kind(metadata)
     length = _body_length(metadata)
@@ -187,6 +236,8 @@ def _needed(metadata: bytes, body: ReadAt) -> tuple[int, int]:
     if kind not in (DICTIONARY, RECORD_BATCH) or not header:
         return 0, length
     buffers = _vector(metadata, header, 2, "<i8", 2)
+    if chosen is not None and kind == RECORD_BATCH:
+        buffers = np.concatenate([buffers[part.start : part.stop] for part in chosen])
     if not _field(metadata, header, 3):
         return int(np.maximum(buffers[:, 1], 0).sum(dtype=object) or 0), length
     total = 0
