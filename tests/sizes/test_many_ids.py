@@ -91,7 +91,7 @@ def test_two_hundred_thousand_episodes_with_the_same_beside_them_take_at_most_fo
 
 @pytest.mark.big
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_two_hundred_thousand_ids_in_any_order_convert_within_320_mib(
+def test_two_hundred_thousand_ids_in_any_order_convert_within_384_mib(
     kind: str, memory_of: Callable[..., tuple[dict[str, Any], int]], tmp_path: Path
 ) -> None:
     import numpy as np
@@ -101,7 +101,7 @@ def test_two_hundred_thousand_ids_in_any_order_convert_within_320_mib(
     order = np.random.default_rng(0).permutation(rows.num_rows)
     flat = rows.select(["eps_id", "t", "actions", "rewards", "terminateds"]).append_column("obs", rows["rewards"]).take(order)
     file = write_table(tmp_path / f"rows.{kind}", flat)
-    limit = ("--memory-limit", "320MiB", "--temp-dir", tmp_path)
+    limit = ("--memory-limit", "384MiB", "--temp-dir", tmp_path)
     result, peak = memory_of("convert", file, "--from", "table", "--out", tmp_path / "out", *limit)
     assert (result["episodes"], result["steps"], result["rows_in"]) == (MORE, 3 * MORE, 3 * MORE)
-    assert peak <= 320 * MIB, f"{peak / MIB:.0f} MiB"
+    assert peak <= 384 * MIB, f"{peak / MIB:.0f} MiB"
