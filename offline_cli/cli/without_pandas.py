@@ -8,6 +8,7 @@ pyarrow knows the classes again. It does not learn any more that `pandas.NA` amo
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -28,8 +29,9 @@ class DataCommand(TyperCommand):
         return super().invoke(ctx)
 
 
+@cache  # each finder asks the others: many of them, where pandas is not installed, would never come to an end
 def without_pandas() -> None:
-    """Let pyarrow look for pandas in vain, unless it has been imported."""
+    """Let pyarrow look for pandas in vain, unless it has been imported; once for all commands of a process."""
     if PANDAS in sys.modules:
         return
     import pyarrow as pa
