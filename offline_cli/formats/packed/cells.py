@@ -9,23 +9,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode
+from offline_cli.formats.packed.columns import check_size, fill
 from offline_cli.formats.packed.patterns import Pattern
 from offline_cli.formats.packed.pickles import unpickle
 from offline_cli.formats.packed.template import CellTemplate, Texts
-from offline_cli.formats.packed.text import FIX, MAX_RATIO, SMALL_BYTES, decompress
+from offline_cli.formats.packed.text import FIX, decompress
 from offline_cli.formats.packed.values import numbers_of
 
 __all__ = ["unpack", "unpack_cells"]
-
-MAX_TEMPLATES: Final = 8  # cells that are tried as the pattern of many; RLlib's columns need one or two
-FEW: Final = 32  # so few cells are read one by one
 
 
 def unpack(text: str | bytes, *, where: str, object_lists: bool = False) -> Any:
@@ -47,13 +45,7 @@ def unpack_cells(cells: Sequence[str | bytes] | pa.Array | pa.ChunkedArray, *, w
     if not len(texts):
         return np.zeros(0, np.float32)
     column = _Column(texts, where)
-    rows = np.arange(len(texts))
-    for _ in range(MAX_TEMPLATES):
-        if len(rows) <= FEW:
-            break
-        rows = column.fill_alike(rows)
-    for row in rows:
-        column.fill_one(int(row))
+    fill(column, len(texts))
     return column.values
 
 
@@ -81,9 +73,7 @@ class _Column:
             kind = type(read.value).__name__
             raise BadEpisode(f"a packed cell of type {kind} in a column of arrays", where=where(0), fix=FIX)
         first = np.asarray(read.value)
-        if first.nbytes * len(texts) > MAX_RATIO * len(texts.data) + SMALL_BYTES:
-            what = f"{len(texts)} packed cells that cannot all be as large as the first"
-            raise BadEpisode(what, where=where(0), fix="convert the files of each kind into a dataset of its own")
+        check_size(texts, first.nbytes, kind="packed", where=where(0))
         self.values = np.empty((len(texts), *first.shape), first.dtype)
         self.pattern = Pattern.of(pickled, read.value, read)
 

@@ -17,16 +17,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.packed.columns import check_size, fill
 from offline_cli.formats.packed.pickles import Unpickled, unpickle
 from offline_cli.formats.packed.template import Texts
-from offline_cli.formats.packed.text import FIX, MAX_RATIO, PICKLE_MAGIC, SMALL_BYTES
+from offline_cli.formats.packed.text import FIX, PICKLE_MAGIC
 from offline_cli.formats.packed.values import numbers_of
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
 __all__ = ["is_pickle", "tree_of_value", "unpickle_cells"]
 
-MAX_PATTERNS: Final = 8  # cells that are tried as the pattern of many
-FEW: Final = 32  # so few cells are read one by one
 CHUNK_BYTES: Final = 8 << 20  # of the cells that are compared at once
 NUMERIC: Final = "biufc"
 PROBE: Final = b"ACDEFGHJKL"
@@ -74,13 +73,7 @@ def unpickle_cells(cells: pa.Array, *, where: Callable[[int], str]) -> Tree:
     if not len(texts):
         return np.zeros(0, np.float32)
     column = _Column(texts, where)
-    rows = np.arange(len(texts))
-    for _ in range(MAX_PATTERNS):
-        if len(rows) <= FEW:
-            break
-        rows = column.fill_alike(rows)
-    for row in rows.tolist():
-        column.fill_one(row)
+    fill(column, len(texts))
     return unflatten_like(column.tree, column.values)
 
 
@@ -91,9 +84,7 @@ class _Column:
         self.texts, self.where = texts, where
         self.tree: Tree = tree_of_value(unpickle(texts[0], where=where(0)).value, where=where(0))
         firsts = leaves(self.tree)
-        if sum(leaf.nbytes for leaf in firsts) * len(texts) > MAX_RATIO * len(texts.data) + SMALL_BYTES:
-            what = f"{len(texts)} pickled cells that cannot all be as large as the first"
-            raise BadEpisode(what, where=where(0), fix="convert the files of each kind into a dataset of its own")
+        check_size(texts, sum(leaf.nbytes for leaf in firsts), kind="pickled", where=where(0))
         try:
             self.values = [np.empty((len(texts), *leaf.shape), leaf.dtype) for leaf in firsts]
         except ValueError as error:  # of dimensions beside one of no size: numpy has limits of its own there
