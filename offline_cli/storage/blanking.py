@@ -20,7 +20,6 @@ _OPTION: Final = "--storage-option"
 _ENV_KWARGS: Final = "--env-kwargs"
 SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
 _CALLED: Final = "offline_cli, called from Python"
-_SECRET_NAME: Final = re.compile(r"secret|token|passw|credential|sas|_key|connection_string", re.IGNORECASE)
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
 _IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
 _IN_BUCKET_URL: Final = re.compile(r"\b(s3a?|gcs|gs|az|abfss?|adl)://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
@@ -106,7 +105,7 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for inner, part in value.items():
             yield from _secrets_in(inner, part)
-    elif isinstance(value, str) and value and _SECRET_NAME.search(name) and not _PLAIN_VALUE.fullmatch(value):
+    elif isinstance(value, str) and value and looks_secret(name) and not _PLAIN_VALUE.fullmatch(value):
         yield value
 
 

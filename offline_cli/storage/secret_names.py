@@ -16,7 +16,8 @@ _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SECRET: Final = re.compile(
     r"secret|passw|passphrase|credential|apikey|accesskey|privatekey"
     r"|(?:^|_)(?:[a-z]*token|pwd|auth|authorization|bearer|sig|signature|sas|connection_string)(?:_|$)"
-    r"|(?:^|_)(?:api|access|account|private|auth|encryption|signing|service|client|license|session|aws)_key(?:_|$)"
+    r"|(?:^|_)(?:access|account|api|application|auth|client|customer|encryption|license|private"
+    r"|service|session|shared|signing|storage|aws)_key(?:_|$)"
 )
 
 

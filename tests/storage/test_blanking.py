@@ -54,12 +54,18 @@ def test_secrets_are_known_by_the_names_of_their_options() -> None:
     given = [
         f"connection_string={text}",
         "secret=SECRET",
+        "application_key=APPLICATION",
         "token=anon",
         "token=key.json",
         "endpoint_url=http://x",
         "profile=lab",
     ]
-    assert secrets_among([word for pair in given for word in ("--storage-option", pair)]) == (text, "a2V5a2V5==", "SECRET")
+    assert secrets_among([word for pair in given for word in ("--storage-option", pair)]) == (
+        text,
+        "APPLICATION",
+        "a2V5a2V5==",
+        "SECRET",
+    )
 
 
 @pytest.mark.parametrize("words", [("--env-kwargs", '{"token": "e"}'), ("https://host/d?token=1",), ("--api-key", "none")])
