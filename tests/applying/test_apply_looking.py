@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from default_pieces import LEARNER_DEFAULTS
 
 from offline_cli import apply
 from offline_cli.applying.inventing import invented_episodes
@@ -36,14 +37,6 @@ FILTER_AND_STACK = """
     name = "frame_stacking"
     num_frames = 4
 """
-DEFAULTS = [
-    "AddObservationsFromEpisodesToBatch",
-    "AddColumnsFromEpisodesToBatch",
-    "AddTimeDimToBatchAndZeroPad",
-    "AddStatesFromEpisodesToBatch",
-    "BatchIndividualItems",
-    "NumpyToTensor",
-]
 
 
 def shown(*given: Any, **named: Any) -> PipelineShown:
@@ -68,7 +61,7 @@ def test_pieces_are_shown_with_spaces_and_columns_though_all_shards_are_gone(
     source = dataset(replace(episodes, extra=extra))
     shutil.rmtree(Path(source) / "data")
     found = shown(source, pipeline=pipeline_file(FILTER_AND_STACK))
-    assert [piece.name for piece in found.pieces] == ["MeanStdFilter", "FrameStacking", *DEFAULTS]
+    assert [piece.name for piece in found.pieces] == ["MeanStdFilter", "FrameStacking", *LEARNER_DEFAULTS]
     stack = found.pieces[1]
     assert (describe(stack.input_observation_space), describe(stack.observation_space)) == (
         "Box(4, float32)",
@@ -195,7 +188,7 @@ def test_a_trace_tells_what_the_batch_holds_after_each_piece(
     assert (found.episodes, found.steps) == (("episode-0", "episode-1"), 14)
     np.testing.assert_allclose(found.start[0].first, episodes.obs.reshape(-1)[:8])
     names = [piece.name for piece in found.pieces]
-    assert names == ["MeanStdFilter", "FrameStacking", *DEFAULTS]
+    assert names == ["MeanStdFilter", "FrameStacking", *LEARNER_DEFAULTS]
     filtered, stacked, last = found.pieces[0], found.pieces[1], found.pieces[-1]
     assert filtered.columns == ()
     assert filtered.episodes[0].first != found.start[0].first  # it writes into the episodes

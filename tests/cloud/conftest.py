@@ -5,39 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cloud_servers import SERVERS, Cloud, found_by_environment
 from fault_proxy import FaultProxy
-from typer.testing import CliRunner
 
 COMMITS = {"manifest.json", "batches.json"}
-
-
-@pytest.fixture(scope="session")
-def call() -> Callable[..., tuple[int, dict[str, Any]]]:
-    """Runs `offline-cli ARGS... --json --quiet` in this process; the exit code and the one object on stdout."""
-    from offline_cli.cli.app import app
-
-    def run(*args: Any) -> tuple[int, dict[str, Any]]:
-        done = CliRunner().invoke(app, [*(str(arg) for arg in args), "--json", "--quiet"])
-        assert done.stdout.count("\n") == 1, done.output
-        return done.exit_code, json.loads(done.stdout)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def told(call: Callable[..., tuple[int, dict[str, Any]]]) -> Callable[..., dict[str, Any]]:
-    """As `call`, for commands that must succeed."""
-
-    def run(*args: Any) -> dict[str, Any]:
-        code, found = call(*args)
-        assert code == 0, found
-        return found
-
-    return run
 
 
 def stored(folder: Path | str, cloud: Cloud | None = None) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from default_pieces import LEARNER_DEFAULTS
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
@@ -21,14 +22,6 @@ from offline_cli.modules import build_recurrent_module
 from offline_cli.trees import leaves
 
 OBS_SPACE = spaces.Dict({"p": spaces.Box(-1, 1, (2,)), "q": spaces.Discrete(3)})
-DEFAULTS = [
-    "AddObservationsFromEpisodesToBatch",
-    "AddColumnsFromEpisodesToBatch",
-    "AddTimeDimToBatchAndZeroPad",
-    "AddStatesFromEpisodesToBatch",
-    "BatchIndividualItems",
-    "NumpyToTensor",
-]
 ACT_SPACE = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,))])
 
 
@@ -265,7 +258,7 @@ def assert_same_columns(found: Batch, expected: Batch) -> None:
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("after", ["CountedSteps", *DEFAULTS])
+@pytest.mark.parametrize("after", ["CountedSteps", *LEARNER_DEFAULTS])
 @pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "LSTM"])
 def test_a_piece_for_single_episodes_goes_anywhere_among_pieces_for_whole_arrays(
     episodes: EpisodeBatch, stateful: bool, after: str

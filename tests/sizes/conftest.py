@@ -38,33 +38,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Write]:
     give_back()  # tests that come later hold this process against limits of memory
 
 
-@pytest.fixture(scope="session")
-def call() -> Callable[..., tuple[int, dict[str, Any]]]:
-    """Runs `offline-cli ARGS... --json --quiet` in this process; the exit code and the one object on stdout."""
-    from typer.testing import CliRunner
-
-    from offline_cli.cli.app import app
-
-    def run(*args: Any) -> tuple[int, dict[str, Any]]:
-        done = CliRunner().invoke(app, [*map(str, args), "--json", "--quiet"])
-        assert done.stdout.count("\n") == 1, f"{done.output}\n{done.exception!r}"
-        return done.exit_code, json.loads(done.stdout)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def told(call: Callable[..., tuple[int, dict[str, Any]]]) -> Callable[..., dict[str, Any]]:
-    """As `call`, for commands that must succeed."""
-
-    def run(*args: Any) -> dict[str, Any]:
-        code, found = call(*args)
-        assert code == 0, found
-        return found
-
-    return run
-
-
 SMALL_BLOCKS = {
     "offline_cli.formats.tables.csv_files.LEAST_BLOCK": 1 << 10,
     "offline_cli.formats.tables.source.MAX_CHUNK_BYTES": 2 << 10,

@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from folder_content import content
 from gymnasium import spaces
 
 from offline_cli import apply, convert
@@ -45,15 +45,6 @@ def write(folder: Path, *, overwrite: bool = False, value: float = 0.0) -> None:
 def dataset(tmp_path: Path) -> Path:
     write(tmp_path / "D")
     return tmp_path / "D"
-
-
-def content(folder: Path) -> dict[str, Any]:
-    """Every file, and every link with where it leads to."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        found[name] = f"-> {os.readlink(path)}" if path.is_symlink() else path.read_bytes() if path.is_file() else None
-    return found
 
 
 def refused(folder: Path, *, match: str) -> None:

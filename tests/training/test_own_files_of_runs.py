@@ -7,9 +7,9 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from folder_content import content
 
 from offline_cli.episodes.codec.arrays import pack
 from offline_cli.errors import OutputExists
@@ -41,15 +41,6 @@ def run(data: Path, trained: Path, tmp_path: Path) -> Path:
     if not trained.exists():
         train_bc(data, trained, updates=4)
     return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def content(folder: Path) -> dict[str, Any]:
-    """Every file, and every link with where it leads to."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        found[name] = f"-> {os.readlink(path)}" if path.is_symlink() else path.read_bytes() if path.is_file() else None
-    return found
 
 
 def refused(data: Path, run: Path, how: dict[str, bool], *, match: str) -> None:
