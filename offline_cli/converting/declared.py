@@ -39,7 +39,7 @@ class Declared:
     observation: Space | None
     action: Space | None
     said_by: tuple[str, str]  # who says each of them
-    by_env: bool  # whether the environment does, in place of the sources
+    by_env: bool  # whether the environment says one of them, in place of the sources
 
 
 def declared(
@@ -61,7 +61,7 @@ def declared(
         )
         for part, name in enumerate(("observation", "action"))
     )
-    by_env = env_spaces is not None and one.space is env_spaces[0]
+    by_env = env_spaces is not None and (one.space is env_spaces[0] or other.space is env_spaces[1])
     return Declared(one.space, other.space, (one.by, other.by), by_env)
 
 

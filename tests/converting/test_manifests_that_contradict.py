@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import convert, open_dataset
+from offline_cli import convert, open_dataset, validate
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, SpaceMismatch
@@ -90,6 +90,12 @@ def refused(folder: Path, out: Path, match: str) -> None:
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_that_the_shards_do_not_bear_out_are_refused(tmp_path: Path, format: str, name: str) -> None:
     refused(edited(written(tmp_path / "D", format), COUNTS[name]), tmp_path / "out", name)
+
+
+def test_validate_calls_what_readers_refuse_as_incomplete_an_error(tmp_path: Path) -> None:
+    folder = edited(written(tmp_path / "D", "episodes"), COUNTS["complete"])
+    (problem,) = (one for one in validate(str(folder)).problems if one.code == "incomplete-dataset")
+    assert (problem.severity, "data/" in problem.fix) == ("error", True)
 
 
 @pytest.mark.parametrize("format", ["episodes", "columns"])

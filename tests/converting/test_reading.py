@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from gymnasium import spaces
 
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, BadEpisode, NoData, SpaceMismatch, UnknownEnvironment, UsageError
 from offline_cli.spaces import same_space
+from offline_cli.storage.locations import open_location
+from offline_cli.storage.writer import DatasetWriter
 
 
 def episode_columns(name: str, steps: int = 3, *, dim: int = 4, action: Any = 1, **more: Any) -> dict[str, Any]:
@@ -137,6 +142,27 @@ def test_sources_that_declare_different_spaces_need_the_environment(real_data: P
     with pytest.raises(SpaceMismatch, match="Box") as caught:
         read(both)
     assert "--env" in caught.value.fix
+
+
+def test_the_environment_decides_where_only_the_action_spaces_differ(
+    tmp_path: Path, random_batch: Callable[..., EpisodeBatch]
+) -> None:
+    observation, action = spaces_of_env("CartPole-v1")
+    folders = []
+    for number, declared in enumerate((action, spaces.Discrete(3))):
+        batch = random_batch(observation, action, seed=number)
+        batch = replace(batch, ids=tuple(f"{number}-{name}" for name in batch.ids), action_space=declared)
+        place = open_location(str(tmp_path / f"D{number}"))
+        with DatasetWriter(
+            place, format="episodes", observation_space=observation, action_space=declared, action_scale="env"
+        ) as writer:
+            writer.write(batch)
+            writer.commit()
+        folders.append(place.path)
+    with pytest.raises(SpaceMismatch, match="two action spaces"):
+        read(folders)
+    stream, batch = read(folders, env="CartPole-v1")
+    assert (stream.action_space, len(batch)) == (action, 6)
 
 
 def test_fragments_and_duplicates_are_found_across_sources(tmp_path: Path) -> None:

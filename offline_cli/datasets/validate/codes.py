@@ -210,7 +210,8 @@ CODES: Final[dict[str, Code]] = {
         ("dataset", "datasets"),
         "not all that was asked for is in it, as far as its manifest says",
         "the same command with --resume",
-        "note where repair built a lost manifest anew from every shard: nothing says what was asked for",
+        "note where repair built a lost manifest anew from every shard: nothing says what was asked for; error where "
+        "nothing in the manifest bears it out: readers refuse that",
     ),
     "footer-mismatch": Code(
         "error",

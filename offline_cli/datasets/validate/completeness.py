@@ -25,4 +25,8 @@ def told_of(manifest: Manifest) -> dict[str, Any]:
             "example": "repair built the manifest anew from every shard, and nothing says whether there were to be more",
             "fix": f"{counted}; where some are missing, {REPAIRED_FIX}",
         }
-    return {"fix": REPAIRED_FIX}
+    return {  # readers refuse it: `Dataset.refuse_unexplained`
+        "severity": "error",
+        "example": "nothing in the manifest says what is missing, or how that came about",
+        "fix": "write the dataset again from its source, or read its shards without the manifest, as data/",
+    }
