@@ -1,0 +1,142 @@
+"""Heads of discrete actions: a choice, several choices, bits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from offline_cli.modules.distributions.head import ACCURACY, ActionHead, rows, split
+from offline_cli.trees import Tree
+
+__all__ = ["Categorical", "MultiBernoulli", "MultiCategorical"]
+
+
+class Categorical(ActionHead):
+    """Discrete(n, start): one logit per choice."""
+
+    def __init__(self, space: spaces.Discrete[Any]) -> None:
+        super().__init__()
+        self.size, self.start, self.dtype = int(space.n), int(space.start), np.dtype(space.dtype)
+
+    def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
+        """(B,) for actions (B,)."""
+        choice = actions - self.start if self.start else actions
+        return -functional.cross_entropy(inputs, choice.long(), reduction="none")
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """(B,) nats."""
+        return _categorical_entropy(inputs)
+
+    def greedy(self, inputs: Tensor) -> Tensor:
+        """(B,) int64."""
+        choice = inputs.argmax(-1)
+        return choice + self.start if self.start else choice
+
+    def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(B,) int64."""
+        return _draw_category(inputs, generator) + self.start
+
+    def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
+        """`accuracy`."""
+        return {ACCURACY: (self.greedy(inputs) == actions).float()}
+
+    def for_env(self, actions: Tree) -> NDArray[Any]:
+        """(B,) in the space's dtype."""
+        return np.asarray(actions).astype(self.dtype, copy=False)
+
+
+class MultiCategorical(ActionHead):
+    """MultiDiscrete(nvec, start): the logits of each component, one after the other."""
+
+    def __init__(self, space: spaces.MultiDiscrete) -> None:
+        super().__init__()
+        self.shape, self.dtype = space.nvec.shape, np.dtype(space.dtype)
+        self.counts = [int(n) for n in space.nvec.ravel()]
+        self.size = sum(self.counts)
+        self.start: Tensor
+        self.register_buffer("start", torch.as_tensor(space.start.ravel().astype(np.int64)), persistent=False)
+
+    def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
+        """(B,) for actions (B, *nvec.shape): components are independent, so theirs add up."""
+        choices = (rows(actions) - self.start).long()
+        parts = split(inputs, self.counts)
+        losses = [functional.cross_entropy(part, choices[:, i], reduction="none") for i, part in enumerate(parts)]
+        return -torch.stack(losses).sum(0)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """(B,) nats."""
+        return torch.stack([_categorical_entropy(part) for part in split(inputs, self.counts)]).sum(0)
+
+    def greedy(self, inputs: Tensor) -> Tensor:
+        """(B, *nvec.shape) int64."""
+        return self._joined([part.argmax(-1) for part in split(inputs, self.counts)])
+
+    def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(B, *nvec.shape) int64."""
+        return self._joined([_draw_category(part, generator) for part in split(inputs, self.counts)])
+
+    def _joined(self, choices: list[Tensor]) -> Tensor:
+        flat = torch.stack(choices, -1) + self.start
+        return flat.reshape(-1, *self.shape)
+
+    def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
+        """`accuracy`: right only where every component is."""
+        return {ACCURACY: (self.greedy(inputs) == actions).flatten(1).all(-1).float()}
+
+    def for_env(self, actions: Tree) -> NDArray[Any]:
+        """(B, *nvec.shape) in the space's dtype."""
+        return np.asarray(actions).astype(self.dtype, copy=False)
+
+
+class MultiBernoulli(ActionHead):
+    """MultiBinary(n): one logit per bit."""
+
+    def __init__(self, space: spaces.MultiBinary) -> None:
+        super().__init__()
+        self.shape, self.dtype = tuple(space.shape), np.dtype(space.dtype)
+        self.size = math.prod(self.shape)
+
+    def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
+        """(B,) for actions (B, *n) of 0 and 1."""
+        bits = rows(actions).to(inputs.dtype)
+        return -functional.binary_cross_entropy_with_logits(inputs, bits, reduction="none").sum(-1)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """(B,) nats."""
+        p = torch.sigmoid(inputs)
+        return functional.binary_cross_entropy_with_logits(inputs, p, reduction="none").sum(-1)
+
+    def greedy(self, inputs: Tensor) -> Tensor:
+        """(B, *n) int64."""
+        return (inputs > 0).long().reshape(-1, *self.shape)
+
+    def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(B, *n) int64."""
+        chance = torch.rand(inputs.shape, generator=generator, device=inputs.device, dtype=inputs.dtype)
+        return (chance < torch.sigmoid(inputs)).long().reshape(-1, *self.shape)
+
+    def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
+        """`accuracy`: right only where every bit is."""
+        return {ACCURACY: (self.greedy(inputs) == actions).flatten(1).all(-1).float()}
+
+    def for_env(self, actions: Tree) -> NDArray[Any]:
+        """(B, *n) in the space's dtype."""
+        return np.asarray(actions).astype(self.dtype, copy=False)
+
+
+def _categorical_entropy(logits: Tensor) -> Tensor:
+    logp = functional.log_softmax(logits, -1)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def _draw_category(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Gumbel's trick: the argmax of logit minus log of an exponential draw; nothing here waits for the device."""
+    chance = torch.empty_like(logits).exponential_(generator=generator)
+    return (functional.log_softmax(logits, -1) - chance.log()).argmax(-1)
