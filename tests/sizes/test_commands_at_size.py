@@ -13,6 +13,7 @@ from made_recordings import Written, made, write
 
 Write = Callable[..., Written]
 Told = Callable[..., dict[str, Any]]
+Memory = Callable[..., tuple[dict[str, Any], int]]
 SIZES = {"twenty thousand episodes": (20_000, 2), "one long episode": (1, 100_000)}
 PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
 TRAINING = ("--updates", 20, "--batch-size", 256, "--device", "cpu")
@@ -92,6 +93,23 @@ def test_twice_as_many_episodes_take_a_command_twice_as_long(
     half, full = work("half", 20_000), work("full", 40_000)
     half()
     assert_grows_in_proportion(half, full)
+
+
+@pytest.mark.big
+@pytest.mark.usefixtures("sized_envs")
+def test_twice_as_many_episodes_take_evaluate_twice_as_long_and_no_more_memory(
+    written: Write, told: Told, memory_of: Memory, tmp_path: Path
+) -> None:
+    told("train-bc", written("episodes", 50, 4).path, "--out", tmp_path / "run", "--updates", 1, "--device", "cpu")
+
+    def words(episodes: int) -> tuple[Any, ...]:
+        return "evaluate", tmp_path / "run", "--env", "sizes_env:SizedShort-v0", "--episodes", episodes
+
+    told(*words(2000))
+    assert_grows_in_proportion(lambda: told(*words(2000)), lambda: told(*words(4000)))
+    (_, few), (result, many) = memory_of(*words(100)), memory_of(*words(20_000))
+    assert result["episodes"] == 20_000
+    assert many <= few + (32 << 20), [few, many]
 
 
 # ---- several sources ----

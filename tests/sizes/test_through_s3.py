@@ -1,4 +1,4 @@
-"""The same through S3: every reader in files of several blocks, hundreds of small files, and every command; at most 50 MB."""
+"""The same through S3: every reader in files of several blocks, thousands of small files, and every command; at most 50 MB."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 from cloud_servers import Cloud
+from growth import assert_grows_in_proportion
 from made_recordings import READERS, Written, assert_same_episodes, read, without
 from spoiling import spoil_cells, spoil_lines
 
 pytestmark = pytest.mark.cloud
 Write = Callable[..., Written]
 Told = Callable[..., dict[str, Any]]
+Memory = Callable[..., tuple[dict[str, Any], int]]
 Put = Callable[[Path], str]
 MANY_FILES = 200  # a server on loopback takes some milliseconds for each request
+MIB = 1 << 20
 TABLES = ("csv", "jsonl", "arrow", "rllib-columns")
 
 
@@ -50,6 +53,34 @@ def test_hundreds_of_files_are_read_from_s3_as_from_a_local_path(kind: str, writ
     found, counts, _ = read(put(source.path))
     assert_same_episodes(found, source.batch)
     assert counts == counted(source)
+
+
+def test_two_thousand_files_are_read_from_s3(written: Write, put: Put, told: Told) -> None:
+    source = written("rllib-columns", 2000, 3, files=2000, block_rows=3)
+    assert told("inspect", put(source.path)).items() >= {"episodes": 2000, "steps": 6000}.items()
+
+
+@pytest.mark.parametrize("kind", ["csv", "rllib-columns", "columns"])
+def test_a_recording_on_s3_takes_no_more_memory_than_a_local_one(
+    kind: str, written: Write, put: Put, memory_of: Memory, tmp_path: Path
+) -> None:
+    source = written(kind, 70, 5000, dims=8)
+    there = Written(kind, put(source.path), source.batch)  # type: ignore[arg-type]
+    peaks = []
+    for name, place in (("local", source), ("s3", there)):
+        result, peak = memory_of("convert", *place.arguments, "--out", tmp_path / name)
+        assert (result["episodes"], result["steps"]) == (70, 350_000)
+        peaks.append(peak)
+    assert peaks[1] <= peaks[0] + 128 * MIB, [
+        f"{peak / MIB:.0f} MiB" for peak in peaks
+    ]  # the client, and what is asked for ahead
+
+
+@pytest.mark.parametrize("kind", ["csv", "rllib-columns", "columns"])
+def test_twice_as_many_episodes_on_s3_take_twice_as_long(kind: str, written: Write, put: Put) -> None:
+    half, full = (Written(kind, put(written(kind, count).path), written(kind, count).batch) for count in (20_000, 40_000))  # type: ignore[arg-type]
+    read(half, keep=False)
+    assert_grows_in_proportion(lambda: read(half, keep=False), lambda: read(full, keep=False))
 
 
 @pytest.mark.parametrize("kind", TABLES)
