@@ -15,6 +15,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.pipeline_building import Setting
 from offline_cli.connectors.pipeline_files import PipelineFile
+from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import UsageError
@@ -96,14 +97,15 @@ class Recordings:
         """The episodes, to be read once. Raises what `read_opened` raises, and UsageError without any source."""
         if not self.opened:
             raise _no_sources()
-        given = self.environment
+        given, memory_limit = self.environment, MEMORY_LIMIT if self.said.tables is None else self.said.tables.memory_limit
         return read_opened(
             self.opened,
             env=self.said.env,
             env_spaces=None if given is None else (given.observation_space, given.action_space),
             action_scale=self.said.action_scale,
             limit=limit,
-            memory_limit=MEMORY_LIMIT if self.said.tables is None else self.said.tables.memory_limit,
+            memory_limit=memory_limit,
+            episode_limit=EpisodeLimit.within(memory_limit),
             on_progress=self.said.on_progress,
         )
 

@@ -112,7 +112,9 @@ TempDir = Annotated[
 ]
 MemoryLimit = Annotated[
     str,
-    typer.Option("--memory-limit", metavar="SIZE", help="Memory that the process may take for a table: 256MiB, 1GiB."),
+    typer.Option(
+        "--memory-limit", metavar="SIZE", help="Memory that the process may take for a table, or one episode: 256MiB, 1GiB."
+    ),
 ]
 ENV_FORMS = "a gymnasium id, module:EnvId or python:package.module:make_env"
 Environment = Annotated[

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 
 from offline_cli.byte_sizes import byte_size
+from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
@@ -128,6 +129,7 @@ def convert(
         limit=limit,
         workers=workers,
         tables=tables,
+        episode_limit=EpisodeLimit.within(tables.memory_limit),
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:

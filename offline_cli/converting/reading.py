@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from offline_cli.converting.declared import declared, is_inferred, said_by, two_spaces
 from offline_cli.converting.extra_outputs import ExtraOutputs
 from offline_cli.converting.fitting import as_space, check_fits, only_discrete
+from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.whole_episodes import WholeEpisodes
 from offline_cli.engines.processes import helpers
 from offline_cli.environments import spaces_of_env
@@ -146,6 +147,7 @@ def read_episodes(
     limit: int | None = None,
     workers: int = WORKERS,
     tables: TableOptions | None = None,
+    episode_limit: EpisodeLimit | None = None,
     extras: Extras = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
@@ -155,6 +157,7 @@ def read_episodes(
     `env`: an environment by name, for sources without spaces. `action_scale`: `env` or `normalized`, for sources that do not
     say it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
     files read at a time, and processes that read large SampleBatch JSON. `tables`: how to read those that are tables.
+    `episode_limit`: on the size of one episode; None: none, for who has the memory.
     `extras`: chooses the extra model outputs that are kept, from the opened sources; None: all, which have to be the same ones.
     Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
@@ -171,6 +174,7 @@ def read_episodes(
         limit=limit,
         workers=workers,
         memory_limit=MEMORY_LIMIT if tables is None else tables.memory_limit,
+        episode_limit=episode_limit,
         extras=extras,
         temp_dir=None if tables is None else tables.temp_dir,
         on_progress=on_progress,
@@ -187,6 +191,7 @@ def read_opened(
     limit: int | None = None,
     workers: int = WORKERS,
     memory_limit: int = MEMORY_LIMIT,
+    episode_limit: EpisodeLimit | None = None,
     extras: Extras = None,
     temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
@@ -202,6 +207,7 @@ def read_opened(
             on_progress,
             limit,
             memory_limit=memory_limit,
+            episode_limit=episode_limit,
             temp_dir=temp_dir,
             extras=None if extras is None else extras(opened),
         )

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.converting.fingerprints import fingerprints
+from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.open_episode import OpenEpisode, chains, lacks_final
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
@@ -57,6 +58,7 @@ class Stitcher:
 
     tally: Tally
     rejects: Rejects
+    limit: EpisodeLimit | None = None  # on the size of one episode
     _open: dict[str, OpenEpisode] = field(default_factory=dict)
     _passed: KnownIds = field(default_factory=KnownIds)  # of every episode passed on, in their order
     _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order
@@ -67,6 +69,8 @@ class Stitcher:
     def feed(self, batch: EpisodeBatch, places: Places | None, location: str) -> Iterator[EpisodeBatch]:
         """The episodes that are whole with `batch`; `places` (or else `location`) says where its entries stand."""
         self.tally.location = location
+        if self.limit is not None:
+            self.limit.check(batch, location)
         whole = _whole(batch)
         plain = whole & self._first_and_only(batch)
         entries = np.flatnonzero(plain)
@@ -229,6 +233,8 @@ class Stitcher:
         if not episode.add(piece, start):
             self._refuse(episode, self._two_episodes(name, place), piece)
             return []
+        if self.limit is not None:
+            self.limit.check_steps(episode.length, piece, name, episode.place)
         return self._completed(name, episode) if episode.is_done else []
 
     def _completed(self, name: str, episode: OpenEpisode) -> list[EpisodeBatch]:

@@ -20,6 +20,7 @@ from offline_cli.converting.fitting import (
     check_same_values,
     extra_dtypes,
 )
+from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.limiting import RejectsInTurn, fed
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
@@ -47,6 +48,7 @@ class WholeEpisodes:
     on_progress: OnProgress
     limit: int | None = None  # episodes; nothing is read, counted or inferred beyond them
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole conversion may take
+    episode_limit: EpisodeLimit | None = None  # None: episodes are of any size
     extras: ExtraOutputs | None = None  # None: all extra model outputs are kept
     temp_dir: str | None = None  # where rows that were set aside wait
     tally: Tally = field(default_factory=Tally)
@@ -66,7 +68,7 @@ class WholeEpisodes:
             source.close()  # a reading before this one may have stopped in the middle
         self.waiting.close()
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
-        self._stitcher = Stitcher(self.tally, self.rejects)
+        self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit)
         self._rest = stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:

@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
 
-__all__ = ["MEMORY_LIMIT", "give_back", "room_for_data"]
+__all__ = ["MEMORY_LIMIT", "WRITTEN", "give_back", "room_for_data"]
 
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
+WRITTEN: Final = 7  # times the bytes of an episode's arrays: these, the packed item, and what the Parquet writer makes of that
 
 
 def room_for_data(memory_limit: int) -> int:

@@ -20,6 +20,7 @@ from offline_cli.applying.learner_episodes import check_known_scale, in_learner_
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
+from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
@@ -140,6 +141,7 @@ def prepare(
     storage_options: Mapping[str, Any] | None,
     on_progress: OnProgress,
     tables: TableOptions | None = None,
+    episode_limit: EpisodeLimit | None = None,
 ) -> Lesson:
     """Open `sources` and build the pipeline for them.
 
@@ -155,6 +157,7 @@ def prepare(
             env=config.env,
             action_scale=config.action_scale,
             tables=tables or TableOptions(memory_limit=max(MEMORY_LIMIT, config.memory_limit or 0)),
+            episode_limit=episode_limit,
             extras=extras,
             storage_options=storage_options,
             on_progress=on_progress,

@@ -51,6 +51,7 @@ class Shares:
     window: int  # steps that are shuffled before they are written
     pool: int  # steps that are learned from; there are two
     tables: int  # the whole process, as a reader of tables counts it, whose program is smaller by torch
+    episode: int  # the arrays of one episode
 
     @classmethod
     def of(cls, limit: int | None, device: str) -> Shares:
@@ -61,7 +62,7 @@ class Shares:
             least = PROGRAM[device] + LEAST_ROOM
             what = f"{_mib(limit)} do not hold torch ({_mib(PROGRAM[device])} on this device), and steps to learn from"
             raise BadConfig(what, where=OPTION, fix=f"give at least {_mib(least)}")
-        return cls(limit, room // 4, room * 3 // 10, LEAST_MEMORY + room // 4)
+        return cls(limit, room // 4, room * 3 // 10, LEAST_MEMORY + room // 4, room // COPIES)
 
     def check_start(self, *, fetched: bool) -> None:
         """Raise BadConfig where the program takes so much already that reading would break the limit. `fetched`: ahead, from an

@@ -24,6 +24,7 @@ import numpy as np
 
 from offline_cli.applying.collecting import collected
 from offline_cli.columns import Columns
+from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData
 from offline_cli.formats.memory import give_back
@@ -53,7 +54,7 @@ def stream_data(sources: Sources, config: BCConfig, *, device: str, temp_dir: st
     """See `load_data`, whose other options are `given`."""
     shares = Shares.of(config.memory_limit, device)
     tables = TableOptions(temp_dir=temp_dir, memory_limit=shares.tables)
-    with prepare(sources, config, tables=tables, **given) as lesson:
+    with prepare(sources, config, tables=tables, episode_limit=EpisodeLimit(shares.episode), **given) as lesson:
         return _stored(lesson, config, shares, temp_dir)
 
 

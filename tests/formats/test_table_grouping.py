@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_cli.errors import BadData, StorageNotFound
+from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound
 from offline_cli.formats.tables import grouping, temp_runs
 from offline_cli.formats.tables.grouping import grouped
 from offline_cli.formats.tables.key_runs import without_dictionaries
@@ -214,7 +214,7 @@ def test_an_order_that_breaks_in_the_last_row_is_seen() -> None:
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_an_episode_that_is_too_large_for_the_limit_is_refused_by_name(shuffled: bool) -> None:
     source = steps(1, 2000, shuffled=shuffled)
-    with pytest.raises(BadData, match="more than 0 MB, which is too much") as caught:
+    with pytest.raises(MemoryLimitExceeded, match="more than 0 MB, which is too much") as caught:
         list(grouped(source, by=["id"], order="t", memory_limit=100_000))
     assert caught.value.where == "id = e0"
     assert "--memory-limit" in caught.value.fix
@@ -230,7 +230,7 @@ def test_what_writing_an_episode_takes_counts_too(shuffled: bool, limit: int) ->
     source = steps(1, 2000, shuffled=shuffled)
     assert 2 * source.table.nbytes < limit // 4 < 7 * source.table.column("pad").nbytes
     assert rows_of(list(grouped(source, by=["id"], order="t", memory_limit=limit)))
-    with pytest.raises(BadData, match="too much for the memory limit") as caught:
+    with pytest.raises(MemoryLimitExceeded, match="too much for the memory limit") as caught:
         list(grouped(source, by=["id"], order="t", memory_limit=limit, kept={"pad", "absent"}))
     assert caught.value.where == "id = e0"
 

@@ -8,12 +8,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from offline_cli.errors import BadData
+from offline_cli.errors import MemoryLimitExceeded
+from offline_cli.formats.memory import WRITTEN
 
 __all__ = ["Footprint"]
 
 JOINED: Final = 2  # times the bytes of its rows: as they were read, and joined
-WRITTEN: Final = 7  # times the bytes of its arrays: these, the packed item, and what the Parquet writer makes of that
 
 
 @dataclass(slots=True)
@@ -40,9 +40,9 @@ class Footprint:
         """That of the next episode, before its first row."""
         return Footprint(self.limit, self.kept)
 
-    def error(self, *, where: str, fix: str) -> BadData:
+    def error(self, *, where: str, fix: str) -> MemoryLimitExceeded:
         """For rows that are too large."""
-        return BadData(
+        return MemoryLimitExceeded(
             f"the rows of one episode take more than {self.rows / 1e6:,.0f} MB, which is too much for the memory limit",
             where=where,
             fix=f"raise --memory-limit, or {fix}",

@@ -74,8 +74,8 @@ def grouped(
 
     `by`: the columns that make up a key, at least one. `memory_limit`: bytes that the whole conversion may take. `kept`:
     columns that episodes keep, so that writing takes them several times. `temp_dir`: for rows on disk; None: the system's.
-    `reread`: reading the key columns alone is cheap. Dictionary columns come out plain. `scope` owns these. Raises BadData for
-    a key that is too large for the limit, StorageError where `temp_dir` is full.
+    `reread`: reading the key columns alone is cheap. Dictionary columns come out plain. `scope` owns these. Raises
+    MemoryLimitExceeded for a key that is too large for the limit, StorageError where `temp_dir` is full.
     """
     limits, runs = _Limits.of(memory_limit, kept), KeyRuns(by, order)
     reading = runs.numbered(chunks())
@@ -142,7 +142,7 @@ def _whole_keys(reading: Iterable[NumberedRows], runs: KeyRuns, limits: _Limits)
 
 
 def _bounded(parts: Iterable[NumberedRows], runs: KeyRuns, footprint: Footprint) -> Iterator[NumberedRows]:
-    """The same; raises BadData once they are too many of a single key."""
+    """The same; raises MemoryLimitExceeded once they are too many of a single key."""
     footprint, first = footprint.begun(), -1
     for part in parts:
         first = int(part.keys[0]) if first < 0 else min(first, int(part.keys[0]))
@@ -153,7 +153,7 @@ def _bounded(parts: Iterable[NumberedRows], runs: KeyRuns, footprint: Footprint)
 
 
 def _checked(runs: KeyRuns, footprint: Footprint, table: pa.Table) -> pa.Table:
-    """`table`, whose rows are one key where they are many. Raises BadData where they are too many."""
+    """`table`, whose rows are one key where they are many. Raises MemoryLimitExceeded where they are too many."""
     footprint = footprint.begun()
     footprint.add(table)
     _check(footprint, runs, table)
@@ -161,7 +161,7 @@ def _checked(runs: KeyRuns, footprint: Footprint, table: pa.Table) -> pa.Table:
 
 
 def _check(footprint: Footprint, runs: KeyRuns, rows: pa.Table) -> None:
-    """Raise BadData where the rows of one key, of which `rows` are some, are too large."""
+    """Raise MemoryLimitExceeded where the rows of one key, of which `rows` are some, are too large."""
     if footprint.is_too_large:
         raise footprint.error(where=runs.key_in_words(rows), fix="name a column that tells its episodes apart")
 
