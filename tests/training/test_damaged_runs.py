@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flipped_bits import flips
 from hypothesis import given
 from hypothesis import strategies as st
 from sealed_runs import tell, told_in
@@ -40,20 +40,6 @@ def run(write_dataset: Write, tmp_path: Path) -> Path:
     made = tmp_path / "run"
     train_bc(write_dataset(), made, config=tmp_path / "small.toml", pipeline=tmp_path / "pipeline.toml", updates=6)
     return made
-
-
-def flips(files: list[Path], count: int) -> Iterator[Path]:
-    """`count` times one of the files with one bit flipped, the same times each; then as it was."""
-    chance = random.Random(1)
-    for number in range(count):
-        file = files[number % len(files)]
-        whole = file.read_bytes()
-        at = chance.randrange(8 * len(whole))
-        spoilt = bytearray(whole)
-        spoilt[at // 8] ^= 1 << at % 8
-        file.write_bytes(spoilt)
-        yield file
-        file.write_bytes(whole)
 
 
 def read_to_resume(run: Path) -> None:
