@@ -48,7 +48,7 @@ def _without_waiting(path: str, flags: int) -> int:
 def _refuse(mode: int, shown: str) -> None:
     kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
     if kind is not None:
-        fix = "name a file; what a command writes can be piped in: `command | offline-cli convert - --out D`"
+        fix = "name a file; recordings alone can be piped in: `command | offline-cli convert - --out D`"
         raise BadData(f"{kind}, not a file: it could be waited for for ever", where=shown, fix=fix)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
