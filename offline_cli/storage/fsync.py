@@ -1,7 +1,7 @@
 """What a disk of this machine is told to keep, by path: the bytes of a file, the names in a folder. Raises OSError.
 
-A disk that knows no such thing for folders (some network filesystems) says EINVAL or ENOTSUP, and is written to all the same. Any
-other failure is one: what comes after may remove what the names are needed for.
+A disk that knows no such thing for folders (some network filesystems) says EINVAL or ENOTSUP, and is written to all the same.
+Any other failure is one: what comes after may remove what the names are needed for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A power cut after any system call leaves the dataset before or the one after, or says that it is unfinished; exit 0 is kept."""
+"""A power cut after any system call leaves the dataset before or the one after, or an unfinished one; exit 0 is kept."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,10 @@ import pytest
 from power_cuts import power_cuts, recorded, tree_of
 from recorded_disk import Log
 
-from offline_cli import convert
+from offline_cli import convert, record
 from offline_cli.datasets.repair import repair
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import NoData, StorageNotFound, Uncommitted
+from offline_cli.errors import NoData, StorageError, StorageNotFound, Uncommitted
 from offline_cli.storage import liveness
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import open_location
@@ -134,6 +136,16 @@ def test_of_a_new_dataset(disk: Path, judge: Judge, write: Write, contents: Cont
     judge(log, wholes, at="new/D", hidden=hidden, go_on=lambda there: write(there, 1, resume=True))
 
 
+def test_of_a_recording(disk: Path, tmp_path: Path, judge: Judge) -> None:
+    def make(out: Path, **options: Any) -> None:
+        record("CartPole-v1", out, policy="random", episodes=4, vectorize="sync", max_rows_per_file=2, **options)
+
+    make(tmp_path / "undisturbed")
+    log = recorded(disk, lambda: make(disk / "D"))
+    wholes, hidden = {"new": content(tmp_path / "undisturbed")}, {"none", "new"}
+    judge(log, wholes, hidden=hidden, go_on=lambda there: make(there, resume=True))
+
+
 def test_of_a_dataset_that_is_replaced(disk: Path, judge: Judge, write: Write, contents: Contents) -> None:
     write(disk / "D", 1)
     log = recorded(disk, lambda: write(disk / "D", 2, overwrite=True))
@@ -141,9 +153,7 @@ def test_of_a_dataset_that_is_replaced(disk: Path, judge: Judge, write: Write, c
     judge(log, wholes, before="old", hidden=hidden, go_on=lambda there: write(there, 2, overwrite=True))
 
 
-def test_of_a_dataset_that_convert_replaces(
-    disk: Path, tmp_path: Path, judge: Judge, write: Write, contents: Contents
-) -> None:
+def test_of_a_dataset_that_convert_replaces(disk: Path, tmp_path: Path, judge: Judge, write: Write, contents: Contents) -> None:
     write(disk / "D", 1)
     write(tmp_path / "source", 2)
 
@@ -181,3 +191,29 @@ def test_of_a_note_taken_away(
     log = recorded(disk, lambda: repair(str(disk / "D"), force_unlock=True))
     again = lambda there: repair(str(there), force_unlock=True)  # noqa: E731
     judge(log, {"old": contents(1)}, before="unfinished", after="old", hidden={"old"}, go_on=again)
+
+
+def test_of_a_disk_that_fails_to_sync_once(
+    disk: Path, tmp_path: Path, write: Write, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever sync it is: the command says so, and the old dataset or the new one is there, whole."""
+    write(tmp_path / "before", 1)
+    wholes, real, fails_at, calls = {"old": contents(1), "new": contents(2)}, os.fsync, -1, 0
+
+    def fsync(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at + 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(shutil.copytree(tmp_path / "before", disk / "D"), 2, overwrite=True)
+    for fails_at in range(calls):
+        shutil.rmtree(disk / "D")
+        shutil.copytree(tmp_path / "before", disk / "D")
+        calls = 0
+        with pytest.raises(StorageError):
+            write(disk / "D", 2, overwrite=True)
+        (disk / "D" / "_writing.json").unlink(missing_ok=True)
+        assert found(disk / "D", wholes) in {"old", "new"}, fails_at

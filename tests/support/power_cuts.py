@@ -1,8 +1,9 @@
 """What a power cut may leave of a folder after any of the calls that `recorded_disk.py` has recorded; assumes no file system.
 
-Of bytes, those are there that the file had when it was last synced. Of names, those that the folder had when it was last synced.
-What came later may be there or not, each name by itself, as long as two calls on one name keep their order and a file that was
-moved has its old name or its new one. Images are made of the extremes, and of names drawn by chance:
+Of bytes, those are there that the file had when it was last synced. Of names, those that the folder had when it was last
+synced. What came later may be there or not, each name by itself, as long as two calls on one name keep their order. A file that
+was moved has its old name or its new one, unless the folder that it left was synced and the one that it came to was not: then
+it may have none. Images are made of the extremes, and of names drawn by chance:
 
     names   nothing: none of them; everything: all; given: new names, no removals; taken: removals, no new names; chance
     bytes   lost: none of them; half; zeros: a file of the right length; whole: all
@@ -74,7 +75,7 @@ class _Disk:
             case Length():
                 del self._files.setdefault(call.file, bytearray())[call.length :]
             case Sync() if call.node in self._folders:
-                kept = self._closed(names for names in self._waiting if any(edit[0] == call.node for edit in names.edits))
+                kept = [names for names in self._waiting if any(edit[0] == call.node for edit in names.edits)]
                 self._names = _after(self._names, kept)
                 self._waiting = [names for names in self._waiting if names not in kept]
             case Sync():

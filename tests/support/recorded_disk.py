@@ -1,8 +1,8 @@
 """Every call that changes files or names below a folder, in order: what `power_cuts.py` makes images of.
 
-`RecordedDisk` puts itself, in this process, before the calls of `os` and `open` with which files are made, written, synced, renamed,
-linked, cut and removed. What goes past them (a library's own files, a child process) is not seen; `power_cuts.recorded` finds
-out, because then the calls, done again, do not give the folder that is there.
+`RecordedDisk` puts itself, in this process, before the calls of `os` and `open` with which files are made, written, synced,
+renamed, linked, cut and removed. What goes past them (a library's own files, a child process) is not seen, and found out by
+`power_cuts.recorded`: the calls, done again, do not give the folder that is there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Names:
     """Names that a call gives or takes away, which reach the disk together or not at all."""
 
     edits: tuple[tuple[int, str, int | None], ...]  # folder, name, and what it names from then on; None: nothing
-    needs: Names | None = None  # which is on the disk as soon as this is: no moved file is lost between two folders
+    needs: Names | None = (
+        None  # of the other folder that a file was moved to; unless this one is synced first, it comes with it
+    )
 
 
 @dataclass(frozen=True)

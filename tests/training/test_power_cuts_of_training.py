@@ -59,7 +59,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def found(run: Path, wholes: dict[str, Weights]) -> str:
-    """Whose policy `run` has, by name; `unfinished` where it is a checkpoint's, or none is there yet, and `none` without a run."""
+    """Whose policy `run` has, by name; `unfinished` where it is a checkpoint's, or none is there yet; `none` without a run."""
     try:
         loaded = load_policy(run)
     except Uncommitted:

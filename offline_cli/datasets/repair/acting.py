@@ -1,7 +1,7 @@
 """A plan carried out, under the writer's lock; refuses to begin where anything has changed since the plan was made.
 
 Order: half-written files and uploads go; shards get the columns that later ones have; manifests that will not stand are copied
-aside; the manifest; only then what is not part of the dataset moves to quarantine; all of that is kept by the disk before the note
+aside; the manifest; only then what is not part of the dataset moves to quarantine; the disk keeps all of that before the note
 goes. Killed at any point, the folder is one that another repair, or `--resume`, goes on from.
 """
 
