@@ -216,6 +216,7 @@ class TargetFolder:
         self.resumed = True
         self._remove_parts()
         self.folder.join(DATA).make_folder()
+        keep_names(self.folder.join(DATA))  # of shards that are to be adopted: their writer may have been killed before that
         for number, file in quarantine_files(self.folder).items():  # its rows will be met, and set aside, again
             if number >= self._first_quarantine:
                 file.remove()

@@ -6,18 +6,19 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from power_cuts import power_cuts, recorded, tree_of
+from power_cuts import killed_before_the_last_sync, power_cuts, recorded, tree_of
 from recorded_disk import Log
 
 from offline_cli import convert, record
 from offline_cli.datasets.repair import repair
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, StorageError, StorageNotFound, Uncommitted
-from offline_cli.storage import liveness
+from offline_cli.storage import liveness, staging, writer
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.writer import DatasetWriter
@@ -44,12 +45,12 @@ def write(make_batch: Callable[..., EpisodeBatch], writer_for: Callable[..., Dat
 
     def write(folder: Path, number: int, *, stop: bool = False, **options: Any) -> None:
         batch = make_batch((3, 1, 2, 4, 2), seed=number, first_id=10 * number)
-        with writer_for(open_location(folder), max_rows_per_file=5, identity=str(number), **options) as writer:
-            known = len(writer.ids_written)
-            writer.write(batch.select(slice(known, 3 if stop else 5)))
-            writer.quarantine([REJECT])
+        with writer_for(open_location(folder), max_rows_per_file=5, identity=str(number), **options) as opened:
+            known = len(opened.ids_written)
+            opened.write(batch.select(slice(known, 3 if stop else 5)))
+            opened.quarantine([REJECT])
             if not stop:
-                writer.commit()
+                opened.commit()
 
     return write
 
@@ -78,11 +79,12 @@ def content(folder: Path) -> Content:
 def found(folder: Path, wholes: dict[str, Content]) -> str:
     """Which of `wholes` is in `folder`, by name; `unfinished`, or `none` where no dataset is."""
     try:
-        there = content(folder)
+        Dataset.open(str(folder))
     except Uncommitted:
         return "unfinished"
     except (NoData, StorageNotFound):
         return "none"
+    there = content(folder)
     return next((name for name, whole in wholes.items() if whole == there), f"neither: {list(there)}")
 
 
@@ -102,7 +104,7 @@ def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Judge:
         log: Log,
         wholes: dict[str, Content],
         *,
-        go_on: Callable[[Path], object],
+        go_on: Callable[[Path], object] | None,
         at: str = "D",
         before: str = "none",
         after: str = "new",
@@ -122,7 +124,7 @@ def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Judge:
                 note.rename(tmp_path / "note")
                 assert found(image / at, wholes) in hidden, cut
                 (tmp_path / "note").rename(note)
-            if state != after and number % every == 0:
+            if go_on is not None and state != after and number % every == 0:
                 go_on(image / at)
                 assert found(image / at, wholes) == after, cut
         assert {"unfinished", after} <= seen
@@ -217,3 +219,42 @@ def test_of_a_disk_that_fails_to_sync_once(
             write(disk / "D", 2, overwrite=True)
         (disk / "D" / "_writing.json").unlink(missing_ok=True)
         assert found(disk / "D", wholes) in {"old", "new"}, fails_at
+
+
+@pytest.mark.parametrize("again", ["record", "repair", "force_unlock"])
+def test_of_a_command_that_finds_nothing_left_to_do(disk: Path, tmp_path: Path, again: str) -> None:
+    """The one before may have been killed when everything had its name, and nothing was kept."""
+
+    def make(out: Path, **options: Any) -> None:
+        record("CartPole-v1", out, policy="random", episodes=2, vectorize="sync", **options)
+
+    commands: dict[str, Callable[[], object]] = {
+        "record": lambda: make(disk / "D", resume=True),
+        "repair": lambda: repair(str(disk / "D")),
+        "force_unlock": lambda: repair(str(disk / "D"), force_unlock=True),
+    }
+    make(tmp_path / "undisturbed")
+    wholes = {"new": content(tmp_path / "undisturbed")}
+    log = killed_before_the_last_sync(disk, lambda: make(disk / "D"), commands[again])
+    assert [found(cut.put(tmp_path / "image") / "D", wholes) for cut in power_cuts(log) if cut.is_after_the_end] == ["new"]
+
+
+@pytest.mark.parametrize("again", ["resume", "repair"])
+def test_of_shards_that_a_killed_writer_left_before_they_were_kept(
+    disk: Path, judge: Judge, write: Write, contents: Contents, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def killed_and_gone_on_with() -> None:
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(staging, "sync_names", lambda _: None)
+            patch.setattr(writer, "write_whole", killed)  # of the manifest
+            write(disk / "D", 1)
+        if again == "resume":
+            write(disk / "D", 1, resume=True)
+        else:
+            repair(str(disk / "D"))
+
+    log = recorded(disk, killed_and_gone_on_with)
+    judge(log, {"new": contents(1)}, hidden={"none", "new"}, go_on=None)

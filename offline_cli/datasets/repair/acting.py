@@ -73,6 +73,7 @@ def _rewrite_manifest(plan: Plan, lock: WritingLock) -> None:
         if examined.rows.lacks(schema):
             sequence.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
     manifest = plan.manifest(tuple(sequence.finished))
+    keep_names(plan.folder.join(DATA), plan.folder.join(QUARANTINE))  # whose writer may have been killed before that
     with lock.guard():  # shards may have taken long
         if plan.found.manifest_bytes is not None:
             copy = free_place(plan.folder, MANIFEST)

@@ -34,6 +34,8 @@ def force_unlock(folder: Location, *, dry_run: bool) -> RepairResult:
     if before is None:
         if not folder.exists():
             raise folder.missing()
+        if not dry_run:
+            keep_names(folder)
         return _result(folder, (), dry_run, began)
     note = WritingNote.if_any(before, where=place.url)
     if note is not None and runs_here(note):
