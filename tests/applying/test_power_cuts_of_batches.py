@@ -31,6 +31,7 @@ def listed(folder: Path) -> str:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
+@pytest.mark.parametrize("every", [pytest.param(5, id="sampled"), pytest.param(1, id="all", marks=pytest.mark.kill)])
 @pytest.mark.parametrize("format", ["columns", "safetensors"])
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
 def test_of_train_batches(
@@ -40,6 +41,7 @@ def test_of_train_batches(
     tmp_path: Path,
     format: str,
     replaces: bool,
+    every: int,
 ) -> None:
     source, pipeline, disk = dataset(episodes), pipeline_file(FILTER), tmp_path / "disk"
     disk.mkdir()
@@ -52,13 +54,13 @@ def test_of_train_batches(
     before = listed(disk / "B")
     log = recorded(disk, lambda: write(disk / "B", 16))
     after, left, seen = listed(disk / "B"), tree_of(disk), set[bool]()
-    for cut in power_cuts(log):
+    for number, cut in enumerate(power_cuts(log, every=every)):
         there = cut.put(tmp_path / "image") / "B"
         assert listed(there) in {before, after}, cut
         seen.add((there / "_writing.json").exists())
         if cut.is_after_the_end:
             assert cut.tree == left, cut
-        elif cut.done % 10 == 0:
+        elif number % every == 0:
             write(there, 16)
             assert listed(there) not in {before, "none"}, cut
     assert seen == {False, True}

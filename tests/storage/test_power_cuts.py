@@ -91,14 +91,15 @@ def found(folder: Path, wholes: dict[str, Content]) -> str:
 Judge = Callable[..., None]
 
 
-@pytest.fixture(params=[pytest.param(5, id="sampled"), pytest.param(1, id="all", marks=pytest.mark.kill)])
+@pytest.fixture(params=[pytest.param((3, 4), id="sampled"), pytest.param((1, 1), id="all", marks=pytest.mark.kill)])
 def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Judge:
     """Whether every image of a recorded `disk` holds, at `at`, what was there `before`, or the dataset `after`.
 
-    What is `unfinished` may hide one of the `hidden`. Of what is not `after` yet `go_on` makes that, tried on a share of the
-    images. Where the command has ended, everything is as it is on the disk itself.
+    What is `unfinished` may hide one of the `hidden`. Of what is not `after` yet `go_on` makes that. Where the command has
+    ended, everything is as it is on the disk itself. The quick lane takes a share of the images, and goes on with a share of
+    those.
     """
-    every: int = request.param
+    every, goes_on = request.param
 
     def judge(
         log: Log,
@@ -111,7 +112,7 @@ def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Judge:
         hidden: set[str],
     ) -> None:
         left, seen = tree_of(disk), set[str]()
-        for number, cut in enumerate(power_cuts(log)):
+        for number, cut in enumerate(power_cuts(log, every=every)):
             image = cut.put(tmp_path / "image")
             state = found(image / at, wholes)
             seen.add(state)
@@ -124,7 +125,7 @@ def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Judge:
                 note.rename(tmp_path / "note")
                 assert found(image / at, wholes) in hidden, cut
                 (tmp_path / "note").rename(note)
-            if go_on is not None and state != after and number % every == 0:
+            if go_on is not None and state != after and number % goes_on == 0:
                 go_on(image / at)
                 assert found(image / at, wholes) == after, cut
         assert {"unfinished", after} <= seen

@@ -139,8 +139,11 @@ def _after(names: dict[int, dict[str, int]], calls: Iterable[Names]) -> dict[int
     return found
 
 
-def power_cuts(log: Log, *, seed: int = 0) -> Iterator[PowerCut]:
-    """Images after 0, 1, ... and all calls, each of them once; those after the end by themselves."""
+def power_cuts(log: Log, *, every: int = 1, seed: int = 0) -> Iterator[PowerCut]:
+    """Images after 0, 1, ... and all calls, each of them once; those after the end by themselves.
+
+    `every`: how many of them make one that is given; those after the end all are.
+    """
     disk, chance, of = _Disk(log), random.Random(seed), len(log.calls)
     seen: set[tuple[bool, bytes]] = set()
     for done in range(of + 1):
@@ -152,7 +155,8 @@ def power_cuts(log: Log, *, seed: int = 0) -> Iterator[PowerCut]:
                 key = done == of, _digest(tree)
                 if key not in seen:
                     seen.add(key)
-                    yield PowerCut(done, of, names, bytes_, tree)
+                    if done == of or len(seen) % every == 1 % every:
+                        yield PowerCut(done, of, names, bytes_, tree)
 
 
 def _digest(tree: Tree) -> bytes:

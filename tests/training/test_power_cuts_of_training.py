@@ -75,14 +75,15 @@ def found(run: Path, wholes: dict[str, Weights]) -> str:
 Judge = Callable[..., None]
 
 
-@pytest.fixture(params=[pytest.param(25, id="sampled"), pytest.param(1, id="all", marks=pytest.mark.kill)])
+@pytest.fixture(params=[pytest.param((5, 5), id="sampled"), pytest.param((1, 1), id="all", marks=pytest.mark.kill)])
 def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path, train: Train) -> Judge:
     """Whether every image of a recorded `disk` holds the run that was there `before`, one that is not finished, or the new one.
 
-    Of a share of the images `go_on` makes one of the runs in `ends`: the new one is what an undisturbed training leaves, with
-    the same rows. Where the command has ended, everything is as it is on the disk itself.
+    Of each `go_on` makes one of the runs in `ends`: the new one is what an undisturbed training leaves, with the same rows.
+    Where the command has ended, everything is as it is on the disk itself. The quick lane takes a share of the images, and goes
+    on with a share of those.
     """
-    every: int = request.param
+    every, goes_on = request.param
 
     def judge(
         log: Log,
@@ -95,7 +96,7 @@ def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path, train: Tra
         train(tmp_path / "undisturbed")
         wholes, want = {"new": weights(tmp_path / "undisturbed"), "old": old or {}}, rows(tmp_path / "undisturbed")
         left, seen = tree_of(disk), set[str]()
-        for number, cut in enumerate(power_cuts(log)):
+        for number, cut in enumerate(power_cuts(log, every=every)):
             run = cut.put(tmp_path / "image") / "run"
             state = found(run, wholes)
             seen.add(state)
@@ -103,7 +104,7 @@ def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path, train: Tra
                 assert (state, cut.tree) == ("new", left), cut
                 continue
             assert state in {before, "unfinished", "new"}, cut
-            if number % every == 0:
+            if number % goes_on == 0:
                 go_on(run)
                 ended = found(run, wholes)
                 assert ended in ends, cut
