@@ -259,3 +259,11 @@ def test_of_shards_that_a_killed_writer_left_before_they_were_kept(
 
     log = recorded(disk, killed_and_gone_on_with)
     judge(log, {"new": contents(1)}, hidden={"none", "new"}, go_on=None)
+
+
+def test_of_a_repair_that_removes_what_nobody_finished(disk: Path, judge: Judge, write: Write, contents: Contents) -> None:
+    write(disk / "D", 1)
+    for name in ("data/shard-0123abcd-000000.parquet", "_part-0123abcd-manifest.json"):
+        (disk / "D" / name).touch()
+    log = recorded(disk, lambda: repair(str(disk / "D")))
+    judge(log, {"old": contents(1)}, before="old", after="old", hidden={"old"}, go_on=lambda there: repair(str(there)))
