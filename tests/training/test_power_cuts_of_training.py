@@ -75,13 +75,13 @@ def found(run: Path, wholes: dict[str, Weights]) -> str:
 Judge = Callable[..., None]
 
 
-@pytest.fixture(params=[pytest.param((5, 5), id="sampled"), pytest.param((1, 1), id="all", marks=pytest.mark.kill)])
+@pytest.fixture(params=[pytest.param((5, 5), id="sampled"), pytest.param((1, 3), id="all", marks=pytest.mark.kill)])
 def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path, train: Train) -> Judge:
     """Whether every image of a recorded `disk` holds the run that was there `before`, one that is not finished, or the new one.
 
     Of each `go_on` makes one of the runs in `ends`: the new one is what an undisturbed training leaves, with the same rows.
-    Where the command has ended, everything is as it is on the disk itself. The quick lane takes a share of the images, and goes
-    on with a share of those.
+    Where the command has ended, everything is as it is on the disk itself. The quick lane takes a share of the images; of those
+    that are taken, a share is gone on with.
     """
     every, goes_on = request.param
 
