@@ -30,6 +30,7 @@ from offline_cli.recording.results import RecordResult, filled, nothing_recorded
 from offline_cli.storage import manifest as manifests
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.options import options_for
+from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.target_folder import check_target
 from offline_cli.storage.writer import MAX_SHARD_BYTES, DatasetWriter
 from offline_cli.training.given_pipelines import Given
@@ -120,7 +121,10 @@ def record(
             finished = finished_manifest(target, plan, opened.fingerprint, format)
             if finished is None:
                 raise
-            return result if dry_run else fill(finished, new_steps=0)
+            if dry_run:
+                return result
+            keep_names(target)  # the recorder may have been killed before that
+            return fill(finished, new_steps=0)
         plan = going_on(plan, opened, target, note)
         if dry_run:
             return result

@@ -17,6 +17,7 @@ import contextlib
 import os
 
 from offline_cli.errors import StorageNotFound
+from offline_cli.storage.fsync import sync_names
 from offline_cli.storage.locations import Location
 from offline_cli.storage.remote_stages import is_arrow
 from offline_cli.storage.staging import part_name, writing_failures
@@ -86,3 +87,8 @@ def _link(final: str, part: str, data: bytes) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(part)
+    try:
+        sync_names(os.path.dirname(final) or ".")
+    except OSError:
+        os.remove(final)  # who asked is told that it was not made
+        raise

@@ -23,6 +23,7 @@ from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.cache import RemoteCache
 from offline_cli.storage.failures import from_a_client, storage_failures
+from offline_cli.storage.fsync import sync_names
 from offline_cli.storage.inner_options import refused_inner_option
 from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import Patience, Pending
@@ -306,7 +307,10 @@ class Location:
     # ---- folders ----
 
     def make_folder(self) -> list[Location]:
-        """Make this folder and those above it; the ones that were not there before, outermost first (none in object stores)."""
+        """Make this folder and those above it, whose names a disk keeps from then on.
+
+        Gives the ones that were not there before, outermost first (none in object stores).
+        """
         if not self.has_folders:
             return []
         with storage_failures(self.url, "making the folder"):
@@ -316,6 +320,8 @@ class Location:
                 made.insert(0, here)
                 here = here._parent()
             self.fs.makedirs(self.path, exist_ok=True)
+            for folder in made if self.is_local else ():
+                sync_names(os.path.dirname(folder.path))
             return made
 
     def remove_empty_folder(self) -> None:

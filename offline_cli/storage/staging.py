@@ -22,10 +22,10 @@ from typing import Any, Protocol
 
 from offline_cli.errors import StorageNotFound
 from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.fsync import sync_names
 from offline_cli.storage.layout import PART_PREFIX
 from offline_cli.storage.locations import Location
 from offline_cli.storage.remote_stages import BLOCK, ArrowStage, UploadStage, is_arrow, takes_whole
-from offline_cli.storage.syncing import sync_names
 
 __all__ = ["StagedFile", "write_whole", "writing_failures"]
 

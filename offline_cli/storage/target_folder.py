@@ -27,6 +27,7 @@ from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.own_dataset import all_but_parts, numbered, refuse_foreign_data, refuse_foreign_folder, refuse_links
 from offline_cli.storage.own_files import is_own_part
 from offline_cli.storage.quarantine import next_number, quarantine_files
+from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.uploads import open_uploads
 from offline_cli.storage.writing_lock import Changed, WritingLock
 from offline_cli.storage.writing_note import WritingNote
@@ -215,6 +216,7 @@ class TargetFolder:
         self.resumed = True
         self._remove_parts()
         self.folder.join(DATA).make_folder()
+        keep_names(self.folder.join(DATA))  # of shards that are to be adopted: their writer may have been killed before that
         for number, file in quarantine_files(self.folder).items():  # its rows will be met, and set aside, again
             if number >= self._first_quarantine:
                 file.remove()
@@ -277,6 +279,7 @@ class TargetFolder:
         with self._lock.guard():  # asks after the listing: none of these is another writer's
             for file in replaced:
                 file.remove()
+            keep_names(self.folder.join(DATA), self.folder.join(QUARANTINE))  # gone for good before the note is
             for name in (DATA, QUARANTINE):
                 self.folder.join(name).remove_empty_folder()
             self._lock.release()

@@ -25,6 +25,7 @@ from offline_cli.storage.layout import WRITING
 from offline_cli.storage.liveness import locked, wait_until_surely_left
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole
+from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["Changed", "WritingLock"]
@@ -173,8 +174,8 @@ class WritingLock:
     # ---- ends ----
 
     def release(self) -> None:
-        """Remove the note. Raises TakenOver where it is another writer's."""
-        self._end(self._place.remove)
+        """Remove the note, and with all that was named before it for good. Raises TakenOver where it is another writer's."""
+        self._end(self._remove)
 
     def leave(self) -> None:
         """Keep the note, and say in it that its writer has ended, so that nobody need wait for its beats."""
@@ -202,6 +203,10 @@ class WritingLock:
         self._ended.set()
 
     # ---- the file ----
+
+    def _remove(self) -> None:
+        self._place.remove()
+        keep_names(self._folder)
 
     def _write(self, note: WritingNote) -> None:
         write_whole(self._place, note.to_bytes(), folder=self._folder)

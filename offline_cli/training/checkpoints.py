@@ -64,15 +64,25 @@ class Checkpoints:
         write_whole(begun.folder.join(STATE), state, folder=self._run)
         keep_names(self._place, self._run)
         for other in begun.older:
-            _remove(other)
+            _remove(other, STATE)
+            _remove(other, TENSORS)
+            other.remove_empty_folder()
+        if begun.older:
+            keep_names(self._place)
 
     def remove_all(self) -> None:
-        """Remove them, the newest last, so that a kill on the way leaves that one or none. Raises StorageError."""
+        """Remove them, the newest last, so that a kill on the way leaves that one or none, and a power cut none without its
+        tensors. Raises StorageError.
+        """
         gone = self._own()
+        for name in (STATE, TENSORS):
+            for folder in gone:
+                _remove(folder, name)
+            keep_names(*gone)
         for folder in gone:
-            _remove(folder)
+            folder.remove_empty_folder()
         if gone:
-            keep_names(*(folder for folder in gone if folder.is_dir()), self._place)
+            keep_names(self._place)
 
 
 def _new_name(update: int, taken: set[str]) -> str:
@@ -83,15 +93,9 @@ def _new_name(update: int, taken: set[str]) -> str:
     return name
 
 
-def _remove(folder: Location) -> None:
-    """Remove a checkpoint, so that no moment shows half of one."""
-    for name in (STATE, TENSORS):
-        if not is_link(folder.join(name)):
-            _remove_file(folder.join(name))
-    folder.remove_empty_folder()
-
-
-def _remove_file(file: Location) -> None:
+def _remove(folder: Location, name: str) -> None:
     """Remove a file that is most likely there, without asking beforehand."""
-    with suppress(StorageNotFound):
-        file.ask("removing it", partial(file.fs.rm_file, file.path))
+    file = folder.join(name)
+    if not is_link(file):
+        with suppress(StorageNotFound):
+            file.ask("removing it", partial(file.fs.rm_file, file.path))

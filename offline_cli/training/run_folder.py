@@ -231,10 +231,12 @@ class RunFolder:
                 self._lock = None
 
     def remove_note(self, command: str) -> None:
-        """Remove the note of a trainer that was killed after its result. Raises Locked where one is alive."""
+        """Remove the note of a trainer that was killed after its result, for good. Raises Locked where one is alive."""
         if self._place.join(TRAINING).exists():
             with self.at_work(command):
                 pass
+        else:
+            keep_names(self._place)
 
     def _guard(self) -> AbstractContextManager[None]:
         return nullcontext() if self._lock is None else self._lock.guard()

@@ -16,6 +16,7 @@ import pytest
 
 from offline_cli.errors import StorageError
 from offline_cli.storage import staging
+from offline_cli.storage.create_only import create_only
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import StagedFile, write_whole
 
@@ -166,6 +167,42 @@ def test_a_name_that_the_disk_cannot_keep_is_a_storage_error(tmp_path: Path, mon
     folders_fail(monkeypatch, errno.EIO)
     with pytest.raises(StorageError):
         write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
+def test_a_folder_whose_name_the_disk_cannot_keep_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders_fail(monkeypatch, errno.EIO)
+    with pytest.raises(StorageError):
+        open_location(tmp_path / "new" / "folder").make_folder()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
+def test_a_file_that_is_made_only_where_none_is_goes_again_where_the_disk_cannot_keep_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders_fail(monkeypatch, errno.EIO)
+    with pytest.raises(StorageError):
+        create_only(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
+def test_where_a_folder_may_be_written_to_and_not_read_all_disks_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = os.open
+
+    def refused(path: str, *args: Any, **options: Any) -> int:
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr(os, "sync", lambda: asked.append("sync"))
+    open_location(tmp_path / "new").make_folder()
+    assert asked == ["sync"]
+    assert (tmp_path / "new").is_dir()
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])

@@ -1,19 +1,20 @@
 """A plan carried out, under the writer's lock; refuses to begin where anything has changed since the plan was made.
 
 Order: half-written files and uploads go; shards get the columns that later ones have; manifests that will not stand are copied
-aside; the manifest; only then what is not part of the dataset moves to quarantine; the note goes last. Killed at any point, the
-folder is one that another repair, or `--resume`, goes on from.
+aside; the manifest; only then what is not part of the dataset moves to quarantine; the disk keeps all of that before the note
+goes. Killed at any point, the folder is one that another repair, or `--resume`, goes on from.
 """
 
 from __future__ import annotations
 
 from offline_cli.datasets.repair.plan import Plan
 from offline_cli.datasets.repair.survey import Survey, survey
-from offline_cli.storage.layout import MANIFEST, QUARANTINE
-from offline_cli.storage.moving import free_place, set_aside
+from offline_cli.storage.layout import DATA, MANIFEST, QUARANTINE
+from offline_cli.storage.moving import free_place, keep_moves, set_aside
 from offline_cli.storage.shard_sequence import ShardSequence
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
+from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.writing_lock import Changed, WritingLock
 from offline_cli.storage.writing_note import WritingNote
 
@@ -33,6 +34,8 @@ def act(plan: Plan) -> None:
             for file in plan.aside:
                 with lock.guard():
                     set_aside(file, plan.folder)
+            keep_moves(plan.aside, plan.folder)
+            keep_names(plan.folder.join(DATA))  # files without bytes have gone from it
             lock.release()
     finally:
         if lock.held and plan.found.note_bytes is not None:
@@ -70,6 +73,7 @@ def _rewrite_manifest(plan: Plan, lock: WritingLock) -> None:
         if examined.rows.lacks(schema):
             sequence.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
     manifest = plan.manifest(tuple(sequence.finished))
+    keep_names(plan.folder.join(DATA), plan.folder.join(QUARANTINE))  # whose writer may have been killed before that
     with lock.guard():  # shards may have taken long
         if plan.found.manifest_bytes is not None:
             copy = free_place(plan.folder, MANIFEST)

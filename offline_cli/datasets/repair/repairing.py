@@ -27,6 +27,7 @@ from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
 from offline_cli.storage.liveness import STALE, refuse_if_at_work
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.writing_lock import Changed
 
 __all__ = ["repair"]
@@ -73,7 +74,10 @@ def repair(
             plan = Plan(found, choice, known, examined, dry_run, said, began)
             _refuse_broken(plan, drop_broken)
             result = plan.result()
-            if dry_run or not plan.changes:
+            if dry_run:
+                return result
+            if not plan.changes:
+                keep_names(folder)  # who made it right may have been killed before that
                 return result
             try:
                 act(plan)

@@ -16,6 +16,7 @@ from offline_cli.storage.exclusion import exclusively
 from offline_cli.storage.layout import WRITING
 from offline_cli.storage.liveness import refuse_if_changing, runs_here
 from offline_cli.storage.locations import Location
+from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["force_unlock"]
@@ -33,6 +34,8 @@ def force_unlock(folder: Location, *, dry_run: bool) -> RepairResult:
     if before is None:
         if not folder.exists():
             raise folder.missing()
+        if not dry_run:
+            keep_names(folder)
         return _result(folder, (), dry_run, began)
     note = WritingNote.if_any(before, where=place.url)
     if note is not None and runs_here(note):
@@ -43,6 +46,7 @@ def force_unlock(folder: Location, *, dry_run: bool) -> RepairResult:
             if whole_file(place) != before:
                 raise Locked("the note has just been written anew", where=place.url, fix=END_IT)
             place.remove()
+            keep_names(folder)
     return _result(folder, (place.url,), dry_run, began)
 
 
