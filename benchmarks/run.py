@@ -22,6 +22,7 @@ __all__ = ["QUESTIONS", "main"]
 HERE = Path(__file__).resolve().parent
 QUESTIONS = (
     "read_episodes",
+    "read_hashed",
     "read_minari",
     "convert_packed_columns",
     "convert_sample_batch",

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from offline_cli.formats.source import BYTES, UNKNOWN_SCALE, Places
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
-from offline_cli.storage.shards import Trust
+from offline_cli.storage.trust import Trust
 
 __all__ = ["FileSource", "Openable"]
 

@@ -11,9 +11,10 @@ import io
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +24,18 @@ from numpy.typing import NDArray
 from offline_cli.errors import PROBLEM, BadData
 from offline_cli.formats.parquet_batches import one_ahead, parquet_batches
 from offline_cli.scopes import Scope, part_of
-from offline_cli.storage.ahead import Ahead
+from offline_cli.storage.ahead import Ahead, Range
 from offline_cli.storage.arrow_extensions import extension_failures, without_objects
 from offline_cli.storage.arrow_files import arrow_file, threads_may_read
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 from offline_cli.storage.parquet_bombs import Unfolded
 from offline_cli.storage.parquet_footers import check_footer
-from offline_cli.storage.parquet_ranges import file_ranges
+from offline_cli.storage.parquet_ranges import file_ranges, with_ends
 from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.remote_files import expect
-from offline_cli.storage.shards import Trust, check_bound
+from offline_cli.storage.shards import check_bound
+from offline_cli.storage.trust import Trust
 from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
@@ -118,7 +120,8 @@ def chunks(
     """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
 
     `first_rows`: after so many a first chunk ends, others after ever more: who stops soon has not waited for thousands of small
-    files. `trusted`: by path, see `check_bound`. `scope` owns files and threads while they are read.
+    files. `trusted`: by path, what a manifest says of files, whose sha256 is compared. `scope` owns files and threads while
+    they are read.
     """
     waiting: list[_Part] = []
     rows = size = 0
@@ -169,7 +172,7 @@ def _parts(
     with scope:
         for file, small in _read_ahead(files, columns, workers, trusted, scope):
             try:
-                for part in _parts_of(file, small, columns, scope):
+                for part in _parts_of(file, small, columns, trusted.get(file.path), scope):
                     yield replace(part, lost_before=lost) if lost else part
                     lost = ""
             except BadData as error:
@@ -198,11 +201,13 @@ def _read_ahead(
             yield ahead.popleft()
 
 
-def _parts_of(file: Location, small: Small, columns: Sequence[str] | None, scope: Scope) -> Iterator[_Part]:
+def _parts_of(
+    file: Location, small: Small, columns: Sequence[str] | None, trust: Trust | None, scope: Scope
+) -> Iterator[_Part]:
     with _damage(file.url):
         table, size, unfolded = small.result()
     if table is None:
-        yield from _read_big(file, columns, unfolded, scope)
+        yield from _read_big(file, columns, unfolded, trust, scope)
     elif table.num_rows:
         yield _Part(file.url, 0, table, size)
 
@@ -211,7 +216,7 @@ def _read_small(
     file: Location, columns: Sequence[str] | None, ahead: Ahead, trust: Trust | None
 ) -> tuple[pa.Table | None, int, Unfolded]:
     """The whole file, or None for one that is to be read in parts; the bytes that are stored of it, and what they unfold to."""
-    with file.open(ahead) as stream, arrow_file(stream) as source:
+    with file.open(ahead) as stream, arrow_file(stream) as source, _beside(stream, file, trust):
         parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
         check_footer(parquet.metadata)
         stored = stream.seek(0, io.SEEK_END)
@@ -220,16 +225,31 @@ def _read_small(
         unfolded = check_bound(file, lambda: nullcontext(stream), parquet.metadata, columns=wanted, trust=trust)
         if unfolded.apart or unfolded.nbytes > BIG:
             return None, stored, unfolded
-        expect(stream, lambda: file_ranges(parquet.metadata, wanted))
+        expect(stream, lambda: _ranges(parquet.metadata, wanted, stored, trust))
         table = parquet.read(columns=wanted, use_threads=False)
         table.validate(full=True)  # text that is not UTF-8 is a file's to answer for
+        if trust is not None:
+            trust.check(file)
         return without_objects(table), stored, unfolded
 
 
-def _read_big(file: Location, columns: Sequence[str] | None, unfolded: Unfolded, scope: Scope) -> Iterator[_Part]:
+def _ranges(metadata: pq.FileMetaData, columns: Sequence[str] | None, size: int, trust: Trust | None) -> list[Range]:
+    """What is read of a file, and of one that is hashed what lies around it."""
+    found = file_ranges(metadata, columns)
+    return found if trust is None else with_ends(found, size)
+
+
+def _beside(stream: BinaryIO, file: Location, trust: Trust | None) -> AbstractContextManager[object]:
+    return nullcontext() if trust is None else trust.beside(stream, file)
+
+
+def _read_big(
+    file: Location, columns: Sequence[str] | None, unfolded: Unfolded, trust: Trust | None, scope: Scope
+) -> Iterator[_Part]:
     with _damage(file.url), scope.part() as held:
         stream = held.enter(file.open())
         source = held.enter(arrow_file(stream))
+        held.enter(_beside(stream, file, trust))
         parquet = pq.ParquetFile(stream, pre_buffer=False)
         check_footer(parquet.metadata)
         wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
@@ -239,3 +259,5 @@ def _read_big(file: Location, columns: Sequence[str] | None, unfolded: Unfolded,
         for batch in one_ahead(parquet_batches(source, columns=wanted, rows=rows, apart=unfolded.apart), held):
             yield _Part(file.url, first, without_objects(pa.Table.from_batches([batch])), stored * batch.num_rows // total)
             first += batch.num_rows
+        if trust is not None:
+            trust.check(file)

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from offline_cli.storage.blocks import BlockCutter
+from offline_cli.storage.hashing import fingerprint
 from offline_cli.storage.layout import DATA
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.row_formats import RowFormat
-from offline_cli.storage.shards import OpenShard, fingerprint, opened
+from offline_cli.storage.shards import OpenShard, opened
 from offline_cli.storage.statistics import StatisticsBuilder
+from offline_cli.storage.trust import Trust
 
 __all__ = ["Adopted", "adopt"]
 
@@ -52,7 +54,8 @@ def adopt(
     with opening or opened(place, size=size) as file:
         schema, row_count = file.schema_arrow, file.metadata.num_rows
         rows.adopt(schema)
-        for batch in reader.read(place, sha256=said, opening=nullcontext(file)):
+        trust = None if said is None else Trust(said, found=digest)
+        for batch in reader.read(place, trust=trust, opening=nullcontext(file)):
             ids += batch.ids
             steps += batch.num_steps
             for block in cutter.push(batch):

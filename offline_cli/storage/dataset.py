@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, Uncommitted
 from offline_cli.scopes import Reading, Scope
+from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.storage.liveness import heard_from, holder_at_work
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest, Shard
+from offline_cli.storage.own_dataset import listed_paths
 from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
 from offline_cli.storage.reading import ShardReader
+from offline_cli.storage.replaced import replaced_place
 from offline_cli.storage.shards_ahead import ShardsAhead
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
+from offline_cli.storage.trust import Trust
 from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset"]
@@ -75,7 +80,8 @@ class Dataset:
 
         `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
         and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
-        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, cut or changed;
+        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, cut or changed, also
+        where only its sha256 shows it: after its last batch, and in a bucket only where all columns are read;
         MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
         Whoever does not read to the end uses it with `with`, or calls its `close`.
         """
@@ -92,24 +98,29 @@ class Dataset:
             columns,
             target_steps,
             declared=not found.spaces_inferred,
-            memory_limit=memory_limit,
         )
         ends = {"terminated": 0, "truncated": 0}
         places = [(self.location.join(shard.path), shard.bytes) for shard in found.shards]
         with scope.part() as held:
-            coming = held.enter(ShardsAhead(places, reader.columns_of))
+            coming = held.enter(ShardsAhead(places, reader.columns_of, partial(replaced_place, self.location)))
             for shard in found.shards:
-                for batch in self._episodes(shard, reader, coming, held):
-                    ends["terminated"] += int(batch.terminated.sum())
-                    ends["truncated"] += int(batch.truncated.sum())
-                    yield batch
+                try:
+                    for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held):
+                        ends["terminated"] += int(batch.terminated.sum())
+                        ends["truncated"] += int(batch.truncated.sum())
+                        yield batch
+                except BadData as error:
+                    raise self._overwritten(shard) or error from error.__cause__
         for name, count in ends.items():
             if count != getattr(found.counts, name):
                 raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
 
-    def _episodes(self, shard: Shard, reader: ShardReader, coming: ShardsAhead, scope: Scope) -> Iterator[EpisodeBatch]:
+    def _episodes(
+        self, shard: Shard, reader: ShardReader, trust: Trust, coming: ShardsAhead, scope: Scope
+    ) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
-        for batch in reader.read(place, rows=shard.rows, sha256=shard.sha256, opening=coming.turn(), scope=scope):
+        whole = reader.keep is None or not place.is_in_bucket  # in a bucket, columns that nobody wants would have to come
+        for batch in reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=coming.turn(), scope=scope):
             episodes += len(batch)
             steps += batch.num_steps
             yield batch
@@ -119,6 +130,15 @@ class Dataset:
             raise BadData(what, where=place.url, fix=FIX)
         if steps != shard.steps:
             raise BadData(f"the shard holds {steps} steps, its manifest says {shard.steps}", where=place.url, fix=FIX)
+
+    def _overwritten(self, shard: Shard) -> BadData | None:
+        """What to say of a shard that could not be read, if another dataset is here by now."""
+        place, listed = self.location.join(shard.path), listed_paths(whole_file(self.location.join(MANIFEST)))
+        kept = replaced_place(self.location, place)
+        if not listed or shard.path in listed or place.exists() or (kept is not None and kept.exists()):
+            return None
+        what = "the shard is gone: the dataset was overwritten after this began to read it"
+        return BadData(what, where=place.url, fix="run the same again: it reads the dataset that is here now")
 
     def refuse_unexplained(self) -> None:
         """Raise BadData for `complete: false` that nothing else in the manifest bears out.

@@ -5,11 +5,12 @@ D/data/shard-<8 hex>-000000.parquet   complete shards only
 D/_writing.json                       a writer is, or was, at work
 D/_part-*                             a local file being written; never in data/
 D/quarantine/rows-000000.parquet      rows set aside
+D/_replaced/shard-<8 hex>-000000.parquet   shards of the dataset before, until the next write (`replaced.py`)
 
 RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py says what else is in it
 
 A folder of train batches is written in the same way: `batches.json` is its commit, and `data/batch-000000.parquet` (or
-`.safetensors`) its files. No generation is in their names unless one that is being overwritten has these names already.
+`.safetensors`) its files. No generation is in their names unless they replace others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ __all__ = [
     "MANIFEST",
     "PART_PREFIX",
     "QUARANTINE",
+    "REPLACED",
     "RUN_CONFIG",
     "RUN_POLICY",
     "SHARD_PATH",
@@ -49,6 +51,7 @@ BATCHES: Final = "batches.json"
 WRITING: Final = "_writing.json"
 DATA: Final = "data"
 QUARANTINE: Final = "quarantine"
+REPLACED: Final = "_replaced"
 PART_PREFIX: Final = "_part-"
 RUN_CONFIG: Final = "config.toml"
 RUN_POLICY: Final = "policy.json"
@@ -68,23 +71,29 @@ class FolderKind:
     commit: str  # the file that is written last
     data_path: re.Pattern[str]  # of its files in data/; groups `generation` and `number`
     resumable: bool  # whether a writing that broke off can be gone on with
-    generations: Callable[[Mapping[str, Any]], Iterator[str]]  # names for a writing with these options, the first choice first
+    keeps_replaced: bool  # whether files that a new commit replaces stay for readers with the older one
+    generation: Callable[[Mapping[str, Any], Collection[str], str | None], str]
+    """What tells the names of a writing from those of others, by its options. Second, what names in the folder have already.
+    Third, a text that no other writing in this folder has had; None: nothing was ever written there."""
 
 
-def _hashed(options: Mapping[str, Any]) -> Iterator[str]:
+def _hashed(options: Mapping[str, Any], taken: Collection[str], salt: str | None) -> str:
     """8 hex digits from the options. Where the data comes from is left out: one content has one name, wherever it lay."""
     named = {name: value for name, value in options.items() if name != "identity"}
-    for salt in itertools.count():
-        yield hashlib.sha256(json.dumps([named, salt], sort_keys=True).encode()).hexdigest()[:8]
+    salts = itertools.count() if salt is None else (f"{salt} {number}" for number in itertools.count())
+    names = (hashlib.sha256(json.dumps([named, salt], sort_keys=True).encode()).hexdigest()[:8] for salt in salts)
+    return next(name for name in names if name not in taken)
 
 
-def _counted(_: Mapping[str, Any]) -> Iterator[str]:
-    """None at all, then `-1`, `-2`, ..."""
-    return itertools.chain([""], (f"-{number}" for number in itertools.count(1)))
+def _counted(_: Mapping[str, Any], taken: Collection[str], salt: str | None) -> str:
+    """None at all, then `-1`, `-2`, ...: beyond the last that is there, which the one before it is not any more."""
+    return "" if salt is None else f"-{max((int(name[1:] or 0) for name in taken), default=0) + 1}"
 
 
-DATASET: Final = FolderKind("dataset", MANIFEST, SHARD_PATH, resumable=True, generations=_hashed)
-TRAIN_BATCHES: Final = FolderKind("set of train batches", BATCHES, BATCH_PATH, resumable=False, generations=_counted)
+DATASET: Final = FolderKind("dataset", MANIFEST, SHARD_PATH, resumable=True, keeps_replaced=True, generation=_hashed)
+TRAIN_BATCHES: Final = FolderKind(
+    "set of train batches", BATCHES, BATCH_PATH, resumable=False, keeps_replaced=False, generation=_counted
+)
 
 
 def batch_name(generation: str, number: int, suffix: str) -> str:

@@ -12,12 +12,12 @@ from typing import Final
 
 from offline_cli.errors import OutputExists
 from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.layout import BATCHES, DATA, MANIFEST, QUARANTINE, WRITING, FolderKind
+from offline_cli.storage.layout import BATCHES, DATA, MANIFEST, QUARANTINE, REPLACED, WRITING, FolderKind
 from offline_cli.storage.locations import Location
 from offline_cli.storage.own_files import begins_as, is_link, is_note, is_own_part, is_regular
 from offline_cli.storage.quarantine import quarantine_files
 
-__all__ = ["all_but_parts", "numbered", "refuse_foreign_data", "refuse_foreign_folder", "refuse_links"]
+__all__ = ["all_but_parts", "listed_paths", "numbered", "refuse_foreign_data", "refuse_foreign_folder", "refuse_links"]
 
 MARKS: Final = {
     MANIFEST: (b'"shards"', b'"observation_space"', b'"action_scale"'),
@@ -40,7 +40,7 @@ def numbered(file: Location, folder: Location, kind: FolderKind) -> re.Match[str
 
 def refuse_links(folder: Location, kind: FolderKind) -> None:
     """Raise OutputExists where a link has one of our names in `folder`: nothing is written or removed through it."""
-    for name in (kind.commit, WRITING, DATA, QUARANTINE):
+    for name in (kind.commit, WRITING, DATA, QUARANTINE, REPLACED):
         if is_link(folder.join(name)):
             what = f"{name} is a symbolic link, and nothing is written or removed through one"
             raise OutputExists(what, where=folder.join(name).url, fix="name the folder that it leads to, or another --out")
@@ -50,7 +50,7 @@ def refuse_foreign_folder(folder: Location, kind: FolderKind) -> None:
     """Raise OutputExists for a folder with neither commit nor note of ours, nor what a killed writer of ours may leave."""
     if _is_commit(folder.join(kind.commit), kind) or is_note(folder.join(WRITING)):
         return
-    ours = {DATA, QUARANTINE}
+    ours = {DATA, QUARANTINE, REPLACED}
     data = folder.join(DATA)
     if any(numbered(file, folder, kind) and begins_as(file, file.name) for file in data.children()):
         ours |= {kind.commit, WRITING}  # damaged
@@ -68,8 +68,7 @@ def _is_commit(place: Location, kind: FolderKind) -> bool:
 def refuse_foreign_data(folder: Location, kind: FolderKind) -> None:
     """Raise OutputExists for files in data/ that no writer of ours put there, and for such under names of quarantine/."""
     data = folder.join(DATA)
-    commit = whole_file(folder.join(kind.commit)) or b""
-    listed = {path.decode("utf-8", "replace") for path in PATH.findall(commit)}
+    listed = listed_paths(whole_file(folder.join(kind.commit)))
     foreign = [file.url for file in data.files() if not _is_data(file, folder, kind, listed)] if data.exists() else []
     if foreign:
         what = f"data/ holds {len(foreign)} files that no {kind.noun} put there, such as {foreign[0]}"
@@ -78,6 +77,11 @@ def refuse_foreign_data(folder: Location, kind: FolderKind) -> None:
     if aside:
         what = f"{aside[0]} has the name of rows that were set aside, and holds none"
         raise OutputExists(what, where=folder.url, fix="move it away, or give another --out")
+
+
+def listed_paths(commit: bytes | None) -> set[str]:
+    """Paths below its folder that a commit lists, whole or damaged; none where there is none."""
+    return {path.decode("utf-8", "replace") for path in PATH.findall(commit or b"")}
 
 
 def _is_data(file: Location, folder: Location, kind: FolderKind, listed: set[str]) -> bool:

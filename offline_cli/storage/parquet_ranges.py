@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["chosen_columns", "chunk_ranges", "file_ranges"]
+__all__ = ["chosen_columns", "chunk_ranges", "file_ranges", "with_ends"]
+
+NEAR: Final = 256 << 10  # bytes that are rather fetched than left out
 
 
 def chosen_columns(metadata: Any, columns: Collection[str] | None) -> Sequence[int]:
@@ -40,3 +42,10 @@ def file_ranges(
     """As `chunk_ranges`, of several row groups; None: of all."""
     chosen = range(metadata.num_row_groups) if groups is None else groups
     return [part for group in chosen for part in chunk_ranges(metadata, group, columns)]
+
+
+def with_ends(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """`ranges`, and what a file of `size` bytes has before and after them, magic and footer, where that is little."""
+    first, last = min((start for start, _ in ranges), default=0), max((end for _, end in ranges), default=size)
+    ends = [(start, end) for start, end in ((0, first), (last, size)) if start < end <= start + NEAR]
+    return sorted([*ranges, *ends])

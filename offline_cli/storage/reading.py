@@ -20,8 +20,8 @@ from offline_cli.spaces import Space
 from offline_cli.storage import episode_tables, step_tables
 from offline_cli.storage.arrow_trees import is_numeric
 from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
-from offline_cli.storage.shards import OpenShard, Trust, opened, read_row_groups
+from offline_cli.storage.shards import OpenShard, opened, read_row_groups
+from offline_cli.storage.trust import Trust
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["ShardReader"]
@@ -39,7 +39,6 @@ class ShardReader:
     keep: Sequence[str] | None = None  # extra model outputs to read, and "infos"; None: all
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
     declared: bool = False  # `episodes` only: the episodes may say no other spaces
-    memory_limit: int = MEMORY_LIMIT  # bytes of a row group that packs better than a bomb, and is none by its sha256
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
 
     def read(
@@ -48,15 +47,17 @@ class ShardReader:
         *,
         size: int | None = None,
         rows: int | None = None,
-        sha256: str | None = None,
+        trust: Trust | None = None,
+        whole: bool = False,
         opening: AbstractContextManager[OpenShard] | None = None,
         scope: Scope | None = None,
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
-        `size`, `rows`, `sha256`: what its manifest says of it. `opening`: the shard, if it has been opened. `scope` owns it.
-        Raises BadData, naming the shard, where it is missing, has another size, is cut, or has other columns than its spaces
-        ask for; MemoryLimitExceeded for row groups that are no bomb only because the sha256 is true.
+        `size`, `rows`, `trust`: what its manifest says of it. `whole`: compare its sha256 by the end of the last batch.
+        `opening`: the shard, if it has been opened. `scope` owns it. Raises BadData, naming the shard, where it is missing, has
+        another size or content, is cut, or has other columns than its spaces ask for; MemoryLimitExceeded for row groups
+        that are no bomb only because the sha256 is true.
         """
         with part_of(scope) as held:
             file = held.enter(opening or opened(location, size=size))
@@ -64,10 +65,11 @@ class ShardReader:
                 what = f"the shard has {file.metadata.num_rows} rows, its manifest says {rows}"
                 raise BadData(what, where=location.url, fix=FIX)
             self.check_columns(file, location)
-            if self.format == "columns":
-                yield from self._steps(file, location, sha256)
-            else:
-                yield from self._episodes(file, location, sha256)
+            if trust is not None and whole:
+                held.enter(trust.beside(file.stream, location))
+            yield from self._steps(file, location, trust) if self.format == "columns" else self._episodes(file, location, trust)
+            if trust is not None and whole:
+                trust.check(location)
 
     def check_columns(self, file: OpenShard, location: Location) -> None:
         """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
@@ -79,8 +81,8 @@ class ShardReader:
         _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
         _check_further_columns(file.schema_arrow, location)
 
-    def _steps(self, file: OpenShard, location: Location, sha256: str | None) -> Iterator[EpisodeBatch]:
-        tables = self._row_groups(file, location, sha256)
+    def _steps(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
+        tables = self._row_groups(file, location, trust)
         for table in _whole_episodes(tables, self.target_steps):
             yield step_tables.from_table(
                 table,
@@ -101,14 +103,12 @@ class ShardReader:
             return True
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
 
-    def _row_groups(self, file: OpenShard, location: Location, sha256: str | None) -> Iterator[Any]:
-        columns = self.columns_of(file)
-        trust = None if sha256 is None else Trust(sha256, self.memory_limit)
-        return read_row_groups(file, location, columns=columns, trust=trust)
+    def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[Any]:
+        return read_row_groups(file, location, columns=self.columns_of(file), trust=trust)
 
-    def _episodes(self, file: OpenShard, location: Location, sha256: str | None) -> Iterator[EpisodeBatch]:
+    def _episodes(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
         row = 0
-        for table in self._row_groups(file, location, sha256):
+        for table in self._row_groups(file, location, trust):
             for batch in episode_tables.from_table(
                 table,
                 first_row=row,

@@ -12,7 +12,8 @@ from offline_cli.storage.layout import shard_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
 from offline_cli.storage.row_group_cuts import Cuts, cuts_of
-from offline_cli.storage.shards import ShardWriter, Trust, check_bound, is_plain, opened, read_row_groups
+from offline_cli.storage.shards import ShardWriter, check_bound, is_plain, opened, read_row_groups
+from offline_cli.storage.trust import Trust
 
 __all__ = ["ShardSequence"]
 

@@ -6,11 +6,9 @@ another value. Whatever a broken or hostile file makes the Parquet reader raise 
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, BinaryIO, Final
@@ -26,7 +24,6 @@ from offline_cli.storage.behind import Behind
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 from offline_cli.storage.parquet_bombs import (
-    MEMORY_LIMIT,
     Opening,
     Unfolded,
     in_memory_bytes,
@@ -35,20 +32,19 @@ from offline_cli.storage.parquet_bombs import (
 )
 from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_options import parquet_options
-from offline_cli.storage.parquet_ranges import chunk_ranges, file_ranges
+from offline_cli.storage.parquet_ranges import chunk_ranges, file_ranges, with_ends
 from offline_cli.storage.remote_files import expect, ready
 from offline_cli.storage.row_group_cuts import Held
 from offline_cli.storage.staging import StagedFile
+from offline_cli.storage.trust import Trust
 
 __all__ = [
     "COMPRESSIONS",
     "OpenShard",
     "ShardWriter",
-    "Trust",
     "check_bound",
     "check_compression",
     "expect_row_groups",
-    "fingerprint",
     "is_plain",
     "opened",
     "opened_stream",
@@ -58,7 +54,7 @@ __all__ = [
 
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
-HASH_CHUNK = 4 << 20
+MISSING: Final = "the shard is missing"
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
 
 
@@ -141,6 +137,7 @@ class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         self.is_threaded = threads_may_read(source)
         super().__init__(source, page_checksum_verification=True, pre_buffer=self.is_threaded)
         self.stream = stream
+        self.size = stream.seek(0, io.SEEK_END)  # bytes
 
 
 class opened:  # noqa: N801  reads as what it gives, as in contextlib
@@ -149,13 +146,13 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
     Entering it raises BadData where the shard is missing, has another size, or is no Parquet.
     """
 
-    def __init__(self, location: Location, *, size: int | None = None) -> None:
-        """`size`: the bytes it must have; None: any."""
-        self._location, self._size, self._stack = location, size, ExitStack()
+    def __init__(self, location: Location, *, size: int | None = None, moved: Location | None = None) -> None:
+        """`size`: the bytes it must have; None: any. `moved`: see `opened_stream`."""
+        self._location, self._size, self._moved, self._stack = location, size, moved, ExitStack()
 
     def __enter__(self) -> OpenShard:
         with ExitStack() as stack:
-            stream = stack.enter_context(opened_stream(self._location, size=self._size))
+            stream = stack.enter_context(opened_stream(self._location, size=self._size, moved=self._moved))
             shard = parsed(stream, self._location, stack.enter_context(arrow_file(stream)))
             self._stack = stack.pop_all()
         return shard
@@ -164,17 +161,30 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
         self._stack.__exit__(kind, error, trace)
 
 
-def opened_stream(location: Location, *, size: int | None = None, ahead: Ahead | None = None) -> BinaryIO:
-    """The bytes of the shard at `location`. Raises BadData where it is missing, or has another size than it must have."""
+def opened_stream(
+    location: Location, *, size: int | None = None, ahead: Ahead | None = None, moved: Location | None = None
+) -> BinaryIO:
+    """The bytes of the shard at `location`. Raises BadData where it is missing, or has another size than it must have.
+
+    `moved`: where it is if it is not there any more.
+    """
     try:
-        stream = location.open(ahead)
+        stream = _opened_first((location,) if moved is None else (location, moved), ahead)
     except StorageNotFound as err:
-        raise _bad("the shard is missing", location) from err
+        raise _bad(MISSING, location) from err
     have = stream.seek(0, io.SEEK_END)
     if size is not None and have != size:
         stream.close()
         raise _bad(f"the shard has {have} bytes, its manifest says {size}", location)
     return stream
+
+
+def _opened_first(places: Sequence[Location], ahead: Ahead | None) -> BinaryIO:
+    """The first that is there; in the order in which a shard moves, so that none is missed."""
+    for place in places[:-1]:
+        with suppress(StorageNotFound):
+            return place.open(ahead)
+    return places[-1].open(ahead)
 
 
 def parsed(stream: BinaryIO, location: Location, source: Any = None) -> OpenShard:
@@ -186,9 +196,12 @@ def parsed(stream: BinaryIO, location: Location, source: Any = None) -> OpenShar
 
 
 def expect_row_groups(file: OpenShard, location: Location, columns: Sequence[str] | None = None) -> None:
-    """Have the row groups of a remote shard come beforehand. Raises BadData where the footer is broken."""
+    """Have the row groups of a remote shard come beforehand, and what stands before and after them, to be hashed.
+
+    Raises BadData where the footer is broken.
+    """
     with _parquet_failures(location):
-        expect(file.stream, lambda: file_ranges(file.metadata, columns))
+        expect(file.stream, lambda: with_ends(file_ranges(file.metadata, columns), file.size))
 
 
 def is_plain(file: OpenShard) -> bool:
@@ -209,27 +222,13 @@ def read_row_groups(
 ) -> Iterator[Any]:
     """The pa.Table of each row group of an opened shard, in order. Raises BadData, StorageError, and as `check_bound` does."""
     expect_row_groups(file, location, columns)
+    opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
     for group in range(file.num_row_groups):
         with _parquet_failures(location):
-            check_bound(location, location.open, file.metadata, columns=columns, group=group, trust=trust)
+            check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
             ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
             table = file.read_row_group(group, columns=columns, use_threads=file.is_threaded)
         yield without_objects(table)
-
-
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """What a manifest says of a shard: where it is true, the shard is the writer's own, however little it is packed to."""
-
-    sha256: str  # hex
-    memory_limit: int = MEMORY_LIMIT  # bytes that reading a row group may take all the same: a manifest can be hostile too
-    _known: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)  # by URL, whether it is true
-
-    def is_true_of(self, location: Location) -> bool:
-        """Whether the file there is the one that is trusted; its bytes are read the first time alone."""
-        if location.url not in self._known:
-            self._known[location.url] = fingerprint(location)[1] == self.sha256
-        return self._known[location.url]
 
 
 def check_bound(
@@ -240,13 +239,16 @@ def check_bound(
     columns: Sequence[str] | None = None,
     group: int | None = None,
     trust: Trust | None = None,
+    size: int | None = None,
 ) -> Unfolded:
     """As `refuse_bomb`, of the file at `location`; the sha256 of one that is refused is compared with what is trusted.
 
-    Raises UnsafeData; MemoryLimitExceeded where a trusted row group takes more than its limit.
+    `size`: its bytes, if they are known. Raises UnsafeData; MemoryLimitExceeded where a trusted row group takes more than its
+    limit.
     """
     try:
-        return refuse_bomb(opening, metadata, location.size, where=location.url, columns=columns, group=group)
+        told = location.size if size is None else lambda: size
+        return refuse_bomb(opening, metadata, told, where=location.url, columns=columns, group=group)
     except UnsafeData:
         if trust is None or not trust.is_true_of(location):
             raise
@@ -275,16 +277,6 @@ def _parquet_failures(location: Location) -> Iterator[None]:
                 raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
     except (pa.ArrowException, UnicodeDecodeError) as err:  # names of columns are text, or should be
         raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
-
-
-def fingerprint(location: Location) -> tuple[int, str]:
-    """Bytes and sha256 (hex) of a file, as its storage has them, past any cache. Raises StorageNotFound, StorageError."""
-    digest, size = hashlib.sha256(), 0
-    with location.without_cache.open() as file, storage_failures(location.url, "reading it"):
-        while chunk := file.read(HASH_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
 
 
 def _bad(what: str, location: Location) -> BadData:

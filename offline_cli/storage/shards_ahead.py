@@ -29,10 +29,18 @@ ColumnsOf = Callable[[OpenShard], "Sequence[str] | None"]
 class ShardsAhead:
     """Shards to be read one after the other; a context manager, at whose end nothing more is fetched."""
 
-    def __init__(self, places: Sequence[tuple[Location, int]], columns_of: ColumnsOf) -> None:
-        """`places`: each shard, and the bytes that it must have. `columns_of`: the columns of an opened one that are read."""
+    def __init__(
+        self,
+        places: Sequence[tuple[Location, int]],
+        columns_of: ColumnsOf,
+        moved: Callable[[Location], Location | None] = lambda _: None,
+    ) -> None:
+        """`places`: each shard, and the bytes that it must have. `columns_of`: the columns of an opened one that are read.
+
+        `moved`: where a shard is that is not in its place any more.
+        """
         self._places = deque(places)
-        self._columns_of = columns_of
+        self._columns_of, self._moved = columns_of, moved
         self._ahead = Ahead()
         self._coming: deque[_Coming] = deque()
 
@@ -41,7 +49,9 @@ class ShardsAhead:
         if self._coming:
             return self._coming.popleft()
         place, size = self._places.popleft()
-        return _Coming(place, size, self._ahead) if place.is_in_bucket else opened(place, size=size)
+        if place.is_in_bucket:
+            return _Coming(place, size, self._ahead)
+        return opened(place, size=size, moved=self._moved(place))
 
     def advance(self) -> None:
         """Go on with those whose turn has not come; to be called now and then. Waits for nothing."""

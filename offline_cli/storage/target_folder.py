@@ -7,12 +7,14 @@ shards stay until the new manifest is written, and removing the note brings it b
 writer out (`writing_lock.py`); what was found before it was held is looked at again once it is.
 
 The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
-one command name their shards alike. Where `data/` holds shards of that name already (--overwrite with the same options), the
-hash is salted with 1, 2, ... until it is new: old and new shards stand side by side until the manifest changes.
+one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
+salted at random: old and new shards stand side by side until the manifest changes, and no name ever comes back, under which a
+reader with an older manifest would find other episodes.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
@@ -24,9 +26,17 @@ from offline_cli.storage.layout import DATA, DATASET, MANIFEST, QUARANTINE, WRIT
 from offline_cli.storage.liveness import refuse_if_at_work
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.own_dataset import all_but_parts, numbered, refuse_foreign_data, refuse_foreign_folder, refuse_links
+from offline_cli.storage.own_dataset import (
+    all_but_parts,
+    listed_paths,
+    numbered,
+    refuse_foreign_data,
+    refuse_foreign_folder,
+    refuse_links,
+)
 from offline_cli.storage.own_files import is_own_part
 from offline_cli.storage.quarantine import next_number, quarantine_files
+from offline_cli.storage.replaced import forget_replaced, replaced_files, retire
 from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.uploads import open_uploads
 from offline_cli.storage.writing_lock import Changed, WritingLock
@@ -157,6 +167,8 @@ class TargetFolder:
         self._first_quarantine = 0
         self._made: list[Location] = []  # folders that were not there before, outermost first
         self._note_before: bytes | None = None  # of a crashed writing that this one overwrites
+        self._salt = secrets.token_hex(8)
+        self._listed: set[str] | None = None  # paths of the shards of the dataset that this one overwrites; None: not known
 
     # ---- beginning ----
 
@@ -184,14 +196,16 @@ class TargetFolder:
         self._note_before = whole_file(self.folder.join(WRITING)) if overwrite else None
         self._made += self.folder.make_folder()
         try:
-            self._choose_names(options)
+            self._choose_names(options, overwrite=overwrite)
             self._lock.acquire(self.note(options), instead_of=self._note_before)
             if not overwrite and (self.folder.join(self.kind.commit).exists() or _shards(self.folder, self.kind)):
                 self._lock.release()
                 raise Changed  # a whole writing has taken place since `check_target`
-            if self._choose_names(options):
+            if self._choose_names(options, overwrite=overwrite):
                 self._lock.rewrite(generation=self.generation, first_quarantine=self._first_quarantine)
             self._remove_parts()
+            if overwrite:
+                self._forget_replaced()
             self._made += self.folder.join(DATA).make_folder()
         except (Changed, Locked):  # what is there is another writer's
             raise
@@ -199,11 +213,24 @@ class TargetFolder:
             self.leave_no_trace()
             raise
 
-    def _choose_names(self, options: Mapping[str, Any]) -> bool:
-        """Choose names that no file of the folder has; whether they are others than before."""
+    def _forget_replaced(self) -> None:
+        """Remove what the write before this one has replaced."""
+        old = replaced_files(self.folder)
+        if old:
+            with self._lock.guard():  # asks after the listing
+                forget_replaced(old, self.folder)
+
+    def _choose_names(self, options: Mapping[str, Any], *, overwrite: bool) -> bool:
+        """Choose names that no file of the folder has, or has had; whether they are others than before."""
         before = self.generation, self._first_quarantine
-        taken = _shards(self.folder, self.kind)
-        self.generation = next(name for name in self.kind.generations(options) if name not in taken)
+        taken = set(_shards(self.folder, self.kind))
+        is_new = True
+        if overwrite:
+            commit = whole_file(self.folder.join(self.kind.commit))
+            self._listed = listed_paths(commit)
+            taken |= {match["generation"] for path in self._listed if (match := self.kind.data_path.fullmatch(path))}
+            is_new = commit is None and self._note_before is None and not (taken or replaced_files(self.folder))
+        self.generation = self.kind.generation(options, taken, None if is_new else self._salt)
         self._first_quarantine = next_number(self.folder)
         return (self.generation, self._first_quarantine) != before
 
@@ -268,21 +295,27 @@ class TargetFolder:
     # ---- ends ----
 
     def finish(self) -> None:
-        """Remove what the new manifest has replaced, and then the note: the dataset is committed."""
-        replaced = [
-            file
-            for generation, shards in _shards(self.folder, self.kind).items()
-            if generation != self.generation
-            for file in shards.values()
-        ]
-        replaced += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
+        """End what the new manifest has replaced, and then remove the note: the dataset is committed."""
+        replaced, forgotten = self._old_shards()
+        forgotten += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
         with self._lock.guard():  # asks after the listing: none of these is another writer's
-            for file in replaced:
+            for file in forgotten:
                 file.remove()
+            retire(replaced, self.folder)
             keep_names(self.folder.join(DATA), self.folder.join(QUARANTINE))  # gone for good before the note is
             for name in (DATA, QUARANTINE):
                 self.folder.join(name).remove_empty_folder()
             self._lock.release()
+
+    def _old_shards(self) -> tuple[list[Location], list[Location]]:
+        """Those in `data/` that were the dataset until now, and others, which no reader has ever known of."""
+        replaced: list[Location] = []
+        forgotten: list[Location] = []
+        for generation, shards in _shards(self.folder, self.kind).items():
+            for file in shards.values() if generation != self.generation else ():
+                was_read = self._listed is None or f"{DATA}/{file.name}" in self._listed
+                (replaced if was_read and self.kind.keeps_replaced else forgotten).append(file)
+        return replaced, forgotten
 
     def leave(self) -> None:
         """End the writing, so that it can be gone on with at once; nothing where another writer has taken over."""

@@ -125,7 +125,7 @@ def test_overwriting_leaves_the_new_batches_alone_and_their_bytes_are_the_same(
     assert set(after) == {"batches.json", "connectors-1.msgpack", *names}
     assert [after[name] for name in names] == [before[name.replace("-1.", ".")] for name in names]
     apply(source, str(out), pipeline=pipeline_file(), overwrite=True)
-    assert set(contents(out)) == {"batches.json", "data/batch-000000.parquet"}
+    assert set(contents(out)) == {"batches.json", "data/batch-000000-2.parquet"}
 
 
 def test_a_failing_overwrite_leaves_the_old_batches_as_they_were(

@@ -15,7 +15,7 @@ from cloud_servers import Cloud
 pytestmark = pytest.mark.cloud
 
 Told = Callable[..., dict[str, Any]]
-SameFolder = Callable[[Path, str, Cloud], None]
+SameFolder = Callable[..., None]
 RECORD = ("record", "CartPole-v1", "--num-envs", "4", "--vectorize", "sync", "--num-env-runners", "0", "--seed", "3")
 RANDOM = (*RECORD, "--policy", "random", "--episodes", "40", "--max-rows-per-file", "300", "--format", "columns")
 TRAIN = ("--updates", "12", "--batch-size", "128", "--val-fraction", "0.25", "--device", "cpu", "--seed", "5")
@@ -173,4 +173,4 @@ def test_what_is_there_is_replaced_by_overwrite_and_never_without_it(
         code, found = call(*command)
         assert (code, found["error"]["code"]) == (2, "output-exists")
         told(*command, "--overwrite")
-    assert_same_folder(tmp_path / "out", f"{bucket}/out", cloud)
+    assert_same_folder(tmp_path / "out", f"{bucket}/out", cloud, overwritten=True)

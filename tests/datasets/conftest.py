@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -142,10 +143,11 @@ class Maker:
         return folder
 
     def rewrite_shard(self, folder: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
-        """Write the only shard of a dataset again, and let its manifest say the new size."""
+        """Write the only shard of a dataset again, and let its manifest say so."""
         shard = next((folder / "data").iterdir())
         pq.write_table(change(pq.read_table(shard)), shard)
-        return self.edit_manifest(folder, lambda found: found["shards"][0].update(bytes=shard.stat().st_size))
+        said = {"bytes": shard.stat().st_size, "sha256": hashlib.sha256(shard.read_bytes()).hexdigest()}
+        return self.edit_manifest(folder, lambda found: found["shards"][0].update(said))
 
 
 def _plain(values: Any) -> Any:

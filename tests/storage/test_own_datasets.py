@@ -119,7 +119,8 @@ def test_what_killed_writers_left_is_replaced(dataset: Path) -> None:
     (dataset / "_part-0123abcd-manifest.json").write_text('{"form')
     write(dataset, overwrite=True, value=0.5)
     assert len(list((dataset / "data").iterdir())) == 1
-    assert sorted(os.listdir(dataset)) == ["data", "manifest.json"]
+    assert sorted(os.listdir(dataset)) == ["_replaced", "data", "manifest.json"]
+    assert os.listdir(dataset / "_replaced") == [left.name]
 
 
 PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'

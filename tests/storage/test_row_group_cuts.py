@@ -22,14 +22,14 @@ from offline_cli.datasets.repair import repair
 from offline_cli.datasets.validate import validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded, UnsafeData
-from offline_cli.storage import parquet_bombs, row_group_cuts, shard_sequence, shards
+from offline_cli.storage import parquet_bombs, row_group_cuts, shard_sequence, trust
 from offline_cli.storage.blocks import BlockCutter
 from offline_cli.storage.dataset import Dataset
+from offline_cli.storage.hashing import Hashing
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.parquet_bombs import refuse_bomb
 from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.row_group_cuts import Cuts, Held, cuts_of
-from offline_cli.storage.shards import fingerprint
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Tally
 
@@ -285,6 +285,8 @@ def test_a_shard_of_many_row_groups_beyond_the_bound_is_compared_with_its_manife
     monkeypatch.setattr(parquet_bombs, "MAX_BYTES", 64 * KIB)
     monkeypatch.setattr(parquet_bombs, "MAX_RATIO", 20)
     compared = []
-    monkeypatch.setattr(shards, "fingerprint", lambda location: compared.append(location.url) or fingerprint(location))
+    digest = Hashing.digest
+    monkeypatch.setattr(Hashing, "digest", lambda self: compared.append(self) or digest(self))
+    monkeypatch.setattr(trust, "fingerprint", lambda location: compared.append(location))
     assert sum(found.num_steps for found in Dataset.open(tmp_path).batches()) == 2700
     assert len(compared) == 1

@@ -55,10 +55,10 @@ def validate(
 ) -> Validation:
     """Every problem of `sources`: datasets, committed or not, and recordings of any known format.
 
-    `strict`: warnings are failures too (`Validation.passed`, `.check()`). `deep`: compare the sha256 of every shard.
-    `allow_lost`: episodes that a dataset lost when it was written are a note, no warning. `env`: an environment whose spaces
-    the data must fit. `action_scale`: `env` or `normalized`, where sources do not say it. Of tables:
-    `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as `convert` takes them.
+    `strict`: warnings are failures too (`Validation.passed`, `.check()`). `deep`: look at footers, rows set aside and open
+    uploads too, which reads datasets twice. `allow_lost`: episodes that a dataset lost when it was written are a note, no
+    warning. `env`: an environment whose spaces the data must fit. `action_scale`: `env` or `normalized`, where sources do not
+    say it. Of tables: `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as `convert` takes them.
     Problems are returned, not raised. Raises UsageError, BadMapping, StorageNotFound, StorageError, UnknownEnvironment.
     """
     began = time.monotonic()

@@ -188,7 +188,7 @@ CODES: Final[dict[str, Code]] = {
     ),
     "missing-shard": Code("error", SHARDS, "listed in the manifest, and not there", DROP),
     "shard-size": Code("error", SHARDS, "other bytes than the manifest says", DROP),
-    "shard-hash": Code("error", SHARDS, "other content than the manifest's sha256 says (--deep)", DROP),
+    "shard-hash": Code("error", SHARDS, "other content than the manifest's sha256 says, such as that of another shard", DROP),
     "shard-columns": Code("error", SHARDS, "other columns than the manifest's spaces ask for", AGAIN),
     "count-mismatch": Code("error", ("count", "counts"), "other than the manifest says", AGAIN),
     "statistics-mismatch": Code("error", ("column", "columns"), "other statistics than the manifest says", AGAIN),

@@ -18,7 +18,8 @@ from offline_cli.errors import BadData
 from offline_cli.storage.locations import Location
 from offline_cli.storage.parquet_statistics import ChunkStatistics, chunk_statistics
 from offline_cli.storage.quarantine import quarantine_files
-from offline_cli.storage.shards import Trust, opened, read_row_groups
+from offline_cli.storage.shards import opened, read_row_groups
+from offline_cli.storage.trust import Trust
 from offline_cli.storage.uploads import open_uploads
 
 __all__ = ["check_footer", "check_leftovers"]

@@ -29,7 +29,8 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest, Shard
 from offline_cli.storage.quarantine import quarantine_files
 from offline_cli.storage.reading import ShardReader
-from offline_cli.storage.shards import Trust, fingerprint, opened
+from offline_cli.storage.shards import opened
+from offline_cli.storage.trust import OTHER_SHARD, Trust
 from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder"]
@@ -42,7 +43,8 @@ class OwnFolder:
     location: Location
     manifest: Manifest | None = None  # None: there is none that can be read
     readable: list[Location] = field(default_factory=list)  # shards that are worth reading
-    unhashed: int = 0  # shards whose sha256 was not compared
+    trusted: dict[str, Trust] = field(default_factory=dict)  # what the manifest says of these, by path
+    unhashed: int = 0  # shards whose sha256 is not compared, because they are not worth reading
     memory_limit: int = MEMORY_LIMIT
 
     def check(
@@ -123,17 +125,19 @@ class OwnFolder:
         hashed, total = 0, sum(shard.bytes for shard in self.manifest.shards)
         for shard in self.manifest.shards:
             place = self.location.join(shard.path)
-            if self._is_whole(shard, place, findings, deep=deep) and self._has_columns(reader, place, findings):
+            trust = self.trusted[place.path] = Trust(shard.sha256, self.memory_limit)
+            if self._is_whole(shard, place, findings, trust if deep else None) and self._has_columns(reader, place, findings):
                 self.readable.append(place)
                 if deep:
-                    check_footer(place, self.location.url, findings, Trust(shard.sha256, self.memory_limit))
+                    check_footer(place, self.location.url, findings, trust)
+            elif not trust.is_known:
+                self.unhashed += 1
             if deep:
                 hashed += shard.bytes
                 on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
-            else:
-                self.unhashed += 1
 
-    def _is_whole(self, shard: Shard, place: Location, findings: Findings, *, deep: bool) -> bool:
+    def _is_whole(self, shard: Shard, place: Location, findings: Findings, trust: Trust | None) -> bool:
+        """Whether the shard is worth reading; its sha256 is compared with `trust`, or else while it is read."""
         source = self.location.url
         try:
             size = place.size()
@@ -143,8 +147,8 @@ class OwnFolder:
         if size != shard.bytes:
             findings.add(source, "shard-size", 1, [f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}"])
             return False
-        if deep and fingerprint(place)[1] != shard.sha256:
-            findings.add(source, "shard-hash", 1, [place.url])
+        if trust is not None and not trust.is_true_of(place):
+            findings.add(source, OTHER_SHARD, 1, [place.url])
             return False
         return True
 
@@ -173,7 +177,7 @@ class OwnFolder:
             found.action_space,
             found.action_scale,
             found.environment.id if found.environment else None,
-            {self.location.join(shard.path).path: Trust(shard.sha256, self.memory_limit) for shard in found.shards},
+            self.trusted,
         )
 
     def comparisons(self) -> tuple[ManifestFigures | None, PlainColumns | None]:
