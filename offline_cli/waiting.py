@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["CLOSING", "WORKERS", "Ending", "Overdue", "Waiting", "current"]
+__all__ = ["CLOSING", "WORKERS", "Ending", "Mirrored", "Overdue", "Waiting", "current", "use"]
 
 CLOSING: Final = "close"
 WORKERS: Final = "workers"  # our own wait for processes that play, which has limits of its own
@@ -82,9 +82,34 @@ class Waiting:
         return words() if words is not None else "code that is not ours"
 
 
+class Mirrored(Waiting):
+    """One whose slot somebody else is told of at once, as another process can see it while this one's interpreter is held."""
+
+    __slots__ = ("_mirror", "_slot")
+
+    def __init__(self, mirror: Callable[[int | None], None]) -> None:
+        self._mirror = mirror
+        super().__init__()
+
+    @property
+    def slot(self) -> int | None:
+        """See Waiting."""
+        return self._slot
+
+    @slot.setter
+    def slot(self, value: int | None) -> None:
+        self._slot = value
+        self._mirror(value)
+
+
 def current() -> Waiting:
     """That of the thread that asks."""
     found: Waiting | None = getattr(_OWN, "waiting", None)
     if found is None:
         found = _OWN.waiting = Waiting()
     return found
+
+
+def use(waiting: Waiting) -> None:
+    """This thread's is `waiting` from now on; before anything takes hold of the one it had."""
+    _OWN.waiting = waiting

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -53,7 +54,7 @@ class ErrorBoundary(TyperGroup):
         """Run one command line and exit; with `standalone_mode=False` return the exit code instead."""
         invocation = Invocation(tuple(sys.argv[1:] if args is None else args))
         extra.setdefault("obj", invocation)
-        Ending.tell = lambda error: report(error, invocation)
+        Ending.tell = _last_words(sys.stdout, invocation)
         with sigterm_raises():
             try:
                 outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
@@ -85,6 +86,16 @@ class ErrorBoundary(TyperGroup):
             raise
         except (KeyboardInterrupt, Exception) as error:  # the boundary: nothing passes, whatever its class
             raise typer.Exit(report(error, ctx.obj)) from error
+
+
+def _last_words(stdout: Any, invocation: Invocation) -> Callable[[Exception], int]:
+    """Shows the error that the process ends with at once: in a thread, while what a command prints goes elsewhere."""
+
+    def tell(error: Exception) -> int:
+        with redirect_stdout(stdout):
+            return report(error, invocation)
+
+    return tell
 
 
 def _with_quiet_pipe(call: Callable[[], Any]) -> Any:

@@ -106,8 +106,8 @@ class Watchdog:
                 _say(f"note: {name}: waiting for {self.place or self.name}, which holds the interpreter; ended in {rest:.0f} s")
             if now > self.deadline:
                 self._end(f"stopped by {name}, and {self.place or self.name} did not come back within {self.limit:.0f} s")
-        if self.is_guarding and self.patience and self.place and now > self.heard + self.patience:
-            self._end(f"{self.place} takes longer than --step-timeout and holds the interpreter")
+        if self.is_guarding and self.patience and now > self.heard + self.patience:
+            self._end(f"{self.place or self.name} takes longer than --step-timeout and holds the interpreter")
 
     def _end(self, why: str) -> None:
         _say(f"error: {why}; this process is killed, what was complete on disk is kept")

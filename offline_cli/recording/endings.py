@@ -17,11 +17,12 @@ REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
 
 
 def partly_kept(
-    result: RecordResult, failure: BadData | None, signal_number: int | None, lost: str | None
+    result: RecordResult, failure: BadData | None, signal_number: int | None, lost: str | None, left_out: int = 0
 ) -> BadData | Interrupted:
     """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did. `lost`: why what
-    the pieces learned is, if it is."""
+    the pieces learned is, if it is. `left_out`: large episodes that there was no time to write."""
     kept = f"{result.episodes} whole episodes ({result.steps} steps) are committed"
+    kept += f"; there was no time to write {left_out} more" if left_out else ""
     details = {"out": result.out, "episodes": result.episodes, "steps": result.steps, "complete": False}
     go_on = GO_ON
     if lost is not None:

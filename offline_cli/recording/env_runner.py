@@ -213,7 +213,7 @@ class EnvRunner:
     def place(self) -> str:
         """What is waited for, in words; asked from other threads, too."""
         doing, slot = self._waiting.doing, self._waiting.slot
-        who = f"runner {self._runner}, " if self._plan.runners > 1 else ""
+        who = f"runner {self._runner}, " if self._plan.in_processes else ""
         if doing == "policy":
             return f"{who}the policy in {self._plan.env}, after {self._taken} steps"
         if slot is None:

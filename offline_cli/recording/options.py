@@ -80,6 +80,7 @@ def checked_plan(
         steps=steps,
         storage_options=storage_options,
         pieces=pieces,
+        in_processes=num_env_runners > 0,
         step_timeout=step_timeout,
     )
 

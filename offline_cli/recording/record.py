@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final, Literal, cast
 
 from offline_cli.engines.overseer import Overseer
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.amounts import Amount, is_enough, progress_at, rest_of
@@ -29,6 +30,7 @@ from offline_cli.recording.policies import PYTHON, RANDOM, SB3
 from offline_cli.recording.provenance import finished_manifest, provenance
 from offline_cli.recording.results import RecordResult, filled, nothing_recorded
 from offline_cli.storage import manifest as manifests
+from offline_cli.storage.blocks import raw_bytes
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.options import options_for
 from offline_cli.storage.target_folder import check_target
@@ -39,6 +41,8 @@ from offline_cli.training.signals import StopSignals
 __all__ = ["record"]
 
 SAVING: Final = "all whole episodes are committed, within 10 s; another signal waits no longer"
+LARGE_BYTES: Final = 32 << 20  # of a batch, from which on its episodes are written one by one
+WRITING: Final = 5.0  # seconds after a stop in which another such episode is begun to be written
 NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
@@ -184,6 +188,7 @@ class _Recording:
         self._writer, self._out, self._plan, self._player, self._stop = writer, out, plan, player, stop
         self._fill, self._on_progress = fill, on_progress
         self._before = self._have = Amount()
+        self._left_out = 0  # whole episodes that there was no time to write
 
     def recorded(self, overseer: Overseer) -> RecordResult:
         """Play, write and commit. Raises BadData and Interrupted, with what is whole committed."""
@@ -204,9 +209,27 @@ class _Recording:
         """Write what is played after what there was before."""
         with closing(self._player.episodes(rest_of(self._plan, self._before))) as batches:
             for batch in batches:
-                self._writer.write(batch)
-                self._have = self._have.plus(batch)
+                self._write(batch)
                 self._on_progress(progress_at(self._plan, self._have, batch))
+
+    def _write(self, batch: EpisodeBatch) -> None:
+        """Write episodes, one by one where they are large; after a stop no more of those than there is time for."""
+        one_by_one = raw_bytes(batch).sum() > LARGE_BYTES
+        began = time.monotonic()
+        for number in range(len(batch) if one_by_one else 1):
+            part = batch.select(slice(number, number + 1)) if one_by_one else batch
+            if one_by_one and self._is_late(began):
+                self._left_out += 1
+                continue
+            self._writer.write(part)
+            self._have = self._have.plus(part)
+
+    def _is_late(self, began: float) -> bool:
+        """Whether a stop leaves no time to write one more large episode; `began`: when their batch came."""
+        stopped_at = self._stop.at
+        if stopped_at is None:
+            return False
+        return self._left_out > 0 or time.monotonic() > max(stopped_at + WRITING, began + WRITING / 2)
 
     def _committed(self, failure: BadData | None) -> tuple[RecordResult, OfflineCliError | None]:
         """Commit what is written, and how the recording ends. Raises BadData and Interrupted where that is nothing."""
@@ -221,19 +244,18 @@ class _Recording:
         result = self._fill(manifest, new_steps=have.steps - self._before.steps)
         _say_not_finite(result)
         if not complete:
-            return result, partly_kept(result, failure, stopped_by, learned.lost)
+            return result, partly_kept(result, failure, stopped_by, learned.lost, self._left_out)
         return result, None if learned.lost is None else state_lost(result, learned.lost)
 
     def _left_behind(self, error: OfflineCliError) -> OfflineCliError:
         """In another thread, where the one that plays does not come back: commit what is whole; how the recording ends."""
         if self._stop.requested is None:  # the handler of the signal has to wait for that thread
-            self._stop.requested = error.details.get("signal")
+            self._stop.requested, self._stop.at = error.details.get("signal"), time.monotonic()
         try:
             with ExitStack() as held:
                 held.push(self._writer)
                 for batch in self._player.left():
-                    self._writer.write(batch)
-                    self._have = self._have.plus(batch)
+                    self._write(batch)
                 _, ended = self._committed(error if isinstance(error, BadData) else None)
         except OfflineCliError as failed:
             return failed

@@ -30,7 +30,7 @@ from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_planned, open_runner, policy_of
 from offline_cli.recording.policy import Policy
 from offline_cli.recording.starting import started
-from offline_cli.waiting import WORKERS, Overdue, current
+from offline_cli.waiting import WORKERS, Mirrored, Overdue, current, use
 
 __all__ = ["played_by_processes"]
 
@@ -117,6 +117,10 @@ class _Sight:
         """In the runner: put down where it is."""
         at = (-1, 0, 0) if runner is None else runner.at()
         self._seen[:] = [time.monotonic(), *at]
+
+    def put(self, runner: EnvRunner | None) -> None:
+        """In the runner, at each call of the environment: put down where it is, and no sign of life."""
+        self._seen[1:] = (-1, 0, 0) if runner is None else runner.at()
 
     def told(self) -> str:
         """In words."""
@@ -250,6 +254,8 @@ class _Runner:
     def run(self) -> None:
         """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where nobody listens."""
         plan, failure = self._plan, None
+        if plan.step_timeout is not None:
+            use(Mirrored(lambda slot: self._sight.put(None if slot is None else self._playing)))
         overseer = Overseer(
             plan.env,
             step_timeout=plan.step_timeout,

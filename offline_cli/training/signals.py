@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType, TracebackType
@@ -37,6 +38,7 @@ class StopSignals:
     def __init__(self, overseer: Overseer | None = None, *, patient: bool = False) -> None:
         """`overseer`: ends what is waited for too long after a signal."""
         self.requested: int | None = None
+        self.at: float | None = None  # when the first one came
         self._overseer, self._breaks_in = overseer, 3 if patient else 2
         self._count = 0
         self._owner = os.getpid()
@@ -60,7 +62,7 @@ class StopSignals:
             return
         self._count += 1
         if self.requested is None:
-            self.requested = number
+            self.requested, self.at = number, time.monotonic()
         if self._overseer is not None:
             self._overseer.stop(number, at_once=self._count > 1)
             if self._overseer.waiting.doing:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import multiprocessing
+import os
 import time
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def hang(how, mark=None):
 
 
 class Hangs(gym.Env):
-    """Episodes of LENGTH steps. `how`: see `hang`; `at`: "step" (the third), "reset", "close", "init"; `seed`: of the episode."""
+    """LENGTH steps each. `how`: see `hang`; `at`: "step" (the third), "reset", "close", "init"; `seed`: of the episode."""
 
     def __init__(self, how="sleep", at="step", seed=None, mark=None, pace=0.0, nbytes=0):
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -90,3 +91,19 @@ class Forks(Hangs):
 
 
 gym.register("Forks-v0", Forks)
+
+
+class Told(Hangs):
+    """Hangs in the third step of every episode once the variable HANGS says how, and where the mark is."""
+
+    def __init__(self):
+        how, _, mark = os.environ.get("HANGS", "").partition(" ")
+        super().__init__(how, seed=None if how else -1, mark=mark)
+
+    def reset(self, *, seed=None, options=None):
+        seen = super().reset(seed=seed)
+        self.seed = None
+        return seen
+
+
+gym.register("Told-v0", Told)
