@@ -22,7 +22,7 @@ def partly_kept(
     """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did. `lost`: why what
     the pieces learned is, if it is. `left_out`: large episodes that there was no time to write."""
     kept = f"{result.episodes} whole episodes ({result.steps} steps) are committed"
-    kept += f"; there was no time to write {left_out} more" if left_out else ""
+    kept += f"; there was no time to write at least {left_out} more" if left_out else ""
     details = {"out": result.out, "episodes": result.episodes, "steps": result.steps, "complete": False}
     go_on = GO_ON
     if lost is not None:

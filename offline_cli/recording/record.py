@@ -42,7 +42,8 @@ __all__ = ["record"]
 
 SAVING: Final = "all whole episodes are committed, within 10 s; another signal waits no longer"
 LARGE_BYTES: Final = 32 << 20  # of a batch, from which on its episodes are written one by one
-WRITING: Final = 5.0  # seconds after a stop in which another such episode is begun to be written
+WRITING: Final = 4.0  # seconds after a stop in which another such episode is begun to be written, and
+LAST_WRITING: Final = 6.5  # where they came late, from an environment that hung
 NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
@@ -211,6 +212,8 @@ class _Recording:
             for batch in batches:
                 self._write(batch)
                 self._on_progress(progress_at(self._plan, self._have, batch))
+                if self._left_out:  # nothing after these can be kept
+                    break
 
     def _write(self, batch: EpisodeBatch) -> None:
         """Write episodes, one by one where they are large; after a stop no more of those than there is time for."""
@@ -229,7 +232,8 @@ class _Recording:
         stopped_at = self._stop.at
         if stopped_at is None:
             return False
-        return self._left_out > 0 or time.monotonic() > max(stopped_at + WRITING, began + WRITING / 2)
+        until = max(stopped_at + WRITING, min(began + WRITING / 2, stopped_at + LAST_WRITING))
+        return self._left_out > 0 or time.monotonic() > until
 
     def _committed(self, failure: BadData | None) -> tuple[RecordResult, OfflineCliError | None]:
         """Commit what is written, and how the recording ends. Raises BadData and Interrupted where that is nothing."""

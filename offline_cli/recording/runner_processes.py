@@ -254,6 +254,7 @@ class _Runner:
     def run(self) -> None:
         """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where nobody listens."""
         plan, failure = self._plan, None
+        self._sight.look(None)  # the first sign of life
         if plan.step_timeout is not None:
             use(Mirrored(lambda slot: self._sight.put(None if slot is None else self._playing)))
         overseer = Overseer(

@@ -42,10 +42,12 @@ def hang(how, mark=None):
 class Hangs(gym.Env):
     """LENGTH steps each. `how`: see `hang`; `at`: "step" (the third), "reset", "close", "init"; `seed`: of the episode."""
 
-    def __init__(self, how="sleep", at="step", seed=None, mark=None, pace=0.0, nbytes=0):
+    def __init__(self, how="sleep", at="step", seed=None, mark=None, pace=0.0, nbytes=0, marks=False):
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.how, self.at, self.hanging, self.mark, self.pace, self.nbytes = how, at, seed, mark, pace, nbytes
+        if marks:
+            Path(mark).touch()
         if at == "init":
             hang(how, mark)
 

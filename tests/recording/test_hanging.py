@@ -115,7 +115,7 @@ def test_so_it_does_where_the_environment_hangs_in_another_process(begun: Begin,
     code, _, stderr = run.ended()
     assert (code, run.kept()) == (143, kept), stderr
     assert "episode 11, step 2" in stderr
-    assert _members(run.process.pid) == []
+    assert _left(run.process.pid) == []
 
 
 @kill
@@ -124,7 +124,7 @@ def test_one_that_holds_the_interpreter_of_a_runner_is_ended_in_time(begun: Begi
     run.send(signal.SIGTERM)
     code, _, stderr = run.ended()
     assert code == 143, stderr
-    assert _members(run.process.pid) == []
+    assert _left(run.process.pid) == []
 
 
 @kill
@@ -137,7 +137,7 @@ def test_one_that_holds_the_interpreter_here_is_killed_in_time_and_resume_goes_o
     assert code == -signal.SIGKILL, stderr
     assert "which holds the interpreter" in stderr
     assert list(run.out.glob("data/*.parquet"))
-    assert _members(run.process.pid) == []
+    assert _left(run.process.pid) == []
 
 
 @kill
@@ -169,6 +169,16 @@ def test_so_it_does_with_runners(begun: Begin) -> None:
     run.send(signal.SIGTERM)
     code, _, stderr = run.ended(6.0)
     assert (code, run.kept()) == (143, 1), stderr
+
+
+@kill
+@pytest.mark.parametrize("more", [(), ("--num-env-runners", "2")])
+def test_infos_of_16_mb_a_step_do_not_delay_a_stop(begun: Begin, more: tuple[str, ...]) -> None:
+    run = begun("--episodes", "400", "--num-envs", "2", *more, nbytes=16 << 20, at="never", how="sleep", marks=True)
+    time.sleep(5.0)
+    run.send(signal.SIGTERM)
+    code, _, stderr = run.ended()
+    assert code == 143, stderr
 
 
 def test_sighup_is_ignored_under_nohup(begun: Begin) -> None:
@@ -223,7 +233,7 @@ def test_so_it_is_wherever_and_however_it_hangs(begun: Begin, more: tuple[str, .
     assert "slot " in told["error"]["where"]
     assert ("runner" in told["error"]["where"]) == ("--num-env-runners" in more)
     assert (run.kept() if kept else 0) == kept
-    assert _members(run.process.pid) == []
+    assert _left(run.process.pid) == []
 
 
 @kill
@@ -286,6 +296,14 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def _left(session: int) -> list[int]:
+    """Processes of a session that has ended, if they do not end in a moment: the fork server waits for its last process."""
+    until = time.monotonic() + 5
+    while (found := _members(session)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
 
 
 def _members(session: int) -> list[int]:
