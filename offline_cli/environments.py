@@ -23,6 +23,7 @@ import numpy as np
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
 from offline_cli.import_path import add_current_folder
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
+from offline_cli.waiting import CLOSING, Overdue, current
 
 __all__ = ["Env", "Environment", "open_environment", "spaces_of_env"]
 
@@ -89,22 +90,29 @@ class Environment:
         assert self._make_vector is not None
         make = self._make_vector
         if count not in self._vectors:
-            self._vectors[count] = _guarded(self.name, "making", lambda: make(count))
+            with current().within("making", f"{self.name}, its vector class, to be made"):
+                self._vectors[count] = _guarded(self.name, "making", lambda: make(count))
         return self._vectors[count]
 
     def _made(self) -> Env:
-        made = _guarded(self.name, "making", self._make)
+        with current().within("making", f"{self.name} to be made"):
+            made = _guarded(self.name, "making", self._make)
         if not isinstance(made, gym.Env):
             what = f"{self.name!r} gave {type(made).__name__}, not a gymnasium.Env"
             raise UnknownEnvironment(what, where=f"--env {self.name}", fix="name what makes one gymnasium.Env")
         return made
 
     def close(self) -> None:
-        """Close every copy. Raises BadData where one cannot be closed."""
+        """Close every copy. Raises BadData where one cannot be closed; one that hangs after a stop is left, with the others."""
         held = [*self._singles, *self._vectors.values()]
         self._singles, self._vectors = [], {}
-        for env in held:
-            _guarded(self.name, "closing", env.close)
+        waiting = current()
+        try:
+            for number, env in enumerate(held):
+                with waiting.within(CLOSING, f"{self.name}, copy {number}, to close"):
+                    _guarded(self.name, "closing", env.close)
+        except Overdue:
+            _log.warning("note: %s did not close in time and was left", self.name)
 
     def __enter__(self) -> Self:
         return self

@@ -249,7 +249,7 @@ class TargetNotMet(OfflineCliError):
 
 
 class Interrupted(OfflineCliError):
-    """Stopped by a signal; `details["exit_code"]` is 130 (SIGINT) or 143 (SIGTERM)."""
+    """Stopped by a signal; `details["exit_code"]` is 130 (SIGINT) or 143 (SIGTERM, SIGHUP)."""
 
     exit_code = 130
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.signals import SIGNALLED, end_now, sigterm_raises
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
 from offline_cli.cli.without_pandas import DataCommand
+from offline_cli.waiting import Ending
 
 __all__ = ["ErrorBoundary", "app", "main"]
 
@@ -34,7 +36,7 @@ Exit codes:
     5  storage: missing, denied, unreachable, full, or written by somebody else
     6  this machine lacks a package, a device or memory
     7  a target or gate was not met
-  130  interrupted (Ctrl-C), 143 terminated (SIGTERM)"""
+  130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
 
 
 class ErrorBoundary(TyperGroup):
@@ -52,6 +54,7 @@ class ErrorBoundary(TyperGroup):
         """Run one command line and exit; with `standalone_mode=False` return the exit code instead."""
         invocation = Invocation(tuple(sys.argv[1:] if args is None else args))
         extra.setdefault("obj", invocation)
+        Ending.tell = _last_words(sys.stdout, invocation)
         with sigterm_raises():
             try:
                 outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
@@ -83,6 +86,16 @@ class ErrorBoundary(TyperGroup):
             raise
         except (KeyboardInterrupt, Exception) as error:  # the boundary: nothing passes, whatever its class
             raise typer.Exit(report(error, ctx.obj)) from error
+
+
+def _last_words(stdout: Any, invocation: Invocation) -> Callable[[Exception], int]:
+    """Shows the error that the process ends with at once: in a thread, while what a command prints goes elsewhere."""
+
+    def tell(error: Exception) -> int:
+        with redirect_stdout(stdout):
+            return report(error, invocation)
+
+    return tell
 
 
 def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
@@ -144,6 +157,6 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and told; Python's own end would have it kill the process
     except KeyboardInterrupt:  # between the last two lines
         code = SIGNALLED[0]
-    if code in SIGNALLED:
+    if code in SIGNALLED or Ending.has_left:
         end_now(code)
     sys.exit(code)

@@ -116,6 +116,16 @@ def record(
     env_to_module: options.EnvToModule = None,
     module_to_env: options.ModuleToEnv = None,
     lookback: options.Lookback = None,
+    step_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--step-timeout",
+            metavar="SECONDS",
+            help="End with exit code 3, whole episodes kept, where a step or reset of the environment takes longer. "
+            "Default: no limit.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[options.DeviceName, options.DEVICE] = "auto",
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -127,7 +137,7 @@ def record(
 ) -> None:
     """Play a policy and record whole episodes.
 
-    Episodes are those that begin first, each to its own end. Ctrl-C commits what is whole; --resume goes on.
+    Episodes are those that begin first, each to its own end. Ctrl-C commits what is whole, within 10 s; --resume goes on.
     """
     kwargs = _object(env_kwargs)
     from offline_cli.recording.record import record as record_episodes
@@ -154,6 +164,7 @@ def record(
             env_to_module=env_to_module,
             module_to_env=module_to_env,
             lookback=lookback,
+            step_timeout=step_timeout,
             device=device,
             resume=resume,
             overwrite=overwrite,

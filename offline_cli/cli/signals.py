@@ -1,4 +1,4 @@
-"""Turns SIGTERM into an exception, so that work is saved and half-written files go; refuses to act in child processes."""
+"""Turns SIGTERM and SIGHUP into an exception, so that work is saved and half-written files go; never in child processes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ __all__ = ["SIGNALLED", "Terminated", "end_now", "interrupt_behind", "signal_exi
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. A KeyboardInterrupt, so that whatever saves its work on Ctrl-C saves it here too."""
+    """SIGTERM, or SIGHUP. A KeyboardInterrupt, so that whatever saves its work on Ctrl-C saves it here too."""
 
     exit_code: Final = 143
 
 
+TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+LAST: Final = 2.0  # seconds for what is registered for the end
 SIGNALLED: Final = (130, Terminated.exit_code)  # exit codes of what a signal has ended
 
 
@@ -29,15 +31,18 @@ def end_now(code: int) -> NoReturn:
     """End this process, after what is registered for its end has run.
 
     An interrupt may come between any two lines, and leave a thread of Arrow's waiting for the interpreter, which Arrow waits
-    for at the end: for ever. All that is to be saved has been by now.
+    for at the end: for ever. All that is to be saved has been by now, and what a hung environment registered may hang too.
     """
+    last = threading.Timer(LAST, os._exit, (code,))
+    last.daemon = True
+    last.start()
     atexit._run_exitfuncs()
     os._exit(code)
 
 
 def signal_exit_code(error: BaseException) -> int:
     """143 where `error` is, or came from, a SIGTERM; else 0: no signal known."""
-    return Terminated.exit_code if isinstance(interrupt_behind(error), Terminated) else 0
+    return int(getattr(interrupt_behind(error), "exit_code", 0))
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
@@ -47,21 +52,26 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Raise Terminated in the main thread on SIGTERM, unless the program around us has its own handler."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    """Raise Terminated in the main thread on SIGTERM and SIGHUP, unless the program around us has its own handler, or has the
+    signal ignored."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     owner = os.getpid()
 
-    def on_sigterm(signum: int, frame: FrameType | None) -> None:
+    def on_signal(signum: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # a forked worker that is told to stop must stop, not unwind our stack
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
             return
         raise Terminated
 
-    signal.signal(signal.SIGTERM, on_sigterm)
+    on_signal.ends_the_command = True  # type: ignore[attr-defined]  # what engines/watchdog.py asks of handlers
+    taken = [number for number in TERMINATING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, on_signal)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)

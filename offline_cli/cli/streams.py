@@ -7,9 +7,11 @@ parts knows: each part goes through `printable`.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
+import stat
 import sys
 from typing import Final, TextIO
 
@@ -21,7 +23,7 @@ COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write `text` and flush. A pipe that its reader has closed swallows this text and all that follows, as does no stream.
+    """Write `text` and flush. A pipe or terminal that was closed swallows this text and what follows, as does no stream.
 
     Raises OSError where the text cannot be stored (a full disk); what is written after that is swallowed.
     """
@@ -33,9 +35,18 @@ def write(stream: TextIO | None, text: str) -> None:
         stream.flush()
     except BrokenPipeError:
         discard(stream)
-    except OSError:
+    except OSError as error:
+        gone = error.errno == errno.EIO and _is_device(stream)  # a terminal that has been closed
         discard(stream)
-        raise
+        if not gone:
+            raise
+
+
+def _is_device(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def settle() -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.context
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, Final
 
+from offline_cli.engines.watchdog import ENDING
 from offline_cli.import_path import path_for_workers
 
 __all__ = ["process_context"]
@@ -34,8 +36,9 @@ def process_context(preload: str) -> Any:
         return _Spawn()
     context = _ForkServer()
     context.set_forkserver_preload([preload])  # heeded by the first to start the server
-    with _safely_started():
+    with _safely_started(), _signals_held():
         resource_tracker.ensure_running()  # the first lock would start it
+        forkserver.ensure_running()
     return context
 
 
@@ -49,6 +52,16 @@ def _safely_started() -> Iterator[str | None]:
             yield before
         finally:
             _set_back(before)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """What starts within never gets the signals that reach the whole group: it ends with its last process. Here they wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _set_back(before: str | None) -> None:
@@ -73,6 +86,8 @@ class _Safe:
         """See Process."""
         before, sys.path[:] = self._given
         _set_back(before)
+        if sys.platform != "win32":
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         super().run()  # type: ignore[misc]
 
 

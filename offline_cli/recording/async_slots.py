@@ -2,14 +2,13 @@
 
 Processes come from a fork server, which is started before this process has threads to lose (torch's, Arrow's), and from a fresh
 interpreter where the system has none. Observations travel through shared memory (gymnasium's utilities), the rest through
-pipes. A worker ends with its pipe, so that none outlives a parent that is killed.
+pipes. A worker ends with its pipe; one that hangs is ended after a parent that is killed (`engines/orphans.py`).
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,6 +18,8 @@ from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory
 from numpy.typing import NDArray
 
 from offline_cli.engines.fork_server import process_context
+from offline_cli.engines.orphans import ended, ends_with_parent, signals_are_its_parents
+from offline_cli.engines.watchdog import watched
 from offline_cli.environments import open_environment
 from offline_cli.errors import OfflineCliError
 from offline_cli.recording.infos import owned
@@ -28,11 +29,13 @@ from offline_cli.recording.starting import started
 from offline_cli.spaces import Space
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves
+from offline_cli.waiting import current
 
 __all__ = ["AsyncSlots"]
 
 Answer = tuple[float, bool, bool, Mapping[str, Any] | None]
-GRACE = 5.0  # seconds for an environment to close
+GRACE = 5.0  # seconds for the environments to close, and
+HURRIED = 1.5  # after a stop
 
 
 class AsyncSlots:
@@ -52,7 +55,10 @@ class AsyncSlots:
         self.any_ended, self.any_ready = False, True
         self._pipes: list[Connection] = []
         self._workers: list[Any] = []
+        self._waiting = current()
+        self._held = ExitStack()
         try:
+            self._held.enter_context(watched())
             for slot in range(count):
                 ours, theirs = context.Pipe()
                 args = (name, dict(kwargs), tuple(wrappers), slot, count, observation_space, memory, theirs)
@@ -61,8 +67,9 @@ class AsyncSlots:
                 started(worker)
                 self._workers.append(worker)
                 theirs.close()
-            for slot in range(count):
-                self._answer(slot, "making it")
+            with self._waiting.within("making", f"{name} to be made by {count} processes"):
+                for slot in range(count):
+                    self._answer(slot, "making it")
         except BaseException:
             self.close()
             raise
@@ -71,8 +78,10 @@ class AsyncSlots:
         """See Slots."""
         for slot, seed in zip(slots.tolist(), seeds, strict=True):
             self._send(slot, "reset", seed)
+        self._waiting.enter("reset")
         for slot in slots.tolist():
             self._keep(slot, self._answer(slot, "reset")[3])
+        self._waiting.leave()
         self._take(slots)
         self.ready[slots] = False
         self.any_ready = bool(self.ready.any())
@@ -82,9 +91,11 @@ class AsyncSlots:
         slots = np.flatnonzero(live)
         for slot in slots.tolist():
             self._send(slot, "step", rows_of(actions, slot))
+        self._waiting.enter("step")
         for slot in slots.tolist():
             self.rewards[slot], self.terminated[slot], self.truncated[slot], info = self._answer(slot, "step")
             self._keep(slot, info)
+        self._waiting.leave()
         self._take(slots)
         self.ended = (self.terminated | self.truncated) & live
         self.any_ended = bool(self.ended.any())
@@ -97,6 +108,8 @@ class AsyncSlots:
             self._pipes[slot].send((doing, given))
 
     def _answer(self, slot: int, doing: str) -> Answer:
+        self._waiting.slot = slot
+        self._waiting.calls += 1
         try:
             found, value = self._pipes[slot].recv()
         except (EOFError, OSError) as err:  # the latter in the middle of a message
@@ -128,11 +141,8 @@ class AsyncSlots:
         """Have each worker close its copy; end those that do not come back."""
         for pipe in self._pipes:
             pipe.close()
-        for worker in self._workers:
-            worker.join(GRACE)
-            if worker.is_alive():
-                worker.terminate()
-                worker.join()
+        ended(self._workers, HURRIED if self._waiting.hurried else GRACE)
+        self._held.close()
 
 
 def _work(
@@ -146,7 +156,8 @@ def _work(
     pipe: Connection,
 ) -> None:
     """A worker: one copy, which answers until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what becomes of it
+    signals_are_its_parents()
+    ends_with_parent()
     write = row_writer(read_from_shared_memory(space, memory, n=count))
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:

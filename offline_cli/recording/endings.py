@@ -6,21 +6,23 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from offline_cli.engines.overseer import exit_code_of
 from offline_cli.errors import BadData, Interrupted
 from offline_cli.recording.results import RecordResult
 
-__all__ = ["interrupted_twice", "nothing_kept", "partly_kept"]
+__all__ = ["broken_off", "nothing_kept", "partly_kept", "state_lost"]
 
 GO_ON = "the same command with --resume goes on from there"
 REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
 
 
 def partly_kept(
-    result: RecordResult, failure: BadData | None, signal_number: int | None, lost: str | None
+    result: RecordResult, failure: BadData | None, signal_number: int | None, lost: str | None, left_out: int = 0
 ) -> BadData | Interrupted:
     """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did. `lost`: why what
-    the pieces learned is, if it is."""
+    the pieces learned is, if it is. `left_out`: large episodes that there was no time to write."""
     kept = f"{result.episodes} whole episodes ({result.steps} steps) are committed"
+    kept += f"; there was no time to write at least {left_out} more" if left_out else ""
     details = {"out": result.out, "episodes": result.episodes, "steps": result.steps, "complete": False}
     go_on = GO_ON
     if lost is not None:
@@ -47,9 +49,15 @@ def nothing_kept(out: str, failure: BadData | None, signal_number: int | None) -
     return Interrupted(what, where=out, fix="the same command again", details=_exit_code(signal_number))
 
 
-def interrupted_twice(out: str) -> Interrupted:
-    """A second signal has broken in, and nothing was committed."""
-    return Interrupted("interrupted; the shards that were complete are kept", where=out, fix=GO_ON)
+def broken_off(out: str, kept: int, lost: int, signal_number: int | None) -> Interrupted:
+    """One signal too many has broken in while what is whole was committed: episodes of complete shards are `kept`, for
+    --resume, and whole ones that were not in one are `lost`."""
+    what = f"{_stopped_by(signal_number)}, and broken off by another signal while what is whole was committed; "
+    if not kept:
+        what += f"nothing was kept of {lost} whole episodes"
+        return Interrupted(what, where=out, fix="the same command again", details=_exit_code(signal_number))
+    what += f"{kept} episodes in complete shards are kept, {lost} whole ones are lost"
+    return Interrupted(what, where=out, fix=GO_ON, details=_exit_code(signal_number))
 
 
 def _stopped_by(signal_number: int | None) -> str:
@@ -57,4 +65,4 @@ def _stopped_by(signal_number: int | None) -> str:
 
 
 def _exit_code(signal_number: int | None) -> Mapping[str, Any]:
-    return {} if signal_number is None else {"exit_code": 128 + signal_number}
+    return {} if signal_number is None else {"exit_code": exit_code_of(signal_number)}

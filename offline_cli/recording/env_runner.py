@@ -26,6 +26,7 @@ from offline_cli.recording.slots import SlotFailure, Slots
 from offline_cli.recording.step_store import StepStore, bytes_per_row
 from offline_cli.spaces import Space
 from offline_cli.trees import leaves
+from offline_cli.waiting import Overdue, current
 
 __all__ = ["EnvRunner"]
 
@@ -51,6 +52,8 @@ class EnvRunner:
     ) -> None:
         """`stopped` is asked before every step; when it says yes, `batches` gives what is whole and ends."""
         self._plan, self._runner = plan, runner
+        self._waiting = current()
+        self._waiting.words = self.place
         self._slots, self._actor, self._chance = slots, actor, chance
         self._spaces, self._fingerprint, self._stopped = spaces, fingerprint, stopped
         count = len(slots.ready)
@@ -76,7 +79,8 @@ class EnvRunner:
     def batches(self) -> Iterator[EpisodeBatch]:
         """Whole episodes in order, until there are enough.
 
-        Raises BadData where environment or policy raise, naming the episode; what was whole before has been given out.
+        Raises BadData where environment or policy raise, or a step takes longer than it may, naming the episode; what was whole
+        before has been given out.
         """
         failure: BadData | None = None
         until = time.monotonic() + REPORT_SECONDS
@@ -86,12 +90,15 @@ class EnvRunner:
             while not self._enough() and not self._stopped():
                 self._step()
                 if self._flushable().full or time.monotonic() > until:
-                    yield from self._given()
+                    yield from self.left()
                     until = time.monotonic() + REPORT_SECONDS
         except BadData as err:
             failure = err
-        yield from self._given()
-        if failure is not None:
+        except Overdue as err:
+            failure = self._too_long() if err.timed_out else None
+        self._waiting.leave()
+        yield from self.left()
+        if failure is not None and not self._stopped():  # a stop often reaches what the environment itself has started, too
             raise failure
 
     def _fill_padding(self) -> None:
@@ -100,7 +107,8 @@ class EnvRunner:
             if len(leaf) > len(self._live):
                 leaf[len(self._live) :] = leaf[0]
 
-    def _given(self) -> Iterator[EpisodeBatch]:
+    def left(self) -> Iterator[EpisodeBatch]:
+        """What is whole and has not been given out; from another thread only while this one does not come back."""
         if self._store is None:
             return
         batch = self._store.flush(lambda own: self._plan.ids(self._fingerprint, self.indices(own)), limit=self._whole)
@@ -135,10 +143,14 @@ class EnvRunner:
             self._begin_some()
 
     def _act(self) -> Acted:
+        waiting = self._waiting
+        waiting.enter("policy")
         try:
-            return self._actor.act(self._slots.obs, self._chance.draw())
+            acted = self._actor.act(self._slots.obs, self._chance.draw())
         except PolicyFailure as err:
             raise self._policy_blamed(err) from err
+        waiting.leave()
+        return acted
 
     def _new_store(self, acted: Acted) -> StepStore:
         obs = self._slots.obs
@@ -197,6 +209,29 @@ class EnvRunner:
         self._actor.end(slots, self._slots, finals, infos)  # last: should it fail, the episode is whole all the same
 
     # ---- blame ----
+
+    def place(self) -> str:
+        """What is waited for, in words; asked from other threads, too."""
+        doing, slot = self._waiting.doing, self._waiting.slot
+        who = f"runner {self._runner}, " if self._plan.in_processes else ""
+        if doing == "policy":
+            return f"{who}the policy in {self._plan.env}, after {self._taken} steps"
+        if slot is None:
+            return f"{who}{self._plan.env}, its vector class, after {self._taken} steps ({doing})"
+        return f"{who}slot {slot}: {self._place(slot)} ({doing})"
+
+    def at(self) -> tuple[int, int, int]:
+        """Slot, episode and step that are waited for, -1 for the slot where it is none of one slot; from other threads, too."""
+        slot = self._waiting.slot
+        if slot is None or not self._waiting.doing:
+            return -1, 0, 0
+        return slot, int(self.indices(self._playing[slot])), int(self._length[slot])
+
+    def _too_long(self) -> BadData:
+        slot, doing = self._waiting.slot, self._waiting.doing
+        fix = "check the environment with this policy, or a longer --step-timeout"
+        what = f"the environment takes longer than --step-timeout {self._plan.step_timeout or 0:g} s ({doing})"
+        return BadData(what, where=self.place(), fix=fix + ("" if slot is None else self._seed(slot)))
 
     def _place(self, slot: int) -> str:
         episode = int(self.indices(self._playing[slot]))

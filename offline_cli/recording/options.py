@@ -45,6 +45,7 @@ def checked_plan(
     env_to_module: Given,
     module_to_env: Given,
     lookback: int | None,
+    step_timeout: float | None,
 ) -> Plan:
     """The plan, `vectorize` as given. Raises UsageError, MissingDevice, BadConfig for kwargs that are no JSON values, and what
     `read_pieces` raises."""
@@ -52,6 +53,8 @@ def checked_plan(
     wrong = [f"{name} {value} is less than 1" for name, value in counts.items() if value is not None and value < 1]
     others = {"--num-env-runners": num_env_runners, "--seed": seed, "--first-episode": first_episode}
     wrong += [f"{name} {value} is less than 0" for name, value in others.items() if value < 0]
+    if step_timeout is not None and not step_timeout > 0:
+        wrong.append(f"--step-timeout {step_timeout:g} is not above 0")
     if (episodes is None) == (steps is None):
         wrong.append("how much is to be recorded? one of --episodes and --steps")
     choices = (("--format", format, FORMATS), ("--vectorize", vectorize, VECTORIZE))
@@ -77,6 +80,8 @@ def checked_plan(
         steps=steps,
         storage_options=storage_options,
         pieces=pieces,
+        in_processes=num_env_runners > 0,
+        step_timeout=step_timeout,
     )
 
 

@@ -24,6 +24,7 @@ from offline_cli.recording.slots import RAISED, Index, SlotFailure
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.step_values import flag_of, flags_of, reward_of, rewards_of
 from offline_cli.trees import Tree, flatten, map_leaves
+from offline_cli.waiting import current
 
 __all__ = ["OwnVectorSlots", "resets_by"]
 
@@ -46,6 +47,7 @@ class OwnVectorSlots:
     def __init__(self, vector: Any, observation_space: Space, seed: int, name: str) -> None:
         """Raises SlotFailure where the first reset fails, BadConfig for a class that does not say how it resets itself."""
         self._vector = vector
+        self._waiting = current()
         self._mode = resets_by(vector, name)
         self._next_step = self._mode == AutoresetMode.NEXT_STEP
         self._count = vector.num_envs
@@ -57,7 +59,8 @@ class OwnVectorSlots:
         self.ready = np.ones(self._count, np.bool_)
         self.any_ended, self.any_ready = False, True
         try:
-            obs, infos = vector.reset(seed=seed)
+            with self._waiting.within("reset", f"{name}, its vector class"):
+                obs, infos = vector.reset(seed=seed)
             self.obs = self._plain(obs)
             self._keep(infos)
         except RAISED as err:
@@ -71,7 +74,9 @@ class OwnVectorSlots:
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots; all slots are stepped."""
         try:
+            self._waiting.enter("step")
             obs, rewards, terminated, truncated, infos = self._vector.step(actions)
+            self._waiting.leave()
             self.obs, self.rewards = self._plain(obs), self._rewards(rewards, live)
             flags = self._flags(terminated, live), self._flags(truncated, live)
             if infos or self.infos is not None:
@@ -130,7 +135,9 @@ class OwnVectorSlots:
         self._final = map_leaves(np.array, self.obs), None if self.infos is None else self.infos.copy()
         kept = self.infos
         try:
+            self._waiting.enter("reset")
             obs, infos = self._vector.reset(options={"reset_mask": self.ended.copy()})
+            self._waiting.leave()
             self.obs = self._plain(obs)
             self._keep(infos)
         except RAISED as err:

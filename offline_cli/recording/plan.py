@@ -58,6 +58,8 @@ class Plan:
     steps: int | None = None  # play the fewest episodes that have so many
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # for the run folder of a policy
     pieces: Pieces = field(default_factory=Pieces)  # pipelines that the user gave
+    in_processes: bool = False  # whether runners are processes of their own
+    step_timeout: float | None = None  # seconds that a step or reset may take; no part of what the episodes are
 
     @property
     def own_class(self) -> bool:

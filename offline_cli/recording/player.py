@@ -10,12 +10,14 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.recording.amounts import Amount, is_enough, limited
+from offline_cli.recording.env_runner import EnvRunner
 from offline_cli.recording.learned import Learned, merged
 from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_runner
 from offline_cli.recording.policy import Policy
 from offline_cli.recording.runner_processes import played_by_processes
+from offline_cli.waiting import Overdue
 
 __all__ = ["Player"]
 
@@ -35,6 +37,7 @@ class Player:
         self._environment, self._policy = environment, policy
         self._in_processes, self._stopped = in_processes, stopped
         self.failure: BadData | None = None
+        self._runner: EnvRunner | None = None
         self._learning = policy if isinstance(policy, PipedPolicy) and policy.may_learn else None
         self._states: list[Mapping[str, Any] | str] | None = [] if self._learning else None  # of runner processes
 
@@ -47,6 +50,8 @@ class Player:
                 yield from limited(batches, plan)
         except BadData as err:
             self.failure = err
+        except Overdue:  # after a stop, before a runner was there
+            return
 
     @contextmanager
     def _batches(self, plan: Plan) -> Iterator[Iterator[EpisodeBatch]]:
@@ -55,7 +60,12 @@ class Player:
                 yield batches
             return
         with open_runner(plan, 0, environment=self._environment, policy=self._policy, stopped=self._stopped) as runner:
+            self._runner = runner
             yield runner.batches()
+
+    def left(self) -> Iterator[EpisodeBatch]:
+        """What is whole and has not been given out, where the thread that plays does not come back; asked from another."""
+        return iter(()) if self._runner is None else self._runner.left()
 
     def learned(self) -> Learned:
         """What the pieces learned from all that was played, once `episodes` has ended; of episodes that were not kept, too."""

@@ -11,14 +11,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, Final, Literal, cast
 
-from offline_cli.errors import OutputExists
+from offline_cli.engines.overseer import Overseer
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, OfflineCliError, OutputExists
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.amounts import Amount, is_enough, progress_at, rest_of
-from offline_cli.recording.endings import interrupted_twice, nothing_kept, partly_kept, state_lost
+from offline_cli.recording.endings import broken_off, nothing_kept, partly_kept, state_lost
 from offline_cli.recording.learned import going_on
 from offline_cli.recording.options import checked_plan, resolved_plan
 from offline_cli.recording.plan import Plan
@@ -28,6 +30,7 @@ from offline_cli.recording.policies import PYTHON, RANDOM, SB3
 from offline_cli.recording.provenance import finished_manifest, provenance
 from offline_cli.recording.results import RecordResult, filled, nothing_recorded
 from offline_cli.storage import manifest as manifests
+from offline_cli.storage.blocks import raw_bytes
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.options import options_for
 from offline_cli.storage.syncing import keep_names
@@ -38,6 +41,10 @@ from offline_cli.training.signals import StopSignals
 
 __all__ = ["record"]
 
+SAVING: Final = "all whole episodes are committed, within 10 s; another signal waits no longer"
+LARGE_BYTES: Final = 32 << 20  # of a batch, from which on its episodes are written one by one
+WRITING: Final = 4.0  # seconds after a stop in which another such episode is begun to be written, and
+LAST_WRITING: Final = 6.5  # where they came late, from an environment that hung
 NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
@@ -64,6 +71,7 @@ def record(
     env_to_module: Given = None,
     module_to_env: Given = None,
     lookback: int | None = None,
+    step_timeout: float | None = None,
     device: str = "auto",
     resume: bool = False,
     overwrite: bool = False,
@@ -80,11 +88,12 @@ def record(
     the environment's own vector class where it has one. `first_episode`: the index of the first, so that any can be recorded
     again alone. `env_to_module`, `module_to_env`: pieces around a module, as a pipeline file, pieces or a builder; the first
     may be a learner's file. `lookback`: steps of an episode that pieces can look back on at least; None: all of it. What pieces
-    learn is kept: `connector_state`. `command`: for provenance.
+    learn is kept: `connector_state`. `step_timeout`: seconds that a step or a reset of the environment may take; None: no
+    limit. `command`: for provenance.
 
     Raises UsageError, OutputExists; UnknownEnvironment, BadConfig, SpaceMismatch, UnsupportedSpace; MissingPackage,
-    MissingDevice; StorageError; BadData where environment, policy or a piece raise, or what pieces learned is lost, and
-    Interrupted, all with all whole episodes committed.
+    MissingDevice; StorageError; BadData where environment, policy or a piece raise, a step takes longer than `step_timeout`, or
+    what pieces learned is lost, and Interrupted, all with all whole episodes committed.
     """
     started = time.monotonic()
     plan = checked_plan(
@@ -106,11 +115,13 @@ def record(
         env_to_module=env_to_module,
         module_to_env=module_to_env,
         lookback=lookback,
+        step_timeout=step_timeout,
     )
     target = open_location(out, storage_options, beside=_places_of(policy))
     if not resume:
         check_target(target, overwrite=overwrite)  # before anything that takes long
-    with open_planned(plan) as environment:
+    overseer = Overseer(env, saving=SAVING, step_timeout=None if num_env_runners else step_timeout)
+    with overseer, overseer.guarding(), open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
         result = nothing_recorded(plan, opened, out=target.url, format=format)
@@ -143,9 +154,9 @@ def record(
             resume=resume,
             identity=plan.identity(opened.fingerprint) + (f" from {first_episode}" if first_episode else ""),
         )
-        with StopSignals() as stop:
+        with StopSignals(overseer, patient=True) as stop, environment:  # which is closed before signals mean an end at once
             player = Player(environment, opened, in_processes=num_env_runners > 0, stopped=lambda: stop.requested is not None)
-            return _recorded(writer, target.url, plan, player, stop, fill, on_progress)
+            return _Recording(writer, target.url, plan, player, stop, fill, on_progress).recorded(overseer)
 
 
 def _of_policy(
@@ -166,34 +177,97 @@ def _places_of(policy: str) -> list[str]:
     return [] if policy == RANDOM or policy.startswith((SB3, PYTHON)) else [policy]
 
 
-def _recorded(
-    writer: DatasetWriter,
-    out: str,
-    plan: Plan,
-    player: Player,
-    stop: StopSignals,
-    fill: Callable[..., RecordResult],
-    on_progress: OnProgress,
-) -> RecordResult:
-    """Play, write and commit. Raises BadData and Interrupted, with what is whole committed."""
-    try:
-        with writer:
-            before = Amount(writer.episodes_written, writer.steps_written)
-            have = _written(writer, plan, player, before, on_progress)
-            complete = is_enough(plan, have)
-            if not complete and not have.episodes:
-                raise nothing_kept(out, player.failure, stop.requested)
-            learned = player.learned()
-            manifest = writer.commit(complete=complete, provenance=learned.provenance(), episodes_lost=0, count_not_finite=True)
-            result = fill(manifest, new_steps=have.steps - before.steps)
-            _say_not_finite(result)
-    except KeyboardInterrupt as err:  # a second signal
-        raise interrupted_twice(out) from err
-    if not complete:
-        raise partly_kept(result, player.failure, stop.requested, learned.lost)
-    if learned.lost is not None:
-        raise state_lost(result, learned.lost)
-    return result
+class _Recording:
+    """Playing, writing and committing of one recording."""
+
+    def __init__(
+        self,
+        writer: DatasetWriter,
+        out: str,
+        plan: Plan,
+        player: Player,
+        stop: StopSignals,
+        fill: Callable[..., RecordResult],
+        on_progress: OnProgress,
+    ) -> None:
+        self._writer, self._out, self._plan, self._player, self._stop = writer, out, plan, player, stop
+        self._fill, self._on_progress = fill, on_progress
+        self._before = self._have = Amount()
+        self._left_out = 0  # whole episodes that there was no time to write
+
+    def recorded(self, overseer: Overseer) -> RecordResult:
+        """Play, write and commit. Raises BadData and Interrupted, with what is whole committed."""
+        writer, overseer.on_stuck = self._writer, self._left_behind
+        try:
+            with writer:
+                self._before = self._have = Amount(writer.episodes_written, writer.steps_written)
+                self._play()
+                result, error = self._committed(self._player.failure)
+        except KeyboardInterrupt as err:  # one signal too many
+            kept = writer.episodes_kept
+            raise broken_off(self._out, kept, self._have.episodes - kept, self._stop.requested) from err
+        if error is not None:
+            raise error
+        return result
+
+    def _play(self) -> None:
+        """Write what is played after what there was before."""
+        with closing(self._player.episodes(rest_of(self._plan, self._before))) as batches:
+            for batch in batches:
+                self._write(batch)
+                self._on_progress(progress_at(self._plan, self._have, batch))
+                if self._left_out:  # nothing after these can be kept
+                    break
+
+    def _write(self, batch: EpisodeBatch) -> None:
+        """Write episodes, one by one where they are large; after a stop no more of those than there is time for."""
+        one_by_one = raw_bytes(batch).sum() > LARGE_BYTES
+        began = time.monotonic()
+        for number in range(len(batch) if one_by_one else 1):
+            part = batch.select(slice(number, number + 1)) if one_by_one else batch
+            if one_by_one and self._is_late(began):
+                self._left_out += 1
+                continue
+            self._writer.write(part)
+            self._have = self._have.plus(part)
+
+    def _is_late(self, began: float) -> bool:
+        """Whether a stop leaves no time to write one more large episode; `began`: when their batch came."""
+        stopped_at = self._stop.at
+        if stopped_at is None:
+            return False
+        until = max(stopped_at + WRITING, min(began + WRITING / 2, stopped_at + LAST_WRITING))
+        return self._left_out > 0 or time.monotonic() > until
+
+    def _committed(self, failure: BadData | None) -> tuple[RecordResult, OfflineCliError | None]:
+        """Commit what is written, and how the recording ends. Raises BadData and Interrupted where that is nothing."""
+        have, stopped_by = self._have, self._stop.requested
+        complete = is_enough(self._plan, have)
+        if not complete and not have.episodes:
+            raise nothing_kept(self._out, failure, stopped_by)
+        learned = self._player.learned()
+        manifest = self._writer.commit(
+            complete=complete, provenance=learned.provenance(), episodes_lost=0, count_not_finite=True
+        )
+        result = self._fill(manifest, new_steps=have.steps - self._before.steps)
+        _say_not_finite(result)
+        if not complete:
+            return result, partly_kept(result, failure, stopped_by, learned.lost, self._left_out)
+        return result, None if learned.lost is None else state_lost(result, learned.lost)
+
+    def _left_behind(self, error: OfflineCliError) -> OfflineCliError:
+        """In another thread, where the one that plays does not come back: commit what is whole; how the recording ends."""
+        if self._stop.requested is None:  # the handler of the signal has to wait for that thread
+            self._stop.requested, self._stop.at = error.details.get("signal"), time.monotonic()
+        try:
+            with ExitStack() as held:
+                held.push(self._writer)
+                for batch in self._player.left():
+                    self._write(batch)
+                _, ended = self._committed(error if isinstance(error, BadData) else None)
+        except OfflineCliError as failed:
+            return failed
+        return ended or error
 
 
 def _say_not_finite(result: RecordResult) -> None:
@@ -202,14 +276,3 @@ def _say_not_finite(result: RecordResult) -> None:
         _log.warning(
             "note: values that are no finite numbers are recorded as the environment and the policy gave them: %s", counts
         )
-
-
-def _written(writer: DatasetWriter, plan: Plan, player: Player, before: Amount, on_progress: OnProgress) -> Amount:
-    """Write what is played after `before`; what there is then."""
-    have = before
-    with closing(player.episodes(rest_of(plan, before))) as batches:
-        for batch in batches:
-            writer.write(batch)
-            have = have.plus(batch)
-            on_progress(progress_at(plan, have, batch))
-    return have

@@ -8,7 +8,7 @@ episode, when the parent has enough, and when the parent is killed.
 from __future__ import annotations
 
 import multiprocessing
-import signal
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
@@ -20,19 +20,27 @@ from typing import Any, Final
 import numpy as np
 
 from offline_cli.engines.fork_server import process_context
+from offline_cli.engines.orphans import ended, ends_with_parent, signals_are_its_parents
+from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.recording.env_runner import EnvRunner
 from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_planned, open_runner, policy_of
 from offline_cli.recording.policy import Policy
 from offline_cli.recording.starting import started
+from offline_cli.waiting import WORKERS, Mirrored, Overdue, current, use
 
 __all__ = ["played_by_processes"]
 
 PATIENCE: Final = 0.1  # seconds between two looks at whether to stop
-GRACE: Final = 5.0  # seconds for a runner to close its environments
+GRACE: Final = 5.0  # seconds for runners to close their environments, and
+HURRIED: Final = 1.5  # after a stop, or where one hangs
 LAST_STEP: Final = 30.0  # seconds for runners to end their step, and say what their pieces learned
+STOPPED: Final = 7.0  # seconds after a stop in which runners are listened to; each ends its step within 6 if it can
+AT_ONCE: Final = 2.5  # after a second signal
+HELD: Final = 5.0  # seconds without a sign of life, beyond --step-timeout, after which a runner's interpreter is held
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,55 +58,120 @@ def played_by_processes(
     `states`: gets what the pieces of each runner have learned, or why that is not known; None: nobody wants it.
     """
     context = process_context("offline_cli.recording.runner_processes")
-    stop = context.RawValue("b", 0)
+    stop = _Stop(context.RawValue("b", 0), stopped)
     inboxes: list[_Inbox] = []
+    waiting = current()
+    waiting.words = lambda: "; ".join(inbox.sight.told() for inbox in inboxes)
+    waiting.enter(WORKERS)
     try:
         for number in range(plan.runners):
             ours, theirs = context.Pipe(duplex=False)
-            args = (plan, number, theirs, stop, states is not None)
+            seen = context.RawArray("d", 4)
+            args = (plan, number, theirs, stop.value, states is not None, seen)
             process = context.Process(target=_run, args=args, name=f"runner-{number}")
             started(process)  # no daemon: asynchronous slots are processes of its own
             theirs.close()
-            inboxes.append(_Inbox(process, ours))
-        yield from _merged(inboxes, lambda: _pass_on(stopped, stop))
+            inboxes.append(_Inbox(process, ours, _Sight(plan, number, seen)))
+        for batch in _merged(inboxes, stop):
+            waiting.leave()
+            yield batch
+            waiting.enter(WORKERS)
     finally:
-        stop.value = 1
+        waiting.enter(WORKERS)
+        stop.value.value = stop.value.value or 1
         if states is not None:
             until = time.monotonic() + LAST_STEP
-            states += [inbox.state(until) for inbox in inboxes]
+            states += [inbox.state(until, stop) for inbox in inboxes]
         for inbox in inboxes:
             inbox.close()
+        waiting.leave()
+        ended([inbox.process for inbox in inboxes], HURRIED if stop.since or any(it.is_held for it in inboxes) else GRACE)
 
 
-def _pass_on(stopped: Callable[[], bool], stop: Any) -> None:
-    if stopped():
-        stop.value = 1
+class _Stop:
+    """Whether to stop, for the runners to see, and since when they have been told."""
+
+    def __init__(self, value: Any, stopped: Callable[[], bool]) -> None:
+        self.value, self._stopped = value, stopped
+        self.since = 0.0  # 0: not yet
+        self.hurried = 0.0  # since when they are to be ended at once
+
+    def is_over(self) -> bool:
+        """Tell the runners, if they are to stop; whether they have had their time."""
+        if not self.since and self._stopped():
+            self.value.value, self.since = 1, time.monotonic()
+        if not self.hurried and current().at_once:
+            self.value.value, self.hurried = 2, time.monotonic()
+            self.since = self.since or self.hurried
+        now = time.monotonic()
+        return bool(self.since) and now > (min(self.since + STOPPED, (self.hurried or now) + AT_ONCE))
+
+
+class _Sight:
+    """Where a runner is, as its overseer says in shared memory: when it looked, the slot (-1: none), episode and step."""
+
+    def __init__(self, plan: Plan, number: int, seen: Any) -> None:
+        self._plan, self._number, self._seen = plan, number, seen
+
+    def look(self, runner: EnvRunner | None) -> None:
+        """In the runner: put down where it is."""
+        at = (-1, 0, 0) if runner is None else runner.at()
+        self._seen[:] = [time.monotonic(), *at]
+
+    def put(self, runner: EnvRunner | None) -> None:
+        """In the runner, at each call of the environment: put down where it is, and no sign of life."""
+        self._seen[1:] = (-1, 0, 0) if runner is None else runner.at()
+
+    def told(self) -> str:
+        """In words."""
+        _, slot, episode, step = self._seen
+        place = "" if slot < 0 else f", slot {slot:.0f}, episode {episode:.0f}, step {step:.0f}"
+        return f"runner {self._number}: {self._plan.env}{place}"
+
+    def is_held(self) -> bool:
+        """Whether the runner's interpreter has been held for longer than a step may take."""
+        limit, when, slot = self._plan.step_timeout, self._seen[0], self._seen[1]
+        return limit is not None and slot >= 0 and bool(when) and time.monotonic() > when + limit + HELD
+
+    def failure(self) -> BadData:
+        """What a user is told then."""
+        what = f"the environment takes longer than --step-timeout {self._plan.step_timeout:g} s, and holds its interpreter"
+        fix = "check the environment with this policy, or a longer --step-timeout; the same command with --resume goes on"
+        return BadData(what, where=self.told(), fix=fix)
 
 
 class _Inbox:
     """What has come from one runner and has not been taken."""
 
-    def __init__(self, process: Any, pipe: Connection) -> None:
-        self._process, self._pipe = process, pipe
+    def __init__(self, process: Any, pipe: Connection, sight: _Sight) -> None:
+        self.process, self._pipe, self.sight = process, pipe, sight
+        self.is_held = False  # whether it was given up because it hangs
         self._waiting: list[EpisodeBatch] = []  # one or none
         self._state: Mapping[str, Any] | str | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting))
 
-    def wait(self, meanwhile: Callable[[], None]) -> bool:
-        """Have a batch; False: the runner has no more. Raises what the runner raised."""
+    def wait(self, stop: _Stop) -> bool:
+        """Have a batch; False: the runner has no more, or does not come back after a stop. Raises what the runner raised."""
         while not self._waiting:
             while not self._pipe.poll(PATIENCE):
-                meanwhile()
-            meanwhile()
+                if stop.is_over():
+                    self.is_held = True
+                    return False
+                if self.sight.is_held():
+                    self.is_held = True
+                    raise self.sight.failure()
+            stop.is_over()
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError) as err:  # the latter in the middle of a message
-                self._process.join(GRACE)
-                what = f"a runner process ended with exit code {self._process.exitcode}"
+                if stop.since:
+                    return False
+                self.process.join(GRACE)
+                what = f"a runner process ended with exit code {self.process.exitcode}"
                 fix = "--num-env-runners 0 shows what happens; the same command with --resume goes on"
-                raise BadData(what, where=str(self._process.name), fix=fix) from err
+                raise BadData(what, where=str(self.process.name), fix=fix) from err
             if message is None:
                 return False
             if isinstance(message, OfflineCliError):
@@ -109,15 +182,17 @@ class _Inbox:
                 self._waiting.append(message)
         return True
 
-    def state(self, until: float) -> Mapping[str, Any] | str:
+    def state(self, until: float, stop: _Stop) -> Mapping[str, Any] | str:
         """What the runner's pieces have learned, or why that is not known. It has been told to stop; the rest is left aside."""
         while self._state is None:
-            if not self._pipe.poll(max(0.0, until - time.monotonic())):
-                return f"{self._process.name} did not end its step within {LAST_STEP:.0f} s"
+            if not self._pipe.poll(PATIENCE):
+                if self.is_held or stop.is_over() or time.monotonic() > until:
+                    return f"{self.process.name} did not end its step in time"
+                continue
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                return f"{self._process.name} has died"
+                return f"{self.process.name} has died"
             if isinstance(message, _Told):
                 self._state = message.state
         return self._state
@@ -130,16 +205,12 @@ class _Inbox:
 
     def close(self) -> None:
         self._pipe.close()
-        self._process.join(GRACE)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join()
 
 
-def _merged(inboxes: list[_Inbox], meanwhile: Callable[[], None]) -> Iterator[EpisodeBatch]:
+def _merged(inboxes: list[_Inbox], stop: _Stop) -> Iterator[EpisodeBatch]:
     """Episodes of the inboxes in turn, one from each: 0, 1, ..., R-1, 0, 1, ...; ends at the first that has none."""
     while True:
-        have, failure = _waited(inboxes, meanwhile)
+        have, failure = _waited(inboxes, stop)
         if have < len(inboxes):  # the last round is a part of one
             if have:
                 yield EpisodeBatch.concat([inbox.take(1) for inbox in inboxes[:have]])
@@ -151,35 +222,78 @@ def _merged(inboxes: list[_Inbox], meanwhile: Callable[[], None]) -> Iterator[Ep
         yield together.select(np.arange(len(together)).reshape(len(inboxes), rounds).T.ravel())
 
 
-def _waited(inboxes: list[_Inbox], meanwhile: Callable[[], None]) -> tuple[int, OfflineCliError | None]:
+def _waited(inboxes: list[_Inbox], stop: _Stop) -> tuple[int, OfflineCliError | None]:
     """How many of the inboxes, from the first on, have a batch, and what the next one failed with."""
     for have, inbox in enumerate(inboxes):
         try:
-            if not inbox.wait(meanwhile):
+            if not inbox.wait(stop):
                 return have, None
         except OfflineCliError as err:
             return have, err
     return len(inboxes), None
 
 
-def _run(plan: Plan, number: int, pipe: Connection, stop: Any, tells: bool) -> None:
+def _run(plan: Plan, number: int, pipe: Connection, stop: Any, tells: bool, seen: Any) -> None:
     """A runner process; `tells`: what its pieces have learned, too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what becomes of it
-    policy: Policy | PipedPolicy | None = None
-    failure: OfflineCliError | None = None
+    signals_are_its_parents()
+    ends_with_parent()
+    runner = _Runner(plan, number, pipe, stop, tells, _Sight(plan, number, seen))
     with suppress(BrokenPipeError, ConnectionResetError):  # the parent has enough, or is gone
-        try:
-            with open_planned(plan) as environment:
-                policy = policy_of(plan, environment)
-                with open_runner(plan, number, environment=environment, policy=policy, stopped=_to_stop(stop)) as runner:
-                    for batch in runner.batches():
-                        pipe.send(batch)
-        except OfflineCliError as err:
-            failure = err
-        if tells:
-            _tell(policy.pipelines.get_state() if isinstance(policy, PipedPolicy) else {}, pipe)
-        pipe.send(failure)
+        runner.run()
     pipe.close()
+
+
+class _Runner:
+    """What a runner process does."""
+
+    def __init__(self, plan: Plan, number: int, pipe: Connection, stop: Any, tells: bool, sight: _Sight) -> None:
+        self._plan, self._number, self._pipe, self._stop, self._tells, self._sight = plan, number, pipe, stop, tells, sight
+        self._policy: Policy | PipedPolicy | None = None
+        self._playing: EnvRunner | None = None
+
+    def run(self) -> None:
+        """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where nobody listens."""
+        plan, failure = self._plan, None
+        self._sight.look(None)  # the first sign of life
+        if plan.step_timeout is not None:
+            use(Mirrored(lambda slot: self._sight.put(None if slot is None else self._playing)))
+        overseer = Overseer(
+            plan.env,
+            step_timeout=plan.step_timeout,
+            asked=lambda: int(self._stop.value),
+            on_look=lambda: self._sight.look(self._playing),
+            is_watched=False,
+        )
+        overseer.on_stuck = self._left_behind
+        with overseer:
+            try:
+                with open_planned(plan) as environment:
+                    self._policy = policy_of(plan, environment)
+                    stopped = _to_stop(self._stop)
+                    with open_runner(
+                        plan, self._number, environment=environment, policy=self._policy, stopped=stopped
+                    ) as self._playing:
+                        for batch in self._playing.batches():
+                            self._pipe.send(batch)
+                    self._playing = None
+            except OfflineCliError as err:
+                failure = err
+            except Overdue:  # after a stop, before a runner was there
+                pass
+            self._end(failure)
+
+    def _end(self, failure: OfflineCliError | None) -> None:
+        if self._tells:
+            _tell(self._policy.pipelines.get_state() if isinstance(self._policy, PipedPolicy) else {}, self._pipe)
+        self._pipe.send(failure)
+
+    def _left_behind(self, error: OfflineCliError) -> OfflineCliError:
+        """In another thread, where the one that plays does not come back: send what is whole, and end."""
+        with suppress(OSError):
+            for batch in () if self._playing is None else self._playing.left():
+                self._pipe.send(batch)
+            self._end(error if isinstance(error, BadData) else None)
+        os._exit(1)
 
 
 def _tell(state: Mapping[str, Any], pipe: Connection) -> None:

@@ -18,6 +18,7 @@ from offline_cli.recording.rows import row_writer, rows_of, zero_rows
 from offline_cli.spaces import Space
 from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
 from offline_cli.trees import Tree
+from offline_cli.waiting import current
 
 __all__ = ["RAISED", "SlotFailure", "Slots", "SyncSlots"]
 
@@ -65,6 +66,7 @@ class SyncSlots:
     def __init__(self, envs: list[Env], observation_space: Space, padded: int) -> None:
         count = len(envs)
         self._envs = envs
+        self._waiting = current()
         self.obs = zero_rows(observation_space, padded)
         self._write = row_writer(self.obs)
         self.infos: NDArray[np.object_] | None = None
@@ -75,21 +77,29 @@ class SyncSlots:
 
     def begin(self, slots: Index, seeds: list[int]) -> None:
         """See Slots."""
+        waiting = self._waiting
+        waiting.enter("reset")
         for slot, seed in zip(slots.tolist(), seeds, strict=True):
+            waiting.slot = slot
+            waiting.calls += 1
             try:
                 observation, info = self._envs[slot].reset(seed=seed)
                 self._write(slot, observation)
                 self._keep(slot, info)
             except RAISED as err:
                 raise SlotFailure(slot, "reset", repr(err)) from err
+        waiting.leave()
         self.ready[slots] = False
         self.any_ready = bool(self.ready.any())
 
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots."""
         envs, write, rewards, terminated, truncated = self._envs, self._write, self.rewards, self.terminated, self.truncated
-        plain = isinstance(actions, np.ndarray)
+        plain, waiting = isinstance(actions, np.ndarray), self._waiting
+        waiting.enter("step")
         for slot in np.flatnonzero(live).tolist():
+            waiting.slot = slot
+            waiting.calls += 1
             action = actions[slot] if plain else rows_of(actions, slot)
             try:
                 observation, reward, ended, cut, info = envs[slot].step(action)
@@ -101,6 +111,7 @@ class SyncSlots:
                     self._keep(slot, info)
             except RAISED as err:
                 raise SlotFailure(slot, "step", repr(err)) from err
+        waiting.leave()
         self.ended = (terminated | truncated) & live
         self.any_ended = bool(self.ended.any())
         if self.any_ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from offline_cli.engines.watchdog import guards
 from offline_cli.errors import BadData
 
 __all__ = ["started"]
@@ -16,6 +17,7 @@ def started(process: Any) -> None:
     """
     try:
         process.start()
+        guards(process.pid)
     except (EOFError, ConnectionError, FileNotFoundError) as err:  # the last: its socket
         said = f"{type(err).__name__}{f': {err}' if str(err) else ''}"
         what = f"the fork server, which starts worker processes, has died or does not answer ({said})"

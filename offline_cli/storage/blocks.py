@@ -8,7 +8,7 @@ join episodes of two structures: the block ends where the structure changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ __all__ = ["BLOCK_BYTES", "Block", "BlockCutter", "raw_bytes"]
 
 BLOCK_BYTES = 8 << 20
 ROW_OVERHEAD = 64  # bytes: id, t, reward and flags of a step
+LARGE = 64 << 10  # bytes of one value in an info that are counted
+MAY_BE_LARGE = frozenset({np.ndarray, bytes, str, list})
 INFO_KEY_BYTES = 64  # of JSON text, a guess: infos are counted by their keys, so as not to write them twice
 
 
@@ -144,13 +146,24 @@ def _signature(batch: EpisodeBatch) -> list[tuple[str, Any, tuple[int, ...]]]:
 
 
 def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
-    """(E,) bytes of each episode before compression: observations twice, as in a row, and a guess for infos."""
+    """(E,) bytes of each episode before compression: observations twice, as in a row; infos: a guess, and what is large."""
     step = ROW_OVERHEAD + 2 * _row_bytes(batch.obs) + _row_bytes(batch.actions) + sum(map(_row_bytes, batch.extra.values()))
     sizes: NDArray[np.int64] = (batch.lengths + 1) * step
     if batch.infos is not None:
         keys = np.fromiter(map(len, batch.infos), np.int64, len(batch.infos))
-        sizes = sizes + INFO_KEY_BYTES * np.add.reduceat(keys, batch.obs_starts[:-1])
+        large = np.fromiter(map(_large_bytes, batch.infos), np.int64, len(batch.infos))
+        sizes = sizes + np.add.reduceat(INFO_KEY_BYTES * keys + large, batch.obs_starts[:-1])
     return sizes
+
+
+def _large_bytes(info: Mapping[str, Any]) -> int:
+    """Of an info's values that are LARGE or more: pictures, say, of which a few fill the memory."""
+    size = 0
+    for value in info.values():
+        if type(value) in MAY_BE_LARGE:
+            nbytes = value.nbytes if isinstance(value, np.ndarray) else len(value) * (8 if type(value) is list else 1)
+            size += nbytes if nbytes >= LARGE else 0
+    return size
 
 
 def _row_bytes(tree: Tree) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from offline_cli.byte_sizes import byte_size
+from offline_cli.engines.overseer import Overseer, exit_code_of
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
 from offline_cli.modules.networks import BY_BOUNDS, flattened_images
@@ -157,7 +158,10 @@ def train_bc(
     resolved = _resolve(options, config, folder, resume=resume)
     target = choose_device(resolved.device)
     with contextlib.ExitStack() as held:
-        environment = held.enter_context(_environment(resolved.env))
+        overseer = None
+        if resolved.env is not None:
+            overseer = held.enter_context(Overseer(resolved.env, saving="the run is saved, within 10 s"))
+        environment = held.enter_context(_environment(resolved.env, overseer))
         data = load_data(
             expand(asked, storage_options, beside=out),
             resolved,
@@ -189,7 +193,7 @@ def train_bc(
             check_same_learned(folder.learned(), data.trained, where=folder.url)
             folder.tell_if_unsealed()
             state, tensors = checkpoint
-        with use_threads(state.threads), StopSignals() as stop:
+        with use_threads(state.threads), StopSignals(overseer) as stop:
             session = Session(module, data, resolved, state, folder, environment=environment, on_progress=on_progress)
             if dry_run:
                 return replace(_result(session, state.update), stopped_by="dry-run")
@@ -236,13 +240,18 @@ def _train(
 
 
 @contextlib.contextmanager
-def _environment(name: str | None) -> Iterator[Environment | None]:
+def _environment(name: str | None, overseer: Overseer | None) -> Iterator[Environment | None]:
     """The environment to measure in, closed afterwards whatever happens; None without a name."""
-    if name is None:
+    if name is None or overseer is None:
         yield None
         return
-    with open_environment(name) as environment:
+    with overseer.guarding():
+        environment = open_environment(name)
+    try:
         yield environment
+    finally:
+        with overseer.guarding():
+            environment.close()
 
 
 def _resolve(options: Mapping[str, Any], file: str | os.PathLike[str] | None, folder: RunFolder, *, resume: bool) -> BCConfig:
@@ -323,5 +332,5 @@ def _interrupted(session: Session, number: int) -> Interrupted:
         "checkpoint can be played until the run is resumed",
         where=session.folder.url,
         fix="the same command with --resume goes on from there",
-        details={"exit_code": 128 + number, "updates": update, "policy_update": update, "run": session.folder.url},
+        details={"exit_code": exit_code_of(number), "updates": update, "policy_update": update, "run": session.folder.url},
     )

@@ -74,16 +74,17 @@ class Checks:
     def _play(self, episodes: int, purpose: Purpose, update: int, stop: StopSignals) -> Played:
         assert self._environment is not None
         seed = self._config.seed
-        return play(
-            self._module,
-            self._environment,
-            episodes,
-            seed=seed,
-            purpose=purpose,
-            round_=update,
-            pieces=self._pieces,
-            on_step=stop.check,
-        )
+        with stop.playing():
+            return play(
+                self._module,
+                self._environment,
+                episodes,
+                seed=seed,
+                purpose=purpose,
+                round_=update,
+                pieces=self._pieces,
+                on_step=stop.check,
+            )
 
     def decide(self, state: TrainState, figures: Mapping[str, float]) -> bool:
         """Note what `figures` mean for `state`, ending it where they do; gives whether this policy is the best so far."""

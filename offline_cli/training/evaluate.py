@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from offline_cli.converting.misfits import misfits
+from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
 from offline_cli.modules.rl_module import RLModule
@@ -71,8 +72,11 @@ def evaluate(
     def report(done: int) -> None:
         on_progress(Progress("evaluating", done, episodes, "episodes"))
 
+    played_in = _named(env, loaded.description["environment"], name)
     with (
-        open_environment(_named(env, loaded.description["environment"], name)) as environment,
+        Overseer(played_in) as overseer,
+        overseer.guarding(),
+        open_environment(played_in) as environment,
         use_threads(choose_threads(module, MAX_VECTOR_SLOTS)),
     ):
         pieces = _pieces(loaded, given)

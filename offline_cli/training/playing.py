@@ -32,6 +32,7 @@ from offline_cli.training.choosers import Chance, Chooser, Policy, PolicyBetween
 from offline_cli.training.play_pieces import PlayPieces
 from offline_cli.training.seeds import Purpose, draw, episode_seed
 from offline_cli.trees import Tree, map_leaves
+from offline_cli.waiting import current
 
 __all__ = ["Played", "play"]
 
@@ -116,7 +117,7 @@ def _in_rounds(
             observations, _ = vector.reset(seed=episode_seed(key[0], key[1], turn, key[2]))
         while live.any():
             on_step()
-            actions = chooser.choose(observations)
+            actions = _chosen(chooser, observations)
             with _blaming(environment, f"round {turn}, step {int(lengths[turn].max())}"):
                 observations, rewards, terminated, truncated, _ = vector.step(actions)
                 returns[turn] += np.where(live, _numbers(rewards, reward_of, rewards_of), 0.0)
@@ -149,7 +150,7 @@ def _in_slots(
     ended = 0
     while ended < episodes:
         on_step()
-        actions = chooser.choose(observations)
+        actions = _chosen(chooser, observations)
         for slot, episode in enumerate(playing):
             if episode is None:
                 continue
@@ -174,13 +175,27 @@ def _numbers(given: Any, one: Callable[[Any], Any], all_of: Callable[[Any, int],
     return np.array([one(value) for value in given]) if found is None else found
 
 
+def _chosen(chooser: Chooser, observations: Tree) -> Tree:
+    waiting = current()
+    waiting.words = lambda: "the policy"
+    waiting.enter("policy")
+    try:
+        return chooser.choose(observations)
+    finally:
+        waiting.leave()
+
+
 @contextmanager
 def _blaming(environment: Environment, where: str) -> Iterator[None]:
+    waiting, place = current(), f"{environment.name}, {where}"
+    waiting.words = lambda: place
+    waiting.enter("step")
     try:
         yield
     except Exception as err:
-        place = f"{environment.name}, {where}"
         raise BadData(f"the environment raised {err!r}", where=place, fix="check the environment with this policy") from err
+    finally:
+        waiting.leave()
 
 
 def _rows(space: Space, count: int) -> Tree:

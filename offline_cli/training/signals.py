@@ -1,14 +1,23 @@
-"""Ctrl-C and SIGTERM as a request that a loop reads between two updates; refuses to break into the middle of one.
+"""Ctrl-C, SIGTERM and SIGHUP as a request that a loop reads between two updates; refuses to break into the middle of one.
 
-A second signal does break in, for those who cannot wait.
+Later signals are for those who cannot wait. The second one ends code of a user's that is waited for, an environment's say.
+Where there is none it breaks in, but for a `patient` one, whose work is short and would be lost: that takes a third.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+from offline_cli.engines.overseer import Overseer
+from offline_cli.engines.watchdog import ENDING, ignored_at_start
+from offline_cli.waiting import Overdue
 
 __all__ = ["StopRequested", "StopSignals"]
 
@@ -20,17 +29,26 @@ class StopRequested(Exception):  # not an error: it ends a check early and never
 class StopSignals:
     """`requested` is the number of the signal that came while the context was open, or None.
 
-    Outside the main thread, where Python takes no handlers, signals keep what they do.
+    SIGHUP is left to be ignored where it is (`nohup`). Outside the main thread, where Python takes no handlers, signals keep
+    what they do.
     """
 
-    def __init__(self) -> None:
+    ends_the_command = True  # of its bound method, the handler: see engines/watchdog.py
+
+    def __init__(self, overseer: Overseer | None = None, *, patient: bool = False) -> None:
+        """`overseer`: ends what is waited for too long after a signal."""
         self.requested: int | None = None
+        self.at: float | None = None  # when the first one came
+        self._overseer, self._breaks_in = overseer, 3 if patient else 2
+        self._count = 0
+        self._owner = os.getpid()
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._note)
+            for number in ENDING:
+                if number == signal.SIGINT or not ignored_at_start(number):
+                    self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -38,11 +56,30 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is not None:
+        if os.getpid() != self._owner:  # a process that an environment has forked, and tells to stop
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self._count += 1
+        if self.requested is None:
+            self.requested, self.at = number, time.monotonic()
+        if self._overseer is not None:
+            self._overseer.stop(number, at_once=self._count > 1)
+            if self._overseer.waiting.doing:
+                return
+        if self._count >= self._breaks_in:
             raise KeyboardInterrupt
-        self.requested = number
 
     def check(self) -> None:
         """Raise StopRequested once a signal has come."""
         if self.requested is not None:
             raise StopRequested
+
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """Within it an environment plays. Raises StopRequested where it is waited for no longer after a signal."""
+        with nullcontext() if self._overseer is None else self._overseer.guarding():
+            try:
+                yield
+            except Overdue as err:
+                raise StopRequested from err

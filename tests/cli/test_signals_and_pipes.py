@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,7 +106,7 @@ def started(child_env: dict[str, str]) -> Iterator[Start]:
         process.wait()
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_a_signal_ends_a_command_with_its_exit_code_and_says_how_to_go_on(
     started: Start, number: int, exit_code: int, tmp_path: Path
 ) -> None:
@@ -141,6 +144,33 @@ def test_a_signal_under_json_gives_one_object(started: Start) -> None:
     stdout, _ = process.communicate(timeout=30)
     told = json.loads(stdout)
     assert (told["error"]["code"], told["exit_code"]) == ("interrupted", 143)
+
+
+def test_a_terminal_that_is_closed_is_a_hangup_and_no_failure_to_write(child_env: dict[str, str]) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "train-bc"],
+        env=child_env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    assert b"ready" in os.read(ours, 100)
+    time.sleep(0.2)
+    os.close(ours)  # which is a SIGHUP; nobody can be told any more
+    assert process.wait(30) == 143
+
+
+def test_a_hangup_that_is_ignored_at_the_start_is_ignored(child_env: dict[str, str]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with sigterm_raises():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_forked_worker_that_is_terminated_dies_quietly(shell: Shell) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.errors import BadData
-from offline_cli.recording.runner_processes import _Inbox
+from offline_cli.recording.runner_processes import _Inbox, _Stop
 
 pytestmark = pytest.mark.skipif(
     "forkserver" not in multiprocessing.get_all_start_methods(), reason="this system has no fork server"
@@ -58,5 +58,7 @@ def test_a_runner_that_is_killed_in_the_middle_of_a_message_is_exit_3(sent: byte
     ours, theirs = multiprocessing.Pipe(duplex=False)
     os.write(theirs.fileno(), sent)
     theirs.close()
+    stop = _Stop(multiprocessing.RawValue("b", 0), lambda: False)
+    sight: Any = None  # it is not looked at
     with pytest.raises(BadData, match="ended with exit code -9"):
-        _Inbox(_Ended(), ours).wait(lambda: None)
+        _Inbox(_Ended(), ours, sight).wait(stop)

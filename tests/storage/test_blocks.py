@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,3 +87,11 @@ def test_a_shard_begun_on_purpose_holds_only_what_comes_after(make_batch: Make) 
     blocks = [*cutter.begin_shard(), *cutter.push(make_batch((1,)))]
     blocks += [*cutter.begin_shard(), *cutter.push(make_batch((1,), first_id=1)), *cutter.flush()]
     assert shards(blocks) == [[("episode-0",)], [("episode-1",)]]
+
+
+@pytest.mark.parametrize("value", [np.zeros(1 << 20, np.uint8), b"x" * (1 << 20), "x" * (1 << 20), [0] * (1 << 18)])
+def test_large_infos_count_as_bytes_so_that_few_of_them_wait(make_batch: Make, value: object) -> None:
+    batch = make_batch([2, 3])
+    plain = raw_bytes(replace(batch, infos=[{"a": 1}] * 7))
+    large = raw_bytes(replace(batch, infos=[{"a": value}] * 7))
+    assert (large - plain >= np.array([3, 4]) << 20).all()

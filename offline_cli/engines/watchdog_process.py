@@ -1,0 +1,164 @@
+"""The watchdog: a small process beside one that plays, which ends it, or its workers, where they hang; imports nothing of ours.
+
+Run as a file by a bare interpreter, so that it is there within milliseconds:
+
+    python -I -S watchdog_process.py PARENT WAKE NUMBERS LIMIT
+
+It reads commands, a line each, from stdin, and the numbers of signals, a byte each, from descriptor WAKE: Python writes them
+from the signal's own handler, even while a C call holds the interpreter. What it reads there goes on to stdout, to the parent's
+own thread. It ends with the parent, or when told so:
+
+* The parent has gone without a word: workers that still run after GRACE are killed.
+* LIMIT seconds after one of the signals NUMBERS, where the parent has it guard, unless told that it is at work: it is killed.
+* No sign of life for so long that the step that the parent is in has taken too long: the parent is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+GRACE = 3.0  # seconds for workers to end by themselves
+HELD = 1.0  # seconds after a signal in which the interpreter should have said something
+WORK = 8.0  # seconds that one word of work under way stands for
+PAUSE = 1.0  # seconds between two looks at whether the parent is there
+
+
+class Watchdog:
+    """What it knows of the parent."""
+
+    def __init__(self, parent: int, wake: int, numbers: frozenset[int], limit: float) -> None:
+        self.parent, self.wake, self.numbers, self.limit = parent, wake, numbers, limit
+        self.workers: dict[int, str] = {}  # when each began
+        self.name = "the environment"
+        self.signal = 0
+        self.signalled = self.deadline = 0.0
+        self.is_warned = False
+        self.heard = time.monotonic()
+        self.patience = 0.0  # seconds without a sign of life, within a step; 0: any
+        self.place = ""  # what the parent was in by its last word
+        self.is_guarding = False  # whether the parent may be ended
+        self.rest = b""
+
+    def run(self) -> None:
+        """Until the parent ends, or says that all is well."""
+        sources = [0, self.wake]
+        while True:
+            ready, _, _ = select.select(sources, [], [], self._pause())
+            if self.wake in ready and not self._signals(os.read(self.wake, 512)):
+                sources.remove(self.wake)
+            if 0 in ready:
+                data = os.read(0, 1 << 16)
+                if not data:
+                    return self._orphaned()
+                if self._commands(data):
+                    return None
+            if os.getppid() != self.parent:  # a child that it forked may hold its pipes open
+                return self._orphaned()
+            self._look(time.monotonic())
+
+    def _pause(self) -> float:
+        return 0.1 if self.signal or self.patience else PAUSE
+
+    def _signals(self, numbers: bytes) -> bool:
+        for number in numbers:
+            if number in self.numbers:
+                _write(1, bytes([number]))
+                if not self.signal:
+                    self.signal, self.signalled = number, time.monotonic()
+                    self.deadline = self.signalled + self.limit
+        return bool(numbers)
+
+    def _commands(self, data: bytes) -> bool:
+        """Whether the parent needs nobody any more."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            word, _, text = line.decode("utf-8", "replace").partition(" ")
+            if word == "end":
+                return True
+            if word == "worker":
+                self.workers[int(text)] = _began(int(text))
+            elif word == "gone":
+                self.workers.pop(int(text), None)
+            elif word == "name":
+                self.name = text
+            elif word == "guard":
+                self.is_guarding = text == "1"
+                self.deadline = max(self.deadline, time.monotonic() + GRACE) if self.signal else 0.0
+            elif word == "patience":
+                self.patience = float(text)
+            elif word in ("alive", "working"):
+                self.heard, self.place = time.monotonic(), text
+                if word == "working":
+                    self.deadline = max(self.deadline, self.heard + WORK)
+        return False
+
+    def _look(self, now: float) -> None:
+        if self.signal and self.is_guarding:
+            name = signal.Signals(self.signal).name
+            if not self.is_warned and now > self.signalled + HELD and self.heard < self.signalled:
+                self.is_warned = True
+                rest = self.deadline - now
+                _say(f"note: {name}: waiting for {self.place or self.name}, which holds the interpreter; ended in {rest:.0f} s")
+            if now > self.deadline:
+                self._end(f"stopped by {name}, and {self.place or self.name} did not come back within {self.limit:.0f} s")
+        if self.is_guarding and self.patience and now > self.heard + self.patience:
+            self._end(f"{self.place or self.name} takes longer than --step-timeout and holds the interpreter")
+
+    def _end(self, why: str) -> None:
+        _say(f"error: {why}; this process is killed, what was complete on disk is kept")
+        for pid in [*self._alive(), self.parent]:
+            _kill(pid)
+        os._exit(0)
+
+    def _orphaned(self) -> None:
+        until = time.monotonic() + GRACE
+        while self._alive() and time.monotonic() < until:
+            time.sleep(0.05)
+        for pid in self._alive():
+            _kill(pid)
+
+    def _alive(self) -> list[int]:
+        return [pid for pid, began in self.workers.items() if _runs(pid) and began == _began(pid)]
+
+
+def _began(pid: int) -> str:
+    """When a process began, as Linux counts it: ids are used again; "" elsewhere."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    _write(2, ("".join(sign if sign.isprintable() else "?" for sign in text) + "\n").encode("utf-8", "replace"))
+
+
+def _write(to: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.write(to, data)
+
+
+if __name__ == "__main__":
+    for ignored in ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE"):
+        signal.signal(getattr(signal, ignored), signal.SIG_IGN)
+    Watchdog(int(sys.argv[1]), int(sys.argv[2]), frozenset(map(int, sys.argv[3].split(","))), float(sys.argv[4])).run()
+    os._exit(0)

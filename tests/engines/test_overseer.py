@@ -1,0 +1,156 @@
+"""The thread that looks after code that may hang: it breaks out of it when its time is over, and only then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from offline_cli.engines.overseer import Limits, Overseer, exit_code_of
+from offline_cli.waiting import CLOSING, WORKERS, Overdue, current
+
+SHORT = Limits(word=0.05, stop=0.2, close=0.1, stuck=5.0, again=0.05, tick=0.02)
+
+
+def overseer(**options: object) -> Overseer:
+    return Overseer("it", limits=SHORT, is_watched=False, **options)  # type: ignore[arg-type]
+
+
+def loops() -> None:
+    while True:
+        pass
+
+
+def waits() -> None:
+    threading.Event().wait()
+
+
+def sleeps() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("hang", [loops, waits, sleeps])
+def test_code_that_hangs_is_broken_out_of_after_a_stop(hang: object) -> None:
+    began = time.monotonic()
+    with overseer() as it, pytest.raises(Overdue) as raised:
+        it.stop(signal.SIGTERM)
+        current().enter("step")
+        hang()  # type: ignore[operator]
+    current().leave()
+    assert 0.2 <= time.monotonic() - began < 3.0
+    assert (raised.value.exit_code, raised.value.timed_out) == (143, False)
+
+
+def test_without_a_stop_nothing_is_broken_out_of() -> None:
+    with overseer():
+        current().enter("step")
+        time.sleep(0.4)
+        current().leave()
+
+
+@pytest.mark.parametrize("doing", ["", WORKERS])
+def test_our_own_code_is_never_broken_out_of(doing: str) -> None:
+    with overseer(step_timeout=0.1) as it:
+        it.stop(signal.SIGINT)
+        it.stop(signal.SIGINT, at_once=True)
+        current().enter(doing)
+        time.sleep(0.4)
+        current().leave()
+
+
+def test_a_second_signal_breaks_out_at_once() -> None:
+    with overseer() as it:
+        it.stop(signal.SIGINT)
+        current().enter("step")
+        with pytest.raises(Overdue) as raised:
+            it.stop(signal.SIGTERM, at_once=True)
+        current().leave()
+    assert raised.value.exit_code == 130
+
+
+def test_a_step_has_its_limit_and_many_steps_have_none_together() -> None:
+    waiting = current()
+    with overseer(step_timeout=0.3) as it:
+        waiting.enter("step")
+        for _ in range(8):
+            waiting.calls += 1
+            time.sleep(0.1)
+        with pytest.raises(Overdue) as raised:
+            sleeps()
+        waiting.leave()
+    assert raised.value.timed_out
+    assert waiting.hurried
+    assert it.number is None
+
+
+@pytest.mark.parametrize("doing", ["policy", "making", CLOSING])
+def test_a_limit_of_steps_is_for_steps_alone(doing: str) -> None:
+    with overseer(step_timeout=0.1):
+        current().enter(doing)
+        time.sleep(0.4)
+        current().leave()
+
+
+def test_what_is_raised_and_swallowed_is_raised_again() -> None:
+    swallowed = 0
+    with overseer() as it:
+        it.stop(signal.SIGTERM)
+        current().enter("step")
+        while swallowed < 3:
+            try:
+                sleeps()
+            except Overdue:
+                swallowed += 1
+        current().leave()
+
+
+def test_a_thread_that_is_not_the_main_one_is_looked_after_too() -> None:
+    raised: list[BaseException] = []
+
+    def play() -> None:
+        with overseer(step_timeout=0.1):
+            current().enter("step")
+            try:
+                while True:
+                    time.sleep(0.01)
+            except Overdue as error:
+                raised.append(error)
+            current().leave()
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    thread.join(10)
+    assert len(raised) == 1
+
+
+def test_it_leaves_no_thread_no_descriptor_and_no_handler() -> None:
+    def state() -> tuple[int, int, object, object]:
+        return threading.active_count(), len(os.listdir("/dev/fd")), signal.getsignal(signal.SIGURG), _wakeup()
+
+    before = state()
+    for _ in range(3):
+        with Overseer("it"):
+            assert state() != before
+    assert state() == before
+
+
+def _wakeup() -> int:
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    return descriptor
+
+
+def test_it_costs_little_to_start() -> None:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        with Overseer("it"):
+            times.append(time.perf_counter() - began)
+    assert min(times) < 0.03
+
+
+def test_the_exit_codes_of_signals() -> None:
+    assert [exit_code_of(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == [130, 143, 143]
