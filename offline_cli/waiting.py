@@ -21,6 +21,7 @@ _OWN: Final = threading.local()
 class Ending:
     """How a process ends that has left code of a user's behind."""
 
+    is_ours = False  # whether it is a command's, or a worker's, and may end at any place; else a program's that calls us
     has_left = False  # whether it has: such code may keep the interpreter from ending, too
     tell: Callable[[Exception], int] | None = None  # shows a user the last error, and gives the exit code; None: a plain one
 
@@ -38,7 +39,7 @@ class Overdue(KeyboardInterrupt):
 class Waiting:
     """What one thread is in. `words` says it for people."""
 
-    __slots__ = ("at_once", "calls", "doing", "entered", "hurried", "slot", "words")
+    __slots__ = ("at_once", "calls", "doing", "entered", "hurried", "overseen", "slot", "words")
 
     def __init__(self) -> None:
         self.doing = ""  # "reset", "step", ...; "": no code of a user's
@@ -47,6 +48,7 @@ class Waiting:
         self.slot: int | None = None  # the copy that is called, where it is one of several
         self.hurried = False  # whether what ends is to end soon: a stop was asked for, or something was overdue
         self.at_once = False  # whether nothing is to be waited for any more
+        self.overseen = False  # whether somebody looks at this already
         self.words: Callable[[], str] | None = None
 
     def enter(self, doing: str) -> None:

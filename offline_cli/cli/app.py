@@ -152,6 +152,7 @@ app.command("repair", cls=DataCommand, epilog=repair.EXAMPLES)(repair.repair)
 
 def main() -> None:
     """Entry point of the console script."""
+    Ending.is_ours = True
     try:
         code = app(standalone_mode=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and told; Python's own end would have it kill the process

@@ -2,7 +2,8 @@
 
 Seconds after a stop, or in a step that takes longer than it may, `Overdue` is raised in the thread that plays, out of that
 code, which ends sleeps, waits and Python loops. A C call that does not come back, but lets Python run, is left behind:
-`on_stuck` saves from here what there is, and the process ends. One that holds the interpreter the watchdog process ends.
+`on_stuck` saves from here what there is, and the process ends. One that holds the interpreter the watchdog process ends. A
+program that calls us is never ended: there a call is waited for until it comes back.
 
     a stop   +0.5 s says what is waited for   +4 s Overdue   +5.5 s on_stuck   +9.3 s the watchdog
 """
@@ -52,7 +53,7 @@ def exit_code_of(number: int) -> int:
 
 
 class Overseer:
-    """Looks after the thread that enters it, until it leaves."""
+    """Looks after the thread that enters it, until it leaves; within another one's block it leaves that to the other."""
 
     def __init__(
         self,
@@ -77,16 +78,21 @@ class Overseer:
         self._due: tuple[int | None, int] | None = None  # exit code of the signal, or None; the call that is overdue
         self._is_taken = False
         self._told = False
+        self._watchdog: Watchdog | None = None
 
     # ---- in the thread that plays ----
 
     def __enter__(self) -> Self:
         self.waiting: Waiting = current()
+        self._is_within, self.waiting.overseen = self.waiting.overseen, True
+        if self._is_within:
+            return self
         self.waiting.hurried = self.waiting.at_once = False
         self._thread = threading.get_ident()
         self._is_main = threading.current_thread() is threading.main_thread()
         self._held = ExitStack()
-        self._watchdog: Watchdog | None = self._held.enter_context(watched()) if self._is_watched else None
+        self._may_end = Ending.is_ours and self._is_main  # the process
+        self._watchdog = self._held.enter_context(watched()) if self._is_watched and self._may_end else None
         self._nudged, self._nudge = os.pipe()
         self._pid = os.getpid()
         self._before = signal.signal(POKE, self._poked) if self._is_main and POKE is not None else None
@@ -99,6 +105,9 @@ class Overseer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._is_within:
+            return
+        self.waiting.overseen = False
         self._ending = True
         os.write(self._nudge, b"e")
         self._looker.join()
@@ -123,6 +132,8 @@ class Overseer:
         if self._since is None:
             self.number, self._since = number, time.monotonic()
         self.waiting.at_once |= at_once
+        if self._is_within:
+            return
         if at_once and self.waiting.is_elsewhere and self._is_main:
             Ending.has_left = True
             raise Overdue(exit_code_of(self.number or number))
@@ -159,7 +170,7 @@ class Overseer:
             if due is None or now < poked + self._limits.again:
                 continue
             poked, first_poke = now, first_poke or now
-            if now > first_poke + self._limits.stuck:
+            if self._may_end and now > first_poke + self._limits.stuck:
                 self._take_over()
             self._poke()
 

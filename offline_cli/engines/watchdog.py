@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from offline_cli.waiting import Ending
+
 __all__ = ["ENDING", "LIMIT", "Watchdog", "guards", "ignored_at_start", "watched"]
 
 LIMIT: Final = 9.3  # seconds after a signal in which a process ends that holds its interpreter
@@ -50,7 +52,7 @@ class Watchdog:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._commands, self.relayed = self._process.stdin.fileno(), self._process.stdout.fileno()
-        if threading.current_thread() is threading.main_thread():
+        if Ending.is_ours and threading.current_thread() is threading.main_thread():
             self._before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
             if self._before != -1:  # somebody else's, who has to go on hearing
                 signal.set_wakeup_fd(self._before)
@@ -74,11 +76,11 @@ class Watchdog:
 
     def end(self) -> None:
         """Nobody needs it any more."""
-        if self._before is not None:
-            with suppress(ValueError):
-                signal.set_wakeup_fd(self._before)
         self.say("end")
-        os.close(self._wake)
+        if self._before is None or threading.current_thread() is threading.main_thread():
+            if self._before is not None:
+                signal.set_wakeup_fd(self._before)
+            os.close(self._wake)  # else signals would be written into whatever file gets its number
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

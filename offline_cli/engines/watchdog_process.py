@@ -85,7 +85,7 @@ class Watchdog:
             elif word == "gone":
                 self.workers.pop(int(text), None)
             elif word == "name":
-                self.name = text
+                self.name, self.signal = text, 0
             elif word == "guard":
                 self.is_guarding = text == "1"
                 self.deadline = max(self.deadline, time.monotonic() + GRACE) if self.signal else 0.0

@@ -30,7 +30,7 @@ from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_planned, open_runner, policy_of
 from offline_cli.recording.policy import Policy
 from offline_cli.recording.starting import started
-from offline_cli.waiting import WORKERS, Mirrored, Overdue, current, use
+from offline_cli.waiting import WORKERS, Ending, Mirrored, Overdue, current, use
 
 __all__ = ["played_by_processes"]
 
@@ -254,6 +254,7 @@ class _Runner:
     def run(self) -> None:
         """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where nobody listens."""
         plan, failure = self._plan, None
+        Ending.is_ours = True
         self._sight.look(None)  # the first sign of life
         if plan.step_timeout is not None:
             use(Mirrored(lambda slot: self._sight.put(None if slot is None else self._playing)))

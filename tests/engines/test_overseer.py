@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from offline_cli.engines.overseer import Limits, Overseer, exit_code_of
-from offline_cli.waiting import CLOSING, WORKERS, Overdue, current
+from offline_cli.waiting import CLOSING, WORKERS, Ending, Overdue, current
 
 SHORT = Limits(word=0.05, stop=0.2, close=0.1, stuck=5.0, again=0.05, tick=0.02)
 
@@ -126,6 +128,72 @@ def test_a_thread_that_is_not_the_main_one_is_looked_after_too() -> None:
     assert len(raised) == 1
 
 
+def test_within_another_one_it_does_nothing_of_its_own() -> None:
+    with overseer(step_timeout=0.3):
+        threads = threading.active_count()
+        with overseer(step_timeout=0.01):
+            assert threading.active_count() == threads
+            current().enter("step")
+            time.sleep(0.1)
+            current().leave()
+        assert current().overseen
+    assert not current().overseen
+
+
+def test_two_threads_are_looked_after_by_one_each() -> None:
+    raised: list[BaseException] = []
+
+    def play() -> None:
+        with overseer(step_timeout=0.1):
+            current().enter("step")
+            try:
+                while True:
+                    time.sleep(0.01)
+            except Overdue as error:
+                raised.append(error)
+            current().leave()
+
+    threads = [threading.Thread(target=play) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(raised) == 3
+
+
+PROGRAM = """
+import time
+from offline_cli.engines.overseer import Limits, Overseer
+from offline_cli.waiting import Overdue, current
+import threading
+def play():
+    with Overseer("it", step_timeout=0.1, limits=Limits(stuck=0.2, again=0.05, tick=0.02)) as it:
+        current().enter("step")
+        try:
+            time.sleep(1.5)  # what is raised in another thread than the main one comes up when a call comes back
+            print("came back")
+        except Overdue:
+            print("raised")
+        current().leave()
+thread = threading.Thread(target=play)
+thread.start()
+thread.join()
+print("went on")
+"""
+
+
+def test_a_program_that_calls_us_is_never_ended() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.split("\n")[1]) == (0, "went on"), ended.stderr
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process counts as that of a command."""
+    monkeypatch.setattr(Ending, "is_ours", True)
+
+
+@pytest.mark.usefixtures("command")
 def test_it_leaves_no_thread_no_descriptor_and_no_handler() -> None:
     def state() -> tuple[int, int, object, object]:
         return threading.active_count(), len(os.listdir("/dev/fd")), signal.getsignal(signal.SIGURG), _wakeup()
@@ -143,6 +211,7 @@ def _wakeup() -> int:
     return descriptor
 
 
+@pytest.mark.usefixtures("command")
 def test_it_costs_little_to_start() -> None:
     times = []
     for _ in range(5):
