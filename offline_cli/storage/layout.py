@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.storage.locations import Location
+from offline_cli.storage.locations import REPLACED, Location
 
 __all__ = [
     "BATCHES",
@@ -51,7 +51,6 @@ BATCHES: Final = "batches.json"
 WRITING: Final = "_writing.json"
 DATA: Final = "data"
 QUARANTINE: Final = "quarantine"
-REPLACED: Final = "_replaced"
 PART_PREFIX: Final = "_part-"
 RUN_CONFIG: Final = "config.toml"
 RUN_POLICY: Final = "policy.json"

@@ -21,7 +21,9 @@ from offline_cli.storage.location import Location
 from offline_cli.storage.options import HERE, cache_of, options_for, patience_of, quiet_clients, without_probes
 from offline_cli.storage.urls import check_url, is_web
 
-__all__ = ["Location", "Sources", "expand", "open_location"]
+__all__ = ["REPLACED", "Location", "Sources", "expand", "open_location"]
+
+REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
 
 EXTRAS: Final = {"az": "azure", "abfs": "azure", "abfss": "azure", "adl": "azure"}  # protocol -> our extra with its client
 
@@ -117,7 +119,13 @@ def _expand_one(location: Location) -> list[Location]:
         return [location]
     if not _is_pattern(location):
         raise location.missing()
-    return location.matches()
+    found = location.matches()
+    return [place for place in found if not _is_replaced(place)] or found
+
+
+def _is_replaced(place: Location) -> bool:
+    """Whether it is among shards that a dataset has replaced: under a pattern they would be read as more data."""
+    return REPLACED in place.path.split("/")
 
 
 def _is_pattern(location: Location) -> bool:

@@ -14,7 +14,7 @@ from offline_cli.errors import MemoryLimitExceeded
 
 MIB = 1 << 20
 LIMIT = 256 * MIB
-STEPS = 500_000  # 20 bytes each, seven times: more than the 64 MiB that such a limit has for data
+STEPS = 800_000  # 20 bytes each, five times: more than the 64 MiB that such a limit has for data
 LONGER = 2_000_000
 PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
 

@@ -17,7 +17,7 @@ from offline_cli.errors import BadData, OutputExists
 from offline_cli.storage import replaced
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.layout import TRAIN_BATCHES
-from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.locations import Location, expand, open_location
 from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.target_folder import TargetFolder
 from offline_cli.storage.writer import DatasetWriter
@@ -173,6 +173,14 @@ class TestFolder:
         for first in (0, 10, 20):
             write_dataset(open_location(tmp_path / "D"), make_batch((3,), first_id=first), overwrite=True)
         assert pl.read_parquet(tmp_path / "D" / "data")["eps_id"].unique().to_list() == ["episode-20"]
+
+    def test_a_pattern_finds_them_where_it_names_their_folder_alone(
+        self, tmp_path: Path, make_batch: Make, write_dataset: Write
+    ) -> None:
+        for first in (0, 10):
+            write_dataset(open_location(tmp_path / "P" / "D"), make_batch((3,), first_id=first), overwrite=True)
+        patterns = [str(tmp_path / "P" / "**" / "*.parquet"), str(tmp_path / "P" / "D" / "_replaced" / "*.parquet")]
+        assert [[place.path.split("/")[-2] for place in expand(pattern)] for pattern in patterns] == [["data"], ["_replaced"]]
 
     def test_replaced_shards_stay_until_the_next_write(
         self, place: Location, rewrite: Callable[..., Manifest], writer_for: WriterFor, paths_of: Paths
