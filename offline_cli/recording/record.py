@@ -89,7 +89,7 @@ def record(
     again alone. `env_to_module`, `module_to_env`: pieces around a module, as a pipeline file, pieces or a builder; the first
     may be a learner's file. `lookback`: steps of an episode that pieces can look back on at least; None: all of it. What pieces
     learn is kept: `connector_state`. `step_timeout`: seconds that a step or a reset of the environment may take; None: no
-    limit. `command`: for provenance.
+    limit. A call that cannot be broken out of is waited for. `command`: for provenance.
 
     Raises UsageError, OutputExists; UnknownEnvironment, BadConfig, SpaceMismatch, UnsupportedSpace; MissingPackage,
     MissingDevice; StorageError; BadData where environment, policy or a piece raise, a step takes longer than `step_timeout`, or
