@@ -34,7 +34,7 @@ STEPS = """
     with Overseer("it", step_timeout=1.5, is_watched=False):
         current().enter("step")
         print("step", flush=True)
-        until = time.process_time() + 0.5
+        until = time.process_time() + 0.8
         while time.process_time() < until:
             pass
         current().leave()
@@ -65,6 +65,7 @@ def test_without_a_sign_of_life_it_kills(begun) -> None:  # type: ignore[no-unty
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="nothing says elsewhere that a process is stopped")
+@pytest.mark.kill
 @pytest.mark.parametrize("both", [False, True], ids=["the parent", "both"])
 def test_one_that_is_stopped_and_goes_on_is_not_killed(both: bool, begun) -> None:  # type: ignore[no-untyped-def]
     process, watchdog = begun(PLAYS.format(word="alive"))
@@ -81,7 +82,7 @@ def test_one_that_is_stopped_and_goes_on_is_not_killed(both: bool, begun) -> Non
 @pytest.mark.kill
 def test_the_time_in_which_a_process_is_stopped_is_none_of_its_step(begun) -> None:  # type: ignore[no-untyped-def]
     process, _ = begun(STEPS)
-    time.sleep(0.1)
+    time.sleep(0.4)
     process.send_signal(signal.SIGSTOP)
     time.sleep(2.5)
     process.send_signal(signal.SIGCONT)

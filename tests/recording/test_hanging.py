@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hanging_envs
@@ -20,6 +21,7 @@ import pytest
 from offline_cli.cli.app import app
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.errors import BadData
+from offline_cli.recording import runner_processes
 from offline_cli.recording.env_runner import EnvRunner
 from offline_cli.recording.plan import Plan, environment_seed
 from offline_cli.recording.record import record
@@ -372,3 +374,14 @@ def test_a_process_that_an_environment_forks_can_be_told_to_end(tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert f"ended with {-signal.SIGTERM}" in done.stderr
     assert os.listdir(tmp_path / "D")
+
+
+def test_a_runner_that_was_stopped_with_its_parent_has_time_to_come_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_processes, "HELD", 0.0)
+    plan = SimpleNamespace(step_timeout=0.3, env=ENV)
+    sight = runner_processes._Sight(plan, 0, [time.monotonic() - 10, 0.0, 0.0, 0.0])  # type: ignore[arg-type]
+    assert not sight.is_held()
+    until = time.monotonic() + 5
+    while not sight.is_held() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert sight.is_held()
