@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.context
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from multiprocessing import forkserver, resource_tracker
 from typing import Any, Final
 
 from offline_cli.engines.watchdog import ENDING
+from offline_cli.engines.watchdog_process import began
 from offline_cli.import_path import path_for_workers
 
 __all__ = ["process_context"]
@@ -35,10 +37,12 @@ def process_context(preload: str) -> Any:
     if sys.platform == "win32":
         return _Spawn()
     context = _ForkServer()
-    context.set_forkserver_preload([preload])  # heeded by the first to start the server
-    with _safely_started(), _signals_held():
-        resource_tracker.ensure_running()  # the first lock would start it
-        forkserver.ensure_running()
+    context.set_forkserver_preload([__name__, preload])  # heeded by the first to start the server
+    with _safely_started():
+        with _signals_held():
+            resource_tracker.ensure_running()  # the first lock would start it; it leaves SIGINT and SIGTERM unblocked
+        with _signals_held():
+            forkserver.ensure_running()
     return context
 
 
@@ -75,20 +79,36 @@ class _Safe:
     """A process whose path is its parent's, the current folder last."""
 
     _given: tuple[str | None, list[str]]
+    began = ""  # when, as `watchdog_process.began` says
 
     def start(self) -> None:
         """See Process. Raises OSError where the system allows no more processes."""
         with _safely_started() as before:
             self._given = before, path_for_workers()
             super().start()  # type: ignore[misc]  # of the class beside this one
+        self.began = began(self.pid)  # type: ignore[attr-defined]
 
     def run(self) -> None:
         """See Process."""
         before, sys.path[:] = self._given
         _set_back(before)
-        if sys.platform != "win32":
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        _unhold()
         super().run()  # type: ignore[misc]
+
+
+def _unhold() -> None:
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def _unhold_others(_: object) -> None:
+    """A process of a user's that comes from the same server has inherited that signals are held, and is to hear them."""
+    parent, process = multiprocessing.parent_process(), multiprocessing.current_process()
+    if parent is not None and parent.pid != os.getppid() and not isinstance(process, _Safe):
+        _unhold()
+
+
+multiprocessing.util.register_after_fork(_Safe, _unhold_others)  # the server imports this module
 
 
 class _SpawnProcess(_Safe, multiprocessing.context.SpawnProcess):

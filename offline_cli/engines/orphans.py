@@ -12,15 +12,19 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any, Final
 
 from offline_cli.engines.watchdog import ENDING, guards, ignored_at_start
+from offline_cli.engines.watchdog_process import runs
 
 __all__ = ["ended", "ends_with_parent", "signals_are_its_parents"]
 
 ALONE: Final = 2.0  # seconds for a worker to end by itself when its parent has gone
+LOST: Final = 255  # exit code that multiprocessing gives a process whose fork server has died: nobody knows
+KILLED: Final = 1.0  # seconds for the system to take such a process away
 
 
 def ends_with_parent() -> None:
@@ -64,4 +68,21 @@ def ended(processes: Sequence[Any], seconds: float) -> None:
         if process.is_alive():
             process.kill()
             process.join()
+        if process.exitcode == LOST and not _gone(process, until) and _runs(process):
+            with suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+            _gone(process, time.monotonic() + KILLED)
         guards(process.pid, is_there=False)
+
+
+def _runs(process: Any) -> bool:
+    return runs(process.pid, getattr(process, "began", ""))
+
+
+def _gone(process: Any, until: float) -> bool:
+    """Whether a process whose server has died has ended by then; it is no child of ours."""
+    while _runs(process):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -21,8 +20,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from types import FrameType, TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, cast
 
 from offline_cli.engines.watchdog import ENDING, Watchdog, watched
 from offline_cli.errors import BadData, Interrupted, OfflineCliError
@@ -32,6 +32,7 @@ __all__ = ["Limits", "Overseer", "exit_code_of"]
 
 POKE: Final = getattr(signal, "SIGURG", None)  # ignored unless there is a handler, and used by hardly anybody
 HELD: Final = 10.0  # seconds beyond --step-timeout until a step counts as one that holds the interpreter
+GAP: Final = 1.0  # seconds between two looks, after which the process may have been stopped
 _log = logging.getLogger(__name__)
 
 
@@ -153,10 +154,24 @@ class Overseer:
     # ---- in the other ----
 
     def _look(self) -> None:
+        try:
+            self._look_until_the_end()
+        except BaseException as err:  # noqa: BLE001  whatever it is: nothing may be killed because nobody looks
+            self._say("guard", 0)
+            self._say("patience", 0)
+            self._watchdog = None
+            _log.warning("note: nobody looks any more whether %s hangs: %r", self._name, err)
+
+    def _look_until_the_end(self) -> None:
         seen: tuple[Any, ...] = ()
         since = poked = first_poke = 0.0
+        looked, worked = time.monotonic(), time.process_time()
         while self._listen():
             now, waiting = time.monotonic(), self.waiting
+            gap, work = now - looked, time.process_time() - worked
+            looked, worked = now, worked + work
+            if gap > GAP and work < gap / 2 and since:  # not the interpreter that was held: the process was stopped
+                since += gap
             asked = self._asked() if self._asked is not None else 0
             if asked:
                 self._since, waiting.hurried, waiting.at_once = self._since or now, True, asked > 1
@@ -179,8 +194,7 @@ class Overseer:
         busy = self._since is not None or self._asked is not None or self._step_timeout is not None or self._on_look is not None
         tick = min(self._limits.tick, (self._step_timeout or 1.0) / 4)
         sources = [self._nudged] if self._watchdog is None else [self._nudged, self._watchdog.relayed]
-        ready, _, _ = select.select(sources, [], [], tick if busy else None)
-        for source in ready:
+        for source in _readable(sources, tick if busy else None):
             data = os.read(source, 64)
             if source != self._nudged:
                 if not data:
@@ -256,6 +270,14 @@ class Overseer:
     def _say(self, word: str, text: object = "") -> None:
         if self._watchdog is not None:
             self._watchdog.say(word, text)
+
+
+def _readable(sources: list[int], seconds: float | None) -> list[int]:
+    """Those of the pipes that have something, within so many seconds; None: however long it takes."""
+    if sys.platform == "win32":  # where pipes cannot be waited for
+        time.sleep(Limits.tick if seconds is None else seconds)
+        return []
+    return cast(list[int], wait(sources, seconds))  # select would take no descriptor from 1,024 on
 
 
 def _told(error: Exception) -> int:

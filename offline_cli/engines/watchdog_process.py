@@ -11,6 +11,8 @@ own thread. It ends with the parent, or when told so:
 * The parent has gone without a word: workers that still run after GRACE are killed.
 * LIMIT seconds after one of the signals NUMBERS, where the parent has it guard, unless told that it is at work: it is killed.
 * No sign of life for so long that the step that the parent is in has taken too long: the parent is killed.
+
+Its clocks stand still while the parent is stopped (SIGSTOP, Ctrl-Z), and while it was stopped itself.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ GRACE = 3.0  # seconds for workers to end by themselves
 HELD = 1.0  # seconds after a signal in which the interpreter should have said something
 WORK = 8.0  # seconds that one word of work under way stands for
 PAUSE = 1.0  # seconds between two looks at whether the parent is there
+SOON = 0.1  # where a clock runs
+GAP = 1.0  # seconds beyond such a pause, after which this process has been stopped itself, or the machine
 
 
 class Watchdog:
@@ -46,11 +50,19 @@ class Watchdog:
 
     def run(self) -> None:
         """Until the parent ends, or says that all is well."""
-        sources = [0, self.wake]
+        sources = select.poll()  # select takes no descriptor from 1,024 on
+        sources.register(0, select.POLLIN)
+        sources.register(self.wake, select.POLLIN)
+        looked = time.monotonic()
         while True:
-            ready, _, _ = select.select(sources, [], [], self._pause())
+            pause = self._pause()
+            ready = [source for source, _ in sources.poll(int(pause * 1000))]
+            now = time.monotonic()
+            if now > looked + pause + GAP or _is_stopped(self.parent):
+                self._stand_still(now - looked)
+            looked = now
             if self.wake in ready and not self._signals(os.read(self.wake, 512)):
-                sources.remove(self.wake)
+                sources.unregister(self.wake)
             if 0 in ready:
                 data = os.read(0, 1 << 16)
                 if not data:
@@ -62,7 +74,13 @@ class Watchdog:
             self._look(time.monotonic())
 
     def _pause(self) -> float:
-        return 0.1 if self.signal or self.patience else PAUSE
+        return SOON if self.signal or self.patience else PAUSE
+
+    def _stand_still(self, seconds: float) -> None:
+        """So much of the time that has gone by does not count."""
+        self.heard += seconds
+        self.signalled += seconds
+        self.deadline += seconds
 
     def _signals(self, numbers: bytes) -> bool:
         for number in numbers:
@@ -81,7 +99,7 @@ class Watchdog:
             if word == "end":
                 return True
             if word == "worker":
-                self.workers[int(text)] = _began(int(text))
+                self.workers[int(text)] = began(int(text))
             elif word == "gone":
                 self.workers.pop(int(text), None)
             elif word == "name":
@@ -123,24 +141,36 @@ class Watchdog:
             _kill(pid)
 
     def _alive(self) -> list[int]:
-        return [pid for pid, began in self.workers.items() if _runs(pid) and began == _began(pid)]
+        return [pid for pid, since in self.workers.items() if runs(pid, since)]
 
 
-def _began(pid: int) -> str:
-    """When a process began, as Linux counts it: ids are used again; "" elsewhere."""
+def _stat(pid: int) -> list[str]:
+    """What Linux says of a process, from its state on; nothing elsewhere."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
-def _runs(pid: int) -> bool:
+def began(pid: int) -> str:
+    """When a process began, as Linux counts it: ids are used again; "" elsewhere."""
+    fields = _stat(pid)
+    return fields[19] if len(fields) > 19 else ""
+
+
+def runs(pid: int, since: str) -> bool:
+    """Whether the process that began then has not ended; one that only waits to be asked for its exit code has."""
     try:
         os.kill(pid, 0)
     except OSError:
         return False
-    return True
+    fields = _stat(pid)
+    return not fields or (fields[0] not in ("Z", "X") and fields[19] == since)
+
+
+def _is_stopped(pid: int) -> bool:
+    return _stat(pid)[:1] in (["T"], ["t"])
 
 
 def _kill(pid: int) -> None:

@@ -28,11 +28,17 @@ from offline_cli.spaces import Space
 from offline_cli.trees import leaves
 from offline_cli.waiting import Overdue, current
 
-__all__ = ["EnvRunner"]
+__all__ = ["EnvRunner", "too_long"]
 
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be given out
 Index = NDArray[np.int64]
+
+
+def too_long(plan: Plan, where: str, *, doing: str = "reset", more: str = "") -> BadData:
+    """What a user is told where a step or reset takes longer than it may; `more`: of the fix."""
+    what = f"the environment takes longer than --step-timeout {plan.step_timeout or 0:g} s ({doing})"
+    return BadData(what, where=where, fix=f"check the environment with this policy, or a longer --step-timeout{more}")
 
 
 class EnvRunner:
@@ -229,9 +235,7 @@ class EnvRunner:
 
     def _too_long(self) -> BadData:
         slot, doing = self._waiting.slot, self._waiting.doing
-        fix = "check the environment with this policy, or a longer --step-timeout"
-        what = f"the environment takes longer than --step-timeout {self._plan.step_timeout or 0:g} s ({doing})"
-        return BadData(what, where=self.place(), fix=fix + ("" if slot is None else self._seed(slot)))
+        return too_long(self._plan, self.place(), doing=doing, more="" if slot is None else self._seed(slot))
 
     def _place(self, slot: int) -> str:
         episode = int(self.indices(self._playing[slot]))

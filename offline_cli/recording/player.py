@@ -10,7 +10,7 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.recording.amounts import Amount, is_enough, limited
-from offline_cli.recording.env_runner import EnvRunner
+from offline_cli.recording.env_runner import EnvRunner, too_long
 from offline_cli.recording.learned import Learned, merged
 from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
@@ -50,8 +50,8 @@ class Player:
                 yield from limited(batches, plan)
         except BadData as err:
             self.failure = err
-        except Overdue:  # after a stop, before a runner was there
-            return
+        except Overdue as err:  # before a runner was there
+            self.failure = too_long(plan, plan.env) if err.timed_out and not self._stopped() else None
 
     @contextmanager
     def _batches(self, plan: Plan) -> Iterator[Iterator[EpisodeBatch]]:

@@ -24,6 +24,7 @@ from offline_cli.recording.policy import Policy
 from offline_cli.recording.slots import SlotFailure, Slots, SyncSlots
 from offline_cli.spaces import Space
 from offline_cli.training.devices import use_threads
+from offline_cli.waiting import current
 
 __all__ = ["open_planned", "open_runner", "policy_of"]
 
@@ -57,7 +58,7 @@ def open_runner(
 ) -> Iterator[EnvRunner]:
     """Runner `runner`, with torch on one thread; its slots are closed at the end. Raises as `open_environment` does."""
     spaces = environment.observation_space, environment.action_space
-    with use_threads(1):
+    with use_threads(1), _words_kept():
         actor = _actor(plan, policy, spaces[0], _count(plan, runner))
         with _slots(plan, runner, environment, actor.padded) as slots:
             yield EnvRunner(
@@ -70,6 +71,17 @@ def open_runner(
                 fingerprint=policy.fingerprint,
                 stopped=stopped,
             )
+
+
+@contextmanager
+def _words_kept() -> Iterator[None]:
+    """Whoever says within it what is waited for is let go of at the end."""
+    waiting = current()
+    before = waiting.words
+    try:
+        yield
+    finally:
+        waiting.words = before
 
 
 def _actor(plan: Plan, policy: Policy | PipedPolicy, observation_space: Space, slots: int) -> Actor:

@@ -24,7 +24,7 @@ from offline_cli.engines.orphans import ended, ends_with_parent, signals_are_its
 from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError
-from offline_cli.recording.env_runner import EnvRunner
+from offline_cli.recording.env_runner import EnvRunner, too_long
 from offline_cli.recording.piped_policy import PipedPolicy
 from offline_cli.recording.plan import Plan
 from offline_cli.recording.playing import open_planned, open_runner, policy_of
@@ -40,6 +40,7 @@ HURRIED: Final = 1.5  # after a stop, or where one hangs
 LAST_STEP: Final = 30.0  # seconds for runners to end their step, and say what their pieces learned
 STOPPED: Final = 7.0  # seconds after a stop in which runners are listened to; each ends its step within 6 if it can
 AT_ONCE: Final = 2.5  # after a second signal
+GAP: Final = 1.0  # seconds between two such looks, after which this process may have been stopped
 HELD: Final = 5.0  # seconds without a sign of life, beyond --step-timeout, after which a runner's interpreter is held
 
 
@@ -61,6 +62,7 @@ def played_by_processes(
     stop = _Stop(context.RawValue("b", 0), stopped)
     inboxes: list[_Inbox] = []
     waiting = current()
+    words = waiting.words
     waiting.words = lambda: "; ".join(inbox.sight.told() for inbox in inboxes)
     waiting.enter(WORKERS)
     try:
@@ -86,6 +88,7 @@ def played_by_processes(
             inbox.close()
         waiting.leave()
         ended([inbox.process for inbox in inboxes], HURRIED if stop.since or any(it.is_held for it in inboxes) else GRACE)
+        waiting.words = words
 
 
 class _Stop:
@@ -112,6 +115,7 @@ class _Sight:
 
     def __init__(self, plan: Plan, number: int, seen: Any) -> None:
         self._plan, self._number, self._seen = plan, number, seen
+        self._asked = self._since = 0.0  # when it was last asked for, and since when without a gap
 
     def look(self, runner: EnvRunner | None) -> None:
         """In the runner: put down where it is."""
@@ -130,8 +134,11 @@ class _Sight:
 
     def is_held(self) -> bool:
         """Whether the runner's interpreter has been held for longer than a step may take."""
-        limit, when, slot = self._plan.step_timeout, self._seen[0], self._seen[1]
-        return limit is not None and slot >= 0 and bool(when) and time.monotonic() > when + limit + HELD
+        limit, when, slot, now = self._plan.step_timeout, self._seen[0], self._seen[1], time.monotonic()
+        if now > self._asked + GAP:  # the runner may have been stopped with us, and has to come to itself first
+            self._since = now
+        self._asked = now
+        return limit is not None and slot >= 0 and bool(when) and now > max(when, self._since) + limit + HELD
 
     def failure(self) -> BadData:
         """What a user is told then."""
@@ -279,8 +286,8 @@ class _Runner:
                     self._playing = None
             except OfflineCliError as err:
                 failure = err
-            except Overdue:  # after a stop, before a runner was there
-                pass
+            except Overdue as err:  # before a runner was there
+                failure = too_long(plan, plan.env) if err.timed_out and not self._stop.value else None
             self._end(failure)
 
     def _end(self, failure: OfflineCliError | None) -> None:

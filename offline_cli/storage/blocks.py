@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ BLOCK_BYTES = 8 << 20
 ROW_OVERHEAD = 64  # bytes: id, t, reward and flags of a step
 LARGE = 64 << 10  # bytes of one value in an info that are counted
 MAY_BE_LARGE = frozenset({np.ndarray, bytes, str, list})
+VALUES = methodcaller("values")
 INFO_KEY_BYTES = 64  # of JSON text, a guess: infos are counted by their keys, so as not to write them twice
 
 
@@ -151,8 +154,10 @@ def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
     sizes: NDArray[np.int64] = (batch.lengths + 1) * step
     if batch.infos is not None:
         keys = np.fromiter(map(len, batch.infos), np.int64, len(batch.infos))
-        large = np.fromiter(map(_large_bytes, batch.infos), np.int64, len(batch.infos))
-        sizes = sizes + np.add.reduceat(INFO_KEY_BYTES * keys + large, batch.obs_starts[:-1])
+        told = INFO_KEY_BYTES * keys
+        if not MAY_BE_LARGE.isdisjoint(map(type, chain.from_iterable(map(VALUES, batch.infos)))):
+            told += np.fromiter(map(_large_bytes, batch.infos), np.int64, len(batch.infos))
+        sizes = sizes + np.add.reduceat(told, batch.obs_starts[:-1])
     return sizes
 
 

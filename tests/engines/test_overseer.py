@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import wait
 
 import pytest
 
 from offline_cli.engines.overseer import Limits, Overseer, exit_code_of
+from offline_cli.engines.watchdog import watched
 from offline_cli.waiting import CLOSING, WORKERS, Ending, Overdue, current
 
 SHORT = Limits(word=0.05, stop=0.2, close=0.1, stuck=5.0, again=0.05, tick=0.02)
@@ -203,6 +208,73 @@ def test_it_leaves_no_thread_no_descriptor_and_no_handler() -> None:
         with Overseer("it"):
             assert state() != before
     assert state() == before
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """More than select takes are open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_code_that_hangs_is_broken_out_of_where_many_files_are_open(is_watched: bool, many_descriptors: None) -> None:
+    with Overseer("it", limits=SHORT, step_timeout=0.2, is_watched=is_watched), pytest.raises(Overdue):
+        current().enter("step")
+        time.sleep(5)
+    current().leave()
+
+
+def test_the_watchdog_hears_of_signals_where_many_files_are_open(many_descriptors: None) -> None:
+    before = signal.signal(signal.SIGHUP, heard := _Handler())
+    try:
+        with watched() as watchdog:
+            assert watchdog is not None
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert wait([watchdog.relayed], 5)
+            assert os.read(watchdog.relayed, 1) == bytes([signal.SIGHUP])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard.numbers == [signal.SIGHUP]
+
+
+class _Handler:
+    ends_the_command = True
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.numbers.append(number)
+
+
+def test_where_looking_fails_the_watchdog_kills_nothing_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Stub:
+        relayed, other = os.pipe()
+
+        def say(self, word: str, text: object = "") -> None:
+            said.append(f"{word} {text}")
+
+    @contextmanager
+    def watched() -> Iterator[Stub]:
+        yield Stub()
+
+    def fails() -> None:
+        raise ValueError("looking")
+
+    monkeypatch.setattr("offline_cli.engines.overseer.watched", watched)
+    it = Overseer("it", limits=SHORT, step_timeout=5.0, on_look=fails)
+    with it, it.guarding():
+        time.sleep(0.2)
+        assert said[-2:] == ["guard 0", "patience 0"]
+    assert said[-1] == "patience 0"
 
 
 def _wakeup() -> int:

@@ -10,10 +10,13 @@ import multiprocessing
 import os
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 LENGTH = 5  # steps of every episode
 
@@ -93,6 +96,24 @@ class Forks(Hangs):
 
 
 gym.register("Forks-v0", Forks)
+
+
+class OwnHangs(VectorEnv):
+    """A vector class whose first reset hangs."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs, how="sleep"):
+        self.num_envs, self.how, one = num_envs, how, Hangs()
+        self.single_observation_space, self.single_action_space = one.observation_space, one.action_space
+        self.observation_space = batch_space(one.observation_space, num_envs)
+        self.action_space = batch_space(one.action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        hang(self.how)
+
+
+gym.register("OwnHangs-v0", Hangs, vector_entry_point=OwnHangs)
 
 
 class Told(Hangs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -11,15 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import hanging_envs
 import pytest
 
 from offline_cli.cli.app import app
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.errors import BadData
-from offline_cli.recording.plan import environment_seed
+from offline_cli.recording import runner_processes
+from offline_cli.recording.env_runner import EnvRunner
+from offline_cli.recording.plan import Plan, environment_seed
 from offline_cli.recording.record import record
+from offline_cli.waiting import current
 
 ENV = "hanging_envs:Hangs-v0"
 kill = pytest.mark.kill
@@ -245,6 +251,31 @@ def test_one_that_holds_the_interpreter_here_is_killed_and_told_of(begun: Begin)
     assert "takes longer than --step-timeout and holds the interpreter" in stderr
 
 
+@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=kill)])
+@pytest.mark.parametrize("how", ["sleep", "loop"])
+def test_so_it_is_in_the_first_reset_of_an_own_vector_class(tmp_path: Path, how: str, runners: int) -> None:
+    options: dict[str, Any] = {"policy": "random", "episodes": 4, "num_envs": 2, "device": "cpu", "env_kwargs": {"how": how}}
+    own = {"vectorize": "vector_entry_point", "num_env_runners": runners, "step_timeout": 0.4}
+    with pytest.raises(BadData, match=r"takes longer than --step-timeout 0\.4 s \(reset\)") as failed:
+        record("hanging_envs:OwnHangs-v0", tmp_path / "D", **own, **options)
+    assert failed.value.exit_code == 3
+    assert "OwnHangs-v0" in (failed.value.where or "")
+
+
+@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=kill)])
+def test_nothing_of_a_recording_stays_in_memory(tmp_path: Path, runners: int) -> None:
+    def there() -> int:
+        gc.collect()
+        return sum(type(it) in (EnvRunner, hanging_envs.Hangs, Plan) for it in gc.get_objects())
+
+    before, words = there(), current().words
+    record(
+        ENV, tmp_path / "D", policy="random", episodes=2, num_envs=2, vectorize="sync", device="cpu", num_env_runners=runners
+    )
+    assert there() <= before
+    assert current().words is words
+
+
 def test_steps_within_the_limit_are_recorded_as_without_one(tmp_path: Path) -> None:
     options: dict[str, Any] = {"policy": "random", "episodes": 4, "num_envs": 2, "vectorize": "sync", "device": "cpu"}
     for out, limit in (("with", 0.5), ("without", None)):
@@ -343,3 +374,14 @@ def test_a_process_that_an_environment_forks_can_be_told_to_end(tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert f"ended with {-signal.SIGTERM}" in done.stderr
     assert os.listdir(tmp_path / "D")
+
+
+def test_a_runner_that_was_stopped_with_its_parent_has_time_to_come_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_processes, "HELD", 0.0)
+    plan = SimpleNamespace(step_timeout=0.3, env=ENV)
+    sight = runner_processes._Sight(plan, 0, [time.monotonic() - 10, 0.0, 0.0, 0.0])  # type: ignore[arg-type]
+    assert not sight.is_held()
+    until = time.monotonic() + 5
+    while not sight.is_held() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert sight.is_held()

@@ -95,3 +95,12 @@ def test_large_infos_count_as_bytes_so_that_few_of_them_wait(make_batch: Make, v
     plain = raw_bytes(replace(batch, infos=[{"a": 1}] * 7))
     large = raw_bytes(replace(batch, infos=[{"a": value}] * 7))
     assert (large - plain >= np.array([3, 4]) << 20).all()
+
+
+@given(at=st.integers(0, 6), key=st.sampled_from("abc"), others=st.sampled_from([1.5, 2, True, None]))
+def test_one_large_info_among_small_ones_counts(make_batch: Make, at: int, key: str, others: object) -> None:
+    batch = make_batch([2, 3])
+    small: list[dict[str, Any]] = [{"a": others, "b": others, "c": others} for _ in range(7)]
+    large = [{**info, key: b"x" * (1 << 20)} if number == at else info for number, info in enumerate(small)]
+    grown = raw_bytes(replace(batch, infos=large)) - raw_bytes(replace(batch, infos=small))
+    assert grown.tolist() == ([1 << 20, 0] if at < 3 else [0, 1 << 20])
