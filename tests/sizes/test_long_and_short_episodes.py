@@ -33,7 +33,7 @@ def test_an_episode_of_a_hundred_thousand_steps_is_read_as_it_was_made(kind: str
 @pytest.mark.big
 @pytest.mark.parametrize("kind", FAST)
 def test_an_episode_of_twice_as_many_steps_takes_twice_as_long_to_read(kind: str, written: Write) -> None:
-    times = {"csv": 1, "parquet": 2, "arrow": 2, "rllib-packed": 1}.get(kind, 4)
+    times = {"csv": 1, "parquet": 2, "arrow": 2}.get(kind, 4)
     sources = [written(kind, 1, times * steps, dims=1, block_rows=10_000) for steps in (LONG, 2 * LONG)]
     read(sources[0], keep=False)
     assert_grows_in_proportion(*(lambda source=source: read(source, keep=False) for source in sources))
