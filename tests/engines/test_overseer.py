@@ -230,6 +230,7 @@ def test_code_that_hangs_is_broken_out_of_where_many_files_are_open(is_watched: 
     current().leave()
 
 
+@pytest.mark.usefixtures("command")
 def test_the_watchdog_hears_of_signals_where_many_files_are_open(many_descriptors: None) -> None:
     before = signal.signal(signal.SIGHUP, heard := _Handler())
     try:
@@ -253,6 +254,7 @@ class _Handler:
         self.numbers.append(number)
 
 
+@pytest.mark.usefixtures("command")
 def test_where_looking_fails_the_watchdog_kills_nothing_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 

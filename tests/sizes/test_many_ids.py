@@ -32,9 +32,7 @@ def seldom(*quick: str) -> list[Any]:
 @pytest.mark.parametrize("kind", seldom("arrow", "rllib-columns"))
 def test_twice_as_many_ids_take_twice_as_long_to_read(kind: str, written: Write) -> None:
     """Of both sizes, many ids are kept as hashes, and rows come in several blocks."""
-    times = {"jsonl": 1, "columns": 10, "rllib-packed": 4}.get(
-        kind, 2
-    )  # more of what is so fast that half of it stays in the caches
+    times = {"jsonl": 1, "columns": 10, "rllib-packed": 4}.get(kind, 2)  # more where half of it stays in caches
     sources = written(kind, times * MANY), written(kind, 2 * times * MANY)
     read(sources[0], keep=False)
     assert_grows_in_proportion(*(lambda source=source: read(source, keep=False) for source in sources))
