@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
+HANGING := tests/recording/test_hanging.py tests/recording/test_hanging_evaluation.py
 QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big
 DEMO ?= out/demo
 TARGET ?= all
@@ -51,7 +52,8 @@ test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
 test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
 	$(BIN)/python -m pytest -q -m "ray" --require-markers ray
 	.ci/offline --or-online $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud
-	$(BIN)/python -m pytest -q -m "(kill or learn or big) and not ray" --require-markers kill,learn
+	$(BIN)/python -m pytest -q -n 3 -m kill $(HANGING)  # which mostly wait
+	$(BIN)/python -m pytest -q -m "(kill or learn or big) and not ray" $(HANGING:%=--ignore=%) --require-markers kill,learn
 
 test-offline: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the cloud tests with no network but loopback (on Linux).
 	.ci/offline $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud
