@@ -51,7 +51,7 @@ test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
 
 test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
 	$(BIN)/python -m pytest -q -m "ray" --require-markers ray
-	.ci/offline --or-online $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud
+	.ci/offline --or-online $(BIN)/python -m pytest -q -n 2 -m "cloud and not kill" --require-markers cloud
 	$(BIN)/python -m pytest -q -n 3 -m kill $(HANGING)  # which mostly wait
 	$(BIN)/python -m pytest -q -m "(kill or learn or big) and not ray" $(HANGING:%=--ignore=%) --require-markers kill,learn
 
