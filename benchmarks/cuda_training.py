@@ -16,12 +16,13 @@ from gymnasium import spaces
 from torch import nn
 
 from benchmarks.harness import Missing, Rate
+from offline_cli.modules.devices import autocast
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space
-from offline_cli.training.batches import StepLoader
-from offline_cli.training.devices import autocast
-from offline_cli.training.flat_adam import FlatAdam
+from offline_cli.training.learner import cloning_learner
+from offline_cli.training.loader import StepLoader
+from offline_cli.training.stores import MemoryStore
 from offline_cli.training.updates import Update, captured
 
 __all__ = ["bare_steps", "card", "card_name", "matrix_rate", "operations", "our_steps", "rate_of", "vector_space"]
@@ -93,15 +94,16 @@ def our_steps(
 ) -> Callable[[], None]:
     """One batch drawn and one update at a call: captured on a GPU, eager on the CPU."""
     module = policy(space, hidden).to(device).train()
-    loader = StepLoader(made_columns(space, held), batch_size=batch, seed=0, device=device)
-    update = Update(module, FlatAdam(module.parameters(), lr=1e-3), loader.batch, precision=precision)
+    loader = StepLoader(MemoryStore(made_columns(space, held)), batch_size=batch, seed=0, device=device)
+    update = Update(cloning_learner(module), loader.batch, lr=1e-3, precision=precision)
     loader.fill(0)
     launch = captured(update) if device.type == "cuda" else update
     numbers = itertools.count()
 
     def step() -> None:
-        loader.fill(next(numbers))
-        launch()
+        number = next(numbers)
+        loader.fill(number)
+        launch(number)
 
     return step
 

@@ -26,8 +26,9 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.recording.record import record
 
 CARTPOLE, ACROBOT = "CartPole-v1", "Acrobot-v1"
-OWN, SLOTS = "vector_entry_point", 64
+OWN, SLOTS, STEPS = "vector_entry_point", 64, 1_000_000
 OWN_CLASS = Target(0.7, words=">= 0.7 of the bare loop")
+RANDOM = Target(0.5, words=">= 0.5 of the bare loop")
 SYNC = Target(0.8, words=">= 0.8 of the bare sync loop")
 Loop = Callable[[str, RLModule, int], None]
 
@@ -41,7 +42,25 @@ def rows() -> list[Row]:
         one(CARTPOLE, "BALANCING", "sync", sync_loop, episodes=300, pairs=7, target=SYNC),
         one(ACROBOT, "SWINGING", "sync", gymnasium_loop, episodes=200, pairs=5),
         one(ACROBOT, "SWINGING", "sync", sync_loop, episodes=200, pairs=5, target=SYNC),
+        random_play(),
     ]
+
+
+def random_play() -> Row:
+    """A million steps of the policy `random`, short episodes all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"policy": "random", "num_envs": SLOTS, "device": "cpu", "overwrite": True}
+        return paired(
+            f"record {CARTPOLE}, --policy random, {OWN}, {SLOTS} envs, {STEPS:,} steps",
+            amount=STEPS,
+            unit="steps/s",
+            ours=lambda: record(CARTPOLE, Path(folder) / "D", steps=STEPS, **options),
+            rival=random_loop,
+            rival_name=f"the bare loop over its vector class ({versions('gymnasium')})",
+            floor=Floor("the rival: the environment's steps"),
+            target=RANDOM,
+            pairs=5,
+        )
 
 
 def one(env: str, policy: str, vectorize: str, loop: Loop, *, episodes: int, pairs: int, target: Target = NO_TARGET) -> Row:
@@ -76,6 +95,15 @@ def recorded(env: str, policy: str, vectorize: str, episodes: int, out: Path) ->
 def own_loop(env: str, policy: RLModule, steps: int) -> None:
     """The environment's own vector class, which resets itself."""
     vector_loop(gym.make_vec(env, SLOTS, vectorization_mode=OWN), policy, steps)
+
+
+def random_loop() -> None:
+    """Random actions, and nothing kept."""
+    vector, rng = gym.make_vec(CARTPOLE, SLOTS, vectorization_mode=OWN), np.random.default_rng(0)
+    vector.reset(seed=0)
+    for _ in range(-(-STEPS // SLOTS)):
+        vector.step(rng.integers(0, 2, SLOTS))
+    vector.close()
 
 
 def gymnasium_loop(env: str, policy: RLModule, steps: int) -> None:

@@ -31,6 +31,7 @@ QUESTIONS = (
     "record",
     "record_rllib",
     "record_minari",
+    "play_pieces",
     "update_bc",
     "cold_start",
     "train_streaming",

@@ -27,11 +27,12 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.policy import build_module
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.writer import DatasetWriter
-from offline_cli.training.flat_adam import FlatAdam
-from offline_cli.training.loaders import Loader, open_loader
+from offline_cli.training.disk_store import DiskStore, StoreForm
+from offline_cli.training.learner import cloning_learner
+from offline_cli.training.loader import StepLoader
 from offline_cli.training.memory_bounds import Shares
 from offline_cli.training.step_records import RecordForm
-from offline_cli.training.step_store import StepStore, StoreForm
+from offline_cli.training.stores import MemoryStore, Store
 from offline_cli.training.updates import Update
 
 __all__ = ["rows"]
@@ -59,15 +60,15 @@ def speeds(folder: str) -> list[Row]:
     """A store as a run would make it, but of steps that need no shuffling."""
     shares, part = Shares.of(LIMIT, "cpu"), columns(STEPS // 100)
     record = RecordForm.of(part)
-    with closing(StepStore(record, StoreForm.within(shares.window, shares.pool, record), folder)) as store:
+    with closing(DiskStore(record, StoreForm.within(shares.window, shares.pool, record), folder)) as store:
         for _ in range(100):
             store.append(record.packed(part))
         return [speed(name, hidden, store, columns(STEPS // TIMES)) for name, hidden in NETWORKS.items()]
 
 
-def speed(name: str, hidden: tuple[int, ...], store: StepStore, in_memory: dict[str, Any]) -> Row:
+def speed(name: str, hidden: tuple[int, ...], store: DiskStore, in_memory: dict[str, Any]) -> Row:
     per_turn = 2 * store.form.pool // BATCH  # two pools are read meanwhile
-    ours, rival = updates(hidden, store, per_turn), updates(hidden, in_memory, per_turn)
+    ours, rival = updates(hidden, store, per_turn), updates(hidden, MemoryStore(in_memory), per_turn)
     part, target = in_memory["obs"], torch.empty(BATCH, OBS)
     order = torch.randint(0, len(part), (BATCH,))
     floor = measured_floor("gathering the rows of a batch", lambda: torch.index_select(part, 0, order, out=target), BATCH)
@@ -83,12 +84,12 @@ def speed(name: str, hidden: tuple[int, ...], store: StepStore, in_memory: dict[
     )
 
 
-def updates(hidden: tuple[int, ...], steps: Any, count: int) -> Callable[[], None]:
+def updates(hidden: tuple[int, ...], store: Store, count: int) -> Callable[[], None]:
     """So many more updates at every call."""
-    loader: Loader = open_loader(steps, batch_size=BATCH, seed=0, device=torch.device("cpu"))
+    loader = StepLoader(store, batch_size=BATCH, seed=0, device=torch.device("cpu"))
     space = spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
     module = build_module(space, spaces.Discrete(4), hidden=hidden, action_scale="env", seed=0)
-    update = Update(module, FlatAdam(module.parameters(), lr=1e-3), loader.batch, precision="fp32")
+    update = Update(cloning_learner(module), loader.batch, lr=1e-3)
     numbers = itertools.count()
 
     def go_on() -> None:

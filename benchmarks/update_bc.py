@@ -20,8 +20,9 @@ from benchmarks.rival_process import Rival
 from benchmarks.targets import NO_TARGET, Target
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.training.batches import WEIGHTS, StepLoader
-from offline_cli.training.flat_adam import FlatAdam
+from offline_cli.training.learner import cloning_learner
+from offline_cli.training.loader import WEIGHTS, StepLoader
+from offline_cli.training.stores import MemoryStore
 from offline_cli.training.updates import Update
 
 BATCH, OBS, PAIRS, PER_PAIR = 1024, 4, 20, 20
@@ -92,15 +93,15 @@ def new_module(hidden: tuple[int, int]) -> RLModule:
 def our_update(hidden: tuple[int, int]) -> Callable[[], None]:
     module = new_module(hidden)
     batch = {"obs": torch.randn(BATCH, OBS), "actions": torch.randint(0, 2, (BATCH,)), WEIGHTS: torch.full((BATCH,), 1 / BATCH)}
-    return Update(module, FlatAdam(module.parameters(), lr=1e-3), batch, precision="fp32")
+    return Update(cloning_learner(module), batch, lr=1e-3)
 
 
 def our_training(hidden: tuple[int, int]) -> Callable[[], None]:
     """A batch drawn, an update, as `train-bc` does."""
     columns = {"obs": torch.randn(HELD, OBS), "actions": torch.randint(0, 2, (HELD,))}
-    loader = StepLoader(columns, batch_size=BATCH, seed=0, device=torch.device("cpu"))
+    loader = StepLoader(MemoryStore(columns), batch_size=BATCH, seed=0, device=torch.device("cpu"))
     module, numbers = new_module(hidden), count()
-    update = Update(module, FlatAdam(module.parameters(), lr=1e-3), loader.batch, precision="fp32")
+    update = Update(cloning_learner(module), loader.batch, lr=1e-3)
 
     def step() -> None:
         loader.fill(next(numbers))

@@ -21,10 +21,11 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
     from offline_cli.modules import RLModule as RLModule
+    from offline_cli.playing.evaluate import evaluate as evaluate
+    from offline_cli.policies.run_policy import load_policy as load_policy
     from offline_cli.recording.record import record as record
     from offline_cli.storage.locations import open_location as open_location
     from offline_cli.training.bc import train_bc as train_bc
-    from offline_cli.training.evaluate import evaluate as evaluate
 
 __version__ = "0.1.0"
 
@@ -41,8 +42,9 @@ _HOMES = {
     "SingleAgentEpisode": "offline_cli.episodes.single_agent_episode",
     "apply": "offline_cli.applying.apply",
     "convert": "offline_cli.converting.convert",
-    "evaluate": "offline_cli.training.evaluate",
+    "evaluate": "offline_cli.playing.evaluate",
     "inspect": "offline_cli.datasets.inspect",
+    "load_policy": "offline_cli.policies.run_policy",
     "open_dataset": "offline_cli.datasets.opening",
     "open_location": "offline_cli.storage.locations",
     "record": "offline_cli.recording.record",
@@ -65,6 +67,7 @@ __all__ = [
     "convert",
     "evaluate",
     "inspect",
+    "load_policy",
     "open_dataset",
     "open_location",
     "record",

@@ -1,1 +1,1 @@
-"""A learner pipeline over recordings: train batches as files, and looks at what each piece does; refuses to train anything."""
+"""A learner pipeline over recordings: train batches as files, and looks at what each piece does."""

@@ -1,4 +1,4 @@
-"""A learner pipeline over any source to train batches on disk; refuses to touch what exists, or to keep a part.
+"""A learner pipeline over any source to train batches on disk: all of them, or nothing is kept.
 
 Decisions:
 
@@ -20,29 +20,28 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Unpack
 
-from offline_cli.applying.batch_formats import COLUMNS, FORMATS, batch_format
-from offline_cli.applying.making import TrainBatch, TrainBatches
+from offline_cli.applying.batch_formats import batch_format
 from offline_cli.applying.recordings import Ready, Said
 from offline_cli.applying.showing import PipelineShown, show_pipeline
 from offline_cli.applying.tracing import PipelineTraced, trace_pipeline
+from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.applying.writing import Asked, Written, write_batches
-from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_files import read_pipeline
 from offline_cli.errors import NoData, UsageError
-from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.tables import TableOptions
+from offline_cli.options.applying import ApplyOptions
+from offline_cli.options.keywords import takes
+from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space
 from offline_cli.storage.layout import TRAIN_BATCHES
 from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.storage.target_folder import check_apart, check_target
 
-__all__ = ["STEPS_PER_BATCH", "ApplyResult", "apply"]
-
-STEPS_PER_BATCH: Final = 1 << 16
+__all__ = ["ApplyResult", "apply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,71 +70,50 @@ class ApplyResult:
         return {**plain, "columns": list(self.columns), "assumptions": dict(sorted(self.assumptions.items()))}
 
 
+@takes(ApplyOptions)
 def apply(
     sources: Sources = (),
     out: str | None = None,
     *,
-    pipeline: str,
-    format: str = COLUMNS,
-    steps_per_batch: int = STEPS_PER_BATCH,
-    limit: int | None = None,
-    show: bool = False,
-    trace: int | None = None,
-    from_: str = "auto",
-    env: str | None = None,
-    action_scale: str | None = None,
-    mapping: str | None = None,
-    rows_as_episodes: bool = False,
-    episode_ends: str | None = None,
-    temp_dir: str | None = None,
-    memory_limit: int | str = MEMORY_LIMIT,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
+    **options: Unpack[ApplyOptions],
 ) -> ApplyResult | PipelineShown | PipelineTraced:
     """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
 
-    `format`: `columns` (Parquet) or `safetensors`. `limit`: the first so many episodes. `env`: as `train-bc` takes it, the
-    environment whose spaces hold. Of tables: `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as
-    `convert` takes them. `dry_run`: do everything but write. `command`: for provenance.
-
-    `show`: give pieces with spaces and columns instead, without reading data; `env` alone may stand for the sources. `trace`:
-    give what the batch of the first so many episodes holds after each piece. Both take no `out`.
+    `show` gives pieces with spaces and columns instead, without reading data; `env` alone may stand for the sources. `trace`
+    gives what the batch of the first so many episodes holds after each piece. Both take no `out`. `command`: for provenance.
 
     Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before data is
     read where the spaces are known without; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes`
     raises; Interrupted.
     """
-    _check_usage(out, format, {"--steps-per-batch": steps_per_batch, "--limit": limit, "--trace": trace}, show=show)
+    _check_usage(out, options)
+    show, trace, storage_options = options["show"], options["trace"], options["storage_options"]
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
-    file = read_pipeline(pipeline, kind="learner")
+    tables = TableOptions.of(options)
+    file = read_pipeline(options["pipeline"], kind="learner")
+    from_, env, action_scale = options["from_"], options["env"], options["action_scale"]
     said = Said(sources, from_, env, action_scale, tables, storage_options, out, on_progress)
     if show:
         return show_pipeline(file, said)
     if trace is not None:
         return trace_pipeline(file, said, episodes=trace)
     assert out is not None
-    asked = Asked(file, format, steps_per_batch, limit, (), tuple(command))
+    asked = Asked(file, options["format"], options["steps_per_batch"], options["limit"], (), tuple(command))
     target = open_location(out, storage_options, beside=sources)
-    return _applied(asked, said, target, overwrite=overwrite, dry_run=dry_run)
+    return _applied(asked, said, target, overwrite=options["overwrite"], dry_run=options["dry_run"])
 
 
-def _check_usage(out: str | None, format: str, numbers: Mapping[str, int | None], *, show: bool) -> None:
-    looking = [name for name, asked in (("--show", show), ("--trace", numbers["--trace"] is not None)) if asked]
+def _check_usage(out: str | None, options: ApplyOptions) -> None:
+    looking = [f"--{name}" for name in ("show", "trace") if options.get(name)]
     if len(looking) > 1:
         raise UsageError("--show and --trace are two ways to look", where="--trace", fix="give one of them")
     if looking and out is not None:
         raise UsageError(f"{looking[0]} writes nothing", where="--out", fix=f"leave out --out, or {looking[0]}")
+    check_values(ApplyOptions, options, command="offline-cli apply")
     if not looking and out is None:
         raise UsageError("nowhere to write to", where="--out", fix="--out FOLDER, or --show or --trace 1 to look only")
-    if format not in FORMATS:
-        raise UsageError(f"no format is called {format!r}", where="--format", fix=f"use {' or '.join(FORMATS)}")
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{value} is less than 1", where=name, fix="give a whole number from 1 on")
 
 
 def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry_run: bool) -> ApplyResult:
@@ -179,5 +157,5 @@ def _begun(batches: Iterator[TrainBatch], where: str) -> Iterator[TrainBatch]:
     """`batches`, the first of which is made: what no file can hold is refused before the folder is touched."""
     first = next(batches, None)
     if first is None:
-        raise NoData("episodes without a single step", where=where, fix="record again")
+        raise NoData("no episode has any steps", where=where, fix="record again")
     return chain([first], batches)

@@ -1,4 +1,4 @@
-"""The folder that train batches are written into, committed by `batches.json`; refuses to leave anything of one that broke off.
+"""The folder that train batches are written into, committed by `batches.json`; nothing of a write that broke off stays.
 
     D/batches.json                 the commit, written last (schemas/batches.v1.json)
     D/data/batch-000000.parquet    or .safetensors; complete files only

@@ -1,4 +1,4 @@
-"""Train batches as files: Parquet with a column per column, safetensors with a tensor per leaf; refuses what they cannot hold.
+"""Train batches as files: Parquet with a column per column, safetensors with a tensor per leaf.
 
 `columns`: one row of the table per row of the batch, types as in our `columns` datasets (`storage/arrow_trees.py`), with the
 dtypes of the batch, which need not be those of the spaces; zstd. `safetensors`: tensors named `obs`, `obs.camera`, no text. The
@@ -28,11 +28,10 @@ from offline_cli.storage.shards import ShardWriter
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import flatten, map_leaves
 
-__all__ = ["COLUMNS", "FORMATS", "SAFETENSORS", "BatchFormat", "Guard", "batch_format"]
+__all__ = ["COLUMNS", "SAFETENSORS", "BatchFormat", "Guard", "batch_format"]
 
 COLUMNS: Final = "columns"
 SAFETENSORS: Final = "safetensors"
-FORMATS: Final = (COLUMNS, SAFETENSORS)
 COMPRESSION: Final = "zstd"
 Guard = Callable[[], AbstractContextManager[None]]
 
@@ -55,7 +54,7 @@ class BatchFormat(Protocol):
 
 
 def batch_format(name: str, spaces: Mapping[str, Space | None]) -> BatchFormat:
-    """The format of that name, one of `FORMATS`; `spaces`: those of columns, as far as they are known."""
+    """The format of that name, `COLUMNS` or `SAFETENSORS`; `spaces`: those of columns, as far as they are known."""
     return Tables(spaces) if name == COLUMNS else Tensors()
 
 

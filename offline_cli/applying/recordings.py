@@ -1,4 +1,4 @@
-"""The sources that a pipeline is applied to: spaces, if possible without reading, and episodes; refuses contradictions.
+"""The sources that a pipeline is applied to: spaces, if possible without reading, and episodes.
 
 Spaces are those that `train-bc` would use with the same options: what the sources declare, or `env`'s where it is given and
 the data fits it. Only where nothing says them are they inferred from what is read.
@@ -15,15 +15,15 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.pipeline_building import Setting
 from offline_cli.connectors.pipeline_files import PipelineFile
-from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import UsageError
 from offline_cli.formats.detect import open_sources
-from offline_cli.formats.memory import MEMORY_LIMIT
+from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
+from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
@@ -40,7 +40,7 @@ class Said:
     """What a caller says of the sources."""
 
     sources: Sources = ()
-    from_: str = "auto"
+    from_: str = SOURCE_FORMAT.default
     env: str | None = None
     action_scale: str | None = None
     tables: TableOptions | None = None

@@ -1,4 +1,4 @@
-"""Shows a pipeline without data: its pieces, the spaces before and after each, and the columns of the batch; refuses to write.
+"""Shows a pipeline without data: its pieces, the spaces before and after each, and the columns of the batch.
 
 Columns come from a few invented episodes. Where a piece of the user's own cannot take those, spaces alone are shown from it on.
 Only of a source that does not say its spaces one episode is read.
@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.applying.inventing import Extras, invented_episodes
-from offline_cli.applying.learner_episodes import in_learner_units, with_steps
+from offline_cli.applying.column_summary import Seen, seen_in_batch
+from offline_cli.applying.learner_episodes import in_learner_units, stepped, with_steps
 from offline_cli.applying.recordings import Recordings, Said
-from offline_cli.applying.seen import Seen, seen_in_batch
-from offline_cli.applying.stepping import stepped
+from offline_cli.applying.sample_episodes import Extras, invented_episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_building import Setting

@@ -1,15 +1,13 @@
-"""Traces a batch through a pipeline: what it holds after each piece, for the first episodes of the data; refuses to write."""
+"""Traces a batch through a pipeline: what it holds after each piece, for the first episodes of the data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.applying.collecting import collected
-from offline_cli.applying.learner_episodes import in_learner_units, with_steps
+from offline_cli.applying.column_summary import Seen, seen_in_batch, seen_in_episodes
+from offline_cli.applying.learner_episodes import grouped, in_learner_units, stepped, with_steps
 from offline_cli.applying.recordings import Said
-from offline_cli.applying.seen import Seen, seen_in_batch, seen_in_episodes
-from offline_cli.applying.stepping import stepped
 from offline_cli.connectors.pipeline_files import PipelineFile
 from offline_cli.errors import NoData, OfflineCliError
 
@@ -62,7 +60,7 @@ def trace_pipeline(file: PipelineFile, said: Said, *, episodes: int) -> Pipeline
     """
     ready = said.open().ready(file, limit=episodes)
     with ready.stream:
-        first = next(collected(filter(len, map(with_steps, ready.stream)), ALL), None)
+        first = next(grouped(filter(len, map(with_steps, ready.stream)), ALL), None)
     if first is None:
         fix = "a larger --trace, or recordings that have steps"
         raise NoData("no step in the first episodes", where=ready.where, fix=fix)

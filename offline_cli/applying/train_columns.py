@@ -1,4 +1,4 @@
-"""A train batch as columns that files can hold; refuses columns that are not stacked, hold objects, or have other rows.
+"""A train batch as columns that files can hold: stacked, without objects, and of one number of rows.
 
 Every column has one row for each row of the batch. Infos are JSON text, one per row, null where one is empty.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from offline_cli.applying.seen import dtype_name
+from offline_cli.applying.column_summary import dtype_name
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.errors import BadPiece

@@ -1,4 +1,4 @@
-"""Train batches into their folder, with `batches.json` to say what they are; refuses to keep a part of them."""
+"""Train batches into their folder, with `batches.json` to say what they are."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from offline_cli.applying.batch_folder import BatchFolder
 from offline_cli.applying.batch_formats import BatchFormat
-from offline_cli.applying.making import TrainBatch, TrainBatches
 from offline_cli.applying.recordings import Ready
 from offline_cli.applying.showing import space_as_json
+from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.connectors.pipeline_files import PipelineFile
 from offline_cli.connectors.state_bytes import state_to_bytes
 from offline_cli.errors import Interrupted

@@ -17,16 +17,16 @@ from typer.core import TyperGroup
 
 from offline_cli import __version__
 from offline_cli.cli import apply, convert, evaluate, inspect, record, repair, train_bc, validate
+from offline_cli.cli.command_line import add
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.signals import SIGNALLED, end_now, sigterm_raises
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
-from offline_cli.cli.without_pandas import DataCommand
 from offline_cli.waiting import Ending
 
-__all__ = ["ErrorBoundary", "app", "main"]
+__all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "main"]
 
-_EXIT_CODES = """\b
+EXIT_CODES = """\b
 Exit codes:
     0  done
     1  a bug in offline-cli
@@ -114,7 +114,7 @@ app = typer.Typer(
     cls=ErrorBoundary,
     rich_markup_mode=None,  # rich would double the time that --help takes
     pretty_exceptions_enable=False,
-    epilog=_EXIT_CODES,
+    epilog=EXIT_CODES,
 )
 
 
@@ -140,14 +140,18 @@ def _root(
         raise typer.Exit(2)
 
 
-app.command("record", cls=DataCommand, epilog=record.EXAMPLES)(record.record)
-app.command("convert", cls=DataCommand, epilog=convert.EXAMPLES)(convert.convert)
-app.command("apply", cls=DataCommand, epilog=apply.EXAMPLES)(apply.apply)
-app.command("train-bc", cls=DataCommand, epilog=train_bc.EXAMPLES)(train_bc.train_bc)
-app.command("evaluate", cls=DataCommand, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command("inspect", cls=DataCommand, epilog=inspect.EXAMPLES)(inspect.inspect)
-app.command("validate", cls=DataCommand, epilog=validate.EXAMPLES)(validate.validate)
-app.command("repair", cls=DataCommand, epilog=repair.EXAMPLES)(repair.repair)
+COMMANDS = (
+    record.COMMAND,
+    convert.COMMAND,
+    apply.COMMAND,
+    train_bc.COMMAND,
+    evaluate.COMMAND,
+    inspect.COMMAND,
+    validate.COMMAND,
+    repair.COMMAND,
+)
+for command in COMMANDS:
+    add(app, command)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from offline_cli.cli.shortage import is_shortage
 from offline_cli.cli.signals import interrupt_behind, signal_exit_code
 from offline_cli.cli.streams import colour_wanted, printable, write
 from offline_cli.errors import (
+    BadData,
     Interrupted,
     MissingPackage,
     OfflineCliError,
@@ -113,11 +114,26 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
         return _missing(error, invocation)
     if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
         return _storage(error, invocation)
+    theirs = _of_plugin(error)
+    if theirs is not None:
+        return theirs
     return Bug(
         f"a bug in offline-cli: {type(error).__name__}: {error}",
         where=_innermost_place(error),
         fix="the same command with --debug, and report the traceback together with the command",
     )
+
+
+def _of_plugin(error: BaseException) -> BadData | None:
+    """`error` as that of a package which offline-cli was told to use; None: it is none."""
+    from offline_cli.plugins import plugin_behind
+
+    found = plugin_behind(error)
+    if found is None:
+        return None
+    package, place = found
+    fix = f"pip install --upgrade {package}; --debug shows the lines on the way"
+    return BadData(f"the package {package} raised {error!r}", where=place, fix=fix)
 
 
 def _usage(error: Exception, invocation: Invocation) -> UsageError:

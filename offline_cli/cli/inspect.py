@@ -3,78 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import typer
 
-from offline_cli.byte_sizes import byte_size
-from offline_cli.cli import options, render
+from offline_cli.cli import render
+from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
 from offline_cli.cli.stdin import with_stdin
+from offline_cli.options.datasets import InspectFlags, InspectOptions
 
-__all__ = ["EXAMPLES", "KEYS", "inspect"]
-
-KEYS = ("format", "episodes", "steps", "observation_space", "action_space", "return", "length")
-"""What `--json` prints at least, kept for good."""
+__all__ = ["COMMAND"]
 
 OF_EVERY_EPISODE = frozenset({"obs", "actions", "rewards"})
 """Columns that are no extra ones; `obs.position` is a part of the first."""
 
-EXAMPLES = options.examples(
-    "offline-cli inspect dataset",
-    "offline-cli inspect recordings/ --json",
-    "offline-cli inspect robot.csv --mapping robot.toml",
-    "offline-cli inspect dataset --expect episodes=100 --expect steps=46184",
-)
 
-
-def inspect(
-    sources: options.Sources,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--expect",
-            metavar="KEY=VALUE",
-            help="Fail with exit code 7 unless the result has this value, such as episodes=100; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    from_: options.FromFormat = "auto",
-    mapping: options.TableMapping = None,
-    rows_as_episodes: options.RowsAsEpisodes = False,
-    episode_ends: options.EpisodeEnds = None,
-    temp_dir: options.TempDir = None,
-    memory_limit: options.MemoryLimit = "1GiB",
-    on_error: Annotated[
-        Literal["fail", "skip"],
-        typer.Option("--on-error", metavar="fail|skip", help="What an unreadable row does: end the command, or be counted."),
-    ] = "fail",
-    storage_option: options.StorageOptions = None,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+def run(ctx: typer.Context, flags: InspectFlags, options: InspectOptions) -> None:
     """Show what recordings or a dataset hold.
 
     A dataset's manifest answers at once; recordings of other formats are read from beginning to end.
     """
-    from offline_cli.datasets.inspect import inspect as inspect_sources
+    from offline_cli.datasets.inspect import inspect
 
-    with with_stdin(sources) as places, working(quiet=quiet) as on_progress:
-        result = inspect_sources(
-            places,
-            from_=from_,
-            mapping=mapping,
-            rows_as_episodes=rows_as_episodes,
-            episode_ends=episode_ends,
-            temp_dir=temp_dir,
-            memory_limit=byte_size(memory_limit, option="--memory-limit"),
-            on_error=on_error,
-            expect=options.pairs(expect, option="--expect"),
-            storage_options=options.storage_options(storage_option),
-            on_progress=on_progress,
-        )
-    render.show(result, as_json=as_json, summary=_summary)
+    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
+        result = inspect(places, **options, on_progress=on_progress)
+    render.show(result, as_json=flags["as_json"], summary=_summary)
+
+
+COMMAND = Command(
+    name="inspect",
+    run=run,
+    flags=InspectFlags,
+    options=InspectOptions,
+    first=("mapping", "from_", "on_error", "expect", "as_json"),
+    examples=(
+        "offline-cli inspect dataset",
+        "offline-cli inspect recordings/ --json",
+        "offline-cli inspect robot.csv --mapping robot.toml",
+        "offline-cli inspect dataset --expect episodes=100 --expect steps=46184",
+    ),
+    keys=("format", "episodes", "steps", "observation_space", "action_space", "return", "length"),
+)
 
 
 def _summary(told: Mapping[str, Any]) -> dict[str, Any]:

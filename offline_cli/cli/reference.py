@@ -1,25 +1,27 @@
-"""Writes docs/cli.md from the commands, or with the argument `config` docs/config.md from the schema, on stdout; refuses to
-change a file.
-"""
+"""Writes docs/cli.md from the commands, or with the argument `config` docs/config.md, on stdout."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import typer.main
-
-from offline_cli.cli import apply, convert, evaluate, record, repair, train_bc, validate
-from offline_cli.cli import inspect as inspect_command
-from offline_cli.cli.app import app
+from offline_cli.cli.app import COMMANDS, EXIT_CODES
+from offline_cli.cli.command_line import Command
+from offline_cli.cli.grouped_help import Shown, placed
 from offline_cli.cli.streams import write
-from offline_cli.storage.schemas import load_schema
-from offline_cli.training.config_mistakes import SCHEMA, allowed
+from offline_cli.modules.network_registry import OURS
+from offline_cli.options.cloning import ConfigKeys
+from offline_cli.options.option import Declared, Group, declared_in
+from offline_cli.options.schema import schema_of
+from offline_cli.training.algorithms.registry import own_algorithms
+from offline_cli.training.config_mistakes import allowed
 
 __all__ = ["config_page", "page"]
+
+HEADER = "| option | meaning | default |\n| --- | --- | --- |\n"
 
 _INTRODUCTION = """\
 # Commands
@@ -41,7 +43,7 @@ and messages to stderr, as a bar on a terminal and as an occasional line elsewhe
 _CONFIG = """\
 # Configuration of train-bc
 
-<!-- Written by `make docs` from schemas/config.v1.json; edit that, not this page. -->
+<!-- Written by `make docs` from offline_cli/options/cloning.py and the schemas of algorithms and networks. -->
 
 `offline-cli train-bc ... --config FILE` takes a TOML file with any of these keys. An option of the command line wins over the
 file, the file over the run that is resumed, and that over the default. `RUN/config.toml` holds what a run was made with, and
@@ -56,38 +58,47 @@ lr = 0.001
 until_return = 450.0
 ```
 
-| key | value | default | meaning |
-| --- | --- | --- | --- |
 """
 
+_TABLES = """\
+## Tables
 
-_KEYS = {
-    "record": record.KEYS,
-    "convert": convert.KEYS,
-    "apply": apply.KEYS,
-    "train-bc": train_bc.KEYS,
-    "evaluate": evaluate.KEYS,
-    "inspect": inspect_command.KEYS,
-    "validate": validate.KEYS,
-    "repair": repair.KEYS,
-}
+`[algorithm]` and `[network]` hold a name, and the options of what it names. All mistakes are reported at once.
+Other packages register more of both: [algorithms.md](algorithms.md). `hidden` and `activation` are the options of the network
+`mlp`, and may stand in its table as well.
+"""
 
 
 def page() -> str:
     """The reference of all commands, as Markdown."""
-    group: Any = typer.main.get_command(app)
-    sections = [_INTRODUCTION, _exit_codes(group.epilog)]
-    sections += [_section(name, command) for name, command in group.commands.items()]
-    return "\n".join(sections)
+    return "\n".join([_INTRODUCTION, _exit_codes(EXIT_CODES), *map(_section, COMMANDS)])
 
 
 def config_page() -> str:
     """The reference of all keys of a config file, as Markdown."""
-    rows = []
-    for name, key in load_schema(SCHEMA)["properties"].items():
-        default = f"`{json.dumps(key['default'])}`" if "default" in key else ""
-        rows.append(f"| `{name}` | {allowed(key)} | {default} | {key['description']} |\n")
-    return _CONFIG + "".join(rows)
+    keys = declared_in(ConfigKeys)
+    tables = []
+    for group in Group:
+        rows = [_key(name, key) for name, key in schema_of(ConfigKeys).items() if keys[name].option.group is group]
+        if rows:
+            tables.append(
+                f"## {group.value}\n\n| key | value | default | meaning |\n| --- | --- | --- | --- |\n" + "".join(rows)
+            )
+    own = {f"[algorithm] {name}": kind.schema for name, kind in own_algorithms().items()}
+    own |= {f"[network] {name}": kind.schema for name, kind in OURS.items()}
+    return "\n".join([_CONFIG + "\n".join(tables), _TABLES, *(_table(title, schema) for title, schema in own.items())])
+
+
+def _table(title: str, schema: Mapping[str, Any]) -> str:
+    rows = "".join(_key(name, key) for name, key in schema["properties"].items())
+    return f"### {title}\n\n" + (
+        f"| key | value | default | meaning |\n| --- | --- | --- | --- |\n{rows}" if rows else "No options.\n"
+    )
+
+
+def _key(name: str, key: Mapping[str, Any]) -> str:
+    default = f"`{json.dumps(key['default'])}`" if "default" in key else ""
+    return f"| `{name}` | {allowed(key)} | {default} | {key['description']} |\n"
 
 
 def _exit_codes(epilog: str) -> str:
@@ -96,37 +107,33 @@ def _exit_codes(epilog: str) -> str:
     return f"## Exit codes\n\n| code | meaning |\n| --- | --- |\n{table}\n"
 
 
-def _section(name: str, command: Any) -> str:
-    positional = [param for param in command.params if param.param_type_name == "argument"]
-    flags = [param for param in command.params if param.param_type_name == "option"]
-    needed = [f"{param.opts[0]} {param.metavar}" for param in flags if param.required]
-    usage = " ".join(["offline-cli", name, *(_positional(param) for param in positional), *needed, "[OPTIONS]"])
-    rows = [_row(f"`{_positional(param)}`", param) for param in positional] + [_row(_spelled(param), param) for param in flags]
-    examples = "\n".join(_examples(command.epilog))
-    keys = ", ".join(f"`{key}`" for key in _KEYS[name])
+def _section(command: Command) -> str:
+    shown = command.shown
+    tables = [f"| | meaning | default |\n| --- | --- | --- |\n{_rows(shown.arguments, shown)}"]
+    tables += [f"**{heading}**\n\n{HEADER}{_rows(members, shown)}" for heading, members in shown.groups()]
+    if not shown.arguments:
+        del tables[0]
+    keys = ", ".join(f"`{key}`" for key in command.keys)
+    examples = "\n".join(command.examples)
     return (
-        f"## {name}\n\n{inspect.cleandoc(command.help)}\n\n```text\n{usage}\n```\n\n"
-        f"| option | meaning | default |\n| --- | --- | --- |\n{chr(10).join(rows)}\n\n"
-        f"With `--json`, at least these keys: {keys}.\n\n```sh\n{examples}\n```\n"
+        f"## {command.name}\n\n{inspect.cleandoc(command.run.__doc__ or '')}\n\n"
+        f"```text\noffline-cli {command.name} {' '.join(shown.usage())}\n```\n\n"
+        + "\n".join(tables)
+        + f"\nWith `--json`, at least these keys: {keys}.\n\n```sh\n{examples}\n```\n"
     )
 
 
-def _positional(param: Any) -> str:
-    return f"{param.metavar}..." if param.nargs == -1 else str(param.metavar)
+def _rows(members: Sequence[Declared], shown: Shown) -> str:
+    return "".join(_row(one, shown) for one in members)
 
 
-def _spelled(param: Any) -> str:
-    value = "" if param.is_flag else f" {param.metavar}"
-    return ", ".join(f"`{opt}{value}`" for opt in param.opts).replace("|", "\\|")
-
-
-def _row(spelled: str, param: Any) -> str:
-    default = "required" if param.required else "" if param.default in (None, False) else f"`{param.default}`"
-    return f"| {spelled} | {param.help} | {default} |"
-
-
-def _examples(epilog: str) -> Iterator[str]:
-    return (line.strip() for line in epilog.splitlines()[2:])
+def _row(one: Declared, shown: Shown) -> str:
+    value = f" {one.metavar}" if one.metavar and not one.option.is_argument else ""
+    names = [placed(one)] if one.option.is_argument else [*shown.names(one)]
+    spelled = ", ".join(f"`{name}{value}`" for name in names).replace("|", "\\|")
+    default = shown.default_of(one)
+    default = "required" if one.required else f"`{default}`" if one.option.default is not None and default else default
+    return f"| {spelled} | {shown.meaning(one)} | {default} |\n"
 
 
 if __name__ == "__main__":

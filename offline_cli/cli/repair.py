@@ -3,86 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from offline_cli.cli import options, render
+from offline_cli.cli import render
+from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
+from offline_cli.options.datasets import RepairFlags, RepairOptions
 
-__all__ = ["EXAMPLES", "KEYS", "repair"]
-
-KEYS = ("out", "episodes", "steps", "shards", "adopted", "dropped")
-"""What `--json` prints at least, kept for good."""
-
-EXAMPLES = options.examples(
-    "offline-cli repair dataset --dry-run",
-    "offline-cli repair s3://bucket/dataset",
-    "offline-cli repair dataset --drop-broken",
-    "offline-cli repair dataset --keep old",
-    "offline-cli repair dataset --force-unlock",
-)
+__all__ = ["COMMAND"]
 
 
-def repair(
-    ctx: typer.Context,
-    out: Annotated[str, typer.Argument(metavar="D", help="Dataset folder: a path or URL.", show_default=False)],
-    drop_broken: Annotated[
-        bool,
-        typer.Option(
-            "--drop-broken", help="Leave out shards that are missing, unreadable, or not what the manifest's sha256 says."
-        ),
-    ] = False,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            "--keep",
-            metavar="old|new|GENERATION",
-            help="Of a dataset that was being overwritten: the one that was there, or what there is of the new one. "
-            "GENERATION: the 8 hex digits in the names of its shards.",
-            show_default=False,
-        ),
-    ] = None,
-    env: Annotated[
-        str | None,
-        typer.Option(
-            "--env", metavar="ENV", help=f"Environment whose spaces the data has, if nothing else says: {options.ENV_FORMS}."
-        ),
-    ] = None,
-    force_unlock: Annotated[
-        bool,
-        typer.Option(
-            "--force-unlock",
-            help="Remove the writer's note, _writing.json, and nothing else; refused while it changes within 25 s, "
-            "or its process runs on this machine.",
-        ),
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")] = False,
-    storage_option: options.StorageOptions = None,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+def run(ctx: typer.Context, flags: RepairFlags, options: RepairOptions) -> None:
     """Make a folder that a writer left, or that was damaged, a dataset again.
 
     Complete shards are adopted, half-written files and uploads dropped, and the manifest is built anew. Nothing that could hold
     an episode is deleted: what is not part of the dataset moves to quarantine/. Refused while a writer is at work.
     """
-    from offline_cli.datasets.repair import repair as repair_dataset
+    from offline_cli.datasets.repair import repair
 
-    with working(quiet=quiet) as on_progress:
-        result = repair_dataset(
-            out,
-            dry_run=dry_run,
-            drop_broken=drop_broken,
-            keep=keep,
-            env=env,
-            force_unlock=force_unlock,
-            storage_options=options.storage_options(storage_option),
-            on_progress=on_progress,
-            command=ctx.obj.recorded(),
-        )
-    render.show(result, as_json=as_json, summary=lambda told: list(_rows(told)))
+    with working(quiet=flags["quiet"]) as on_progress:
+        result = repair(flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
+    render.show(result, as_json=flags["as_json"], summary=lambda told: list(_rows(told)))
+
+
+COMMAND = Command(
+    name="repair",
+    run=run,
+    flags=RepairFlags,
+    options=RepairOptions,
+    first=("drop_broken", "keep", "force_unlock", "dry_run", "as_json"),
+    examples=(
+        "offline-cli repair dataset --dry-run",
+        "offline-cli repair s3://bucket/dataset",
+        "offline-cli repair dataset --drop-broken",
+        "offline-cli repair dataset --keep old",
+        "offline-cli repair dataset --force-unlock",
+    ),
+    keys=("out", "episodes", "steps", "shards", "adopted", "dropped"),
+)
 
 
 def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ import gymnasium as gym
 
 from offline_cli.connectors.batch_items import RowsOfEpisodes, SingleEpisodes
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.slot_windows import SlotWindows, takes_slots
 from offline_cli.connectors.what_it_wants import what_it_wants
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
@@ -31,6 +32,7 @@ class ConnectorPipelineV2(ConnectorV2):
     """Pieces in order; itself a piece, so pipelines nest."""
 
     whole_arrays: ClassVar[bool] = True  # it takes care itself of pieces that do not
+    slots_too: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -72,6 +74,29 @@ class ConnectorPipelineV2(ConnectorV2):
             return super().on_episode_batch(batch=batch, episodes=episodes, **call)
         return self._through(batch, self._prepared(episodes), call)
 
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, **call: Any) -> tuple[Batch, Any]:
+        """The batch after the last piece, and the slots, or the episodes where a piece left what has no form in arrays."""
+        left: Any = slots
+        if call.get("metrics") is not None:
+            return self._through(batch, left, call)
+        for piece in self.connectors:
+            batch, left = self._step(piece, batch, left, call)
+        return batch, left
+
+    def observe(self, slots: SlotWindows, **call: Any) -> None:
+        """Have the pieces see last observations, which nobody acts on; pieces that fill the batch learn nothing from them."""
+        batch: Batch = {}
+        for piece in itertools.takewhile(lambda piece: not piece.fills_obs, self.connectors):
+            batch, _ = self._step(piece, batch, slots, call)
+
+    @property
+    def wants_episodes(self) -> bool:
+        """Whether a piece gets episodes where slots play."""
+        return not takes_slots(self) or any(
+            piece.wants_episodes if isinstance(piece, ConnectorPipelineV2) else not takes_slots(piece)
+            for piece in self.connectors
+        )
+
     def _prepared(self, episodes: Episodes) -> Episodes:
         """The episodes as the pieces get them; for subclasses."""
         return episodes
@@ -96,15 +121,19 @@ class ConnectorPipelineV2(ConnectorV2):
         metrics, prefix = call.get("metrics"), tuple(call.get("metrics_prefix_key", ()))
         for name, piece in self.named():
             with _timed(metrics, (*prefix, "timers", "connectors", name)):
-                batch, episodes = self._step(name, piece, batch, episodes, call)
+                batch, episodes = self._step(piece, batch, episodes, call)
             yield name, batch, episodes
 
-    def _step(
-        self, name: str, piece: ConnectorV2, batch: Batch, episodes: Episodes, call: dict[str, Any]
-    ) -> tuple[Batch, Episodes]:
+    def _step(self, piece: ConnectorV2, batch: Batch, episodes: Any, call: dict[str, Any]) -> tuple[Batch, Any]:
         """One piece. Its errors stay what they are: they may be the user's own, and debuggers want them whole."""
         try:
-            if isinstance(episodes, EpisodeBatch) and piece.whole_arrays:
+            if isinstance(episodes, SlotWindows):
+                if takes_slots(piece):
+                    batch, episodes = piece.on_slots(batch=batch, slots=episodes, **call)
+                else:
+                    batch = piece(batch=episodes.filed(batch), episodes=episodes.episodes(), **call)
+                    episodes = episodes.taken_back(batch) if isinstance(batch, dict) else episodes
+            elif isinstance(episodes, EpisodeBatch) and piece.whole_arrays:
                 batch, episodes = piece.on_episode_batch(batch=batch, episodes=episodes, **call)
             else:
                 if isinstance(episodes, EpisodeBatch):
@@ -113,15 +142,18 @@ class ConnectorPipelineV2(ConnectorV2):
                     batch = RowsOfEpisodes(batch, episodes)
                 batch = piece(batch=batch, episodes=episodes, **call)
         except Exception as err:
-            err.add_note(f"in connector piece {name}")
+            err.add_note(f"in connector piece {self._name_of(piece)}")
             raise
         if not isinstance(batch, dict):
             raise BadPiece(
-                f"piece {name} gave {type(batch).__name__}, not the batch",
-                where=f"{type(self).__name__}, piece {name}",
+                f"piece {self._name_of(piece)} gave {type(batch).__name__}, not the batch",
+                where=f"{type(self).__name__}, piece {self._name_of(piece)}",
                 fix="end its __call__ with `return batch`",
             )
         return batch, episodes
+
+    def _name_of(self, piece: ConnectorV2) -> str:
+        return next(name for name, one in self.named() if one is piece)
 
     def _stacks_before(self, piece: ConnectorV2) -> bool:
         """Whether columns are stacked for good before they come to this piece: no helper takes them apart again."""

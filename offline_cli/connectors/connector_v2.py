@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
+from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.connectors.states import same_state, shown_names
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, SpaceMismatch
@@ -27,6 +28,9 @@ class ConnectorV2(BatchHelpers, ABC):
     `whole_arrays`: the piece reads an `EpisodeBatch` as arrays and never writes into it. A pipeline hands every other piece a
     list of episodes, the same objects to each, so that what a piece writes into them stays.
 
+    `slots_too`: beside an environment the piece works on the latest steps of all slots at once (`on_slots`). This holds for the
+    class that says it, and for those derived from it that do not override its call. Others get episodes there.
+
     `writes_episodes`: the piece changes the episodes it is given. With lists it does so in place; with an `EpisodeBatch`
     `on_episode_batch` gives the changed ones.
 
@@ -36,6 +40,7 @@ class ConnectorV2(BatchHelpers, ABC):
     """
 
     whole_arrays: ClassVar[bool] = False
+    slots_too: ClassVar[bool] = False
     writes_episodes: ClassVar[bool] = False
     per_episode: ClassVar[bool] = False
     aliases: ClassVar[tuple[str, ...]] = ()  # further names that pipelines find the piece by
@@ -81,6 +86,11 @@ class ConnectorV2(BatchHelpers, ABC):
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, Episodes]:
         """What a pipeline calls instead where `episodes` are arrays: the batch, and the episodes as later pieces see them."""
         return self(batch=batch, episodes=episodes, **call), episodes
+
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, **call: Any) -> tuple[Batch, Any]:
+        """What a pipeline calls instead where slots play: the batch, each column with a row per slot that plays, and what the
+        pieces after this one get, slots or episodes. Here for pieces that do not look at episodes."""
+        return self(batch=batch, episodes=(), **call), slots
 
     # ---- spaces ----
 

@@ -1,4 +1,4 @@
-"""How far pieces look back on an episode; refuses a lookback that is too short for one of our own."""
+"""How far pieces of our own look back on an episode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.play_pipelines import PlayPipelines
 from offline_cli.errors import BadConfig
 
-__all__ = ["check_lookback"]
+__all__ = ["check_lookback", "frames_looked_at", "steps_looked_at"]
 
 PREVIOUS: Final = ("n_prev_actions", "n_prev_rewards")
 
@@ -24,6 +24,17 @@ def check_lookback(pipelines: PlayPipelines, lookback: int | None, *, where: str
     ]
     if problems:
         raise BadConfig.of(problems, where=where, fix=f"--lookback {max(wants.values())}, or none: the whole episode")
+
+
+def frames_looked_at(pipelines: PlayPipelines) -> int:
+    """How many observations our own pieces look at, the current one included."""
+    return max([1, *(int(getattr(piece, "num_frames", 1)) for piece in pipelines.env_to_module.pieces())])
+
+
+def steps_looked_at(pipelines: PlayPipelines) -> int:
+    """How many actions and rewards before the current observation our own pieces look at."""
+    pieces = list(pipelines.env_to_module.pieces())
+    return max([0, *(int(getattr(piece, name, 0)) for piece in pieces for name in PREVIOUS)])
 
 
 def _steps_back(piece: ConnectorV2) -> int:

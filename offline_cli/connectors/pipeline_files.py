@@ -14,7 +14,7 @@ Schema: schemas/pipeline.v1.json.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from os import PathLike
@@ -128,10 +128,18 @@ def pipeline_of(text: bytes, *, where: str, kind: Kind | None = None, trusted: b
     return parse_pipeline(document, where=where, kind=kind, trusted=trusted)
 
 
-def parse_pipeline(document: Mapping[str, Any], *, where: str, kind: Kind | None = None, trusted: bool = True) -> PipelineFile:
+def parse_pipeline(
+    document: Mapping[str, Any],
+    *,
+    where: str,
+    kind: Kind | None = None,
+    trusted: bool = True,
+    plugins: Collection[str] = (),
+) -> PipelineFile:
     """A pipeline from the content of a file.
 
-    `trusted` False is for what comes out of a dataset, run folder or checkpoint: it may name our own pieces only, and no code
+    `trusted` False is for what comes out of a dataset, run folder or checkpoint: it may name our own pieces, and those of the
+    packages `plugins`, which the user has named; no other code
     is imported for it. Raises BadConfig with every mistake in `details["problems"]`, MissingPackage.
     """
     if deeper_than(document, MAX_DEPTH):
@@ -146,7 +154,7 @@ def parse_pipeline(document: Mapping[str, Any], *, where: str, kind: Kind | None
     entries = []
     for index, piece in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(piece, Mapping):
-            entries.append(_entry(piece, index, document.get("kind"), trusted, problems))
+            entries.append(_entry(piece, index, document.get("kind"), None if trusted else plugins, problems))
     if problems:
         raise BadConfig.of(problems, where=where, fix=PAGE)
     return PipelineFile(
@@ -180,8 +188,10 @@ def _key_mistakes(document: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _entry(piece: Mapping[str, Any], index: int, kind: Any, trusted: bool, problems: list[str]) -> PieceEntry | None:
-    """The piece, or None and its mistakes added to `problems`."""
+def _entry(
+    piece: Mapping[str, Any], index: int, kind: Any, named: Collection[str] | None, problems: list[str]
+) -> PieceEntry | None:
+    """The piece, or None and its mistakes added to `problems`. `named`: see `plugins.plugin`."""
     given = piece.get("name", piece.get("use"))
     label = f"pieces[{index}]" + (f" ({given})" if isinstance(given, str) else "")
     if ("name" in piece) == ("use" in piece):
@@ -190,7 +200,7 @@ def _entry(piece: Mapping[str, Any], index: int, kind: Any, trusted: bool, probl
     if not isinstance(given, str):
         return None  # the schema has said so
     try:
-        maker = _maker(piece, label, trusted)
+        maker = _maker(piece, label, named)
     except BadConfig as err:
         problems.append(f"{label}: {err.what_in_one_line} ({err.fix})")
         return None
@@ -203,10 +213,10 @@ def _entry(piece: Mapping[str, Any], index: int, kind: Any, trusted: bool, probl
     return PieceEntry(label, maker, signature, options, piece.get("before"), piece.get("after"))
 
 
-def _maker(piece: Mapping[str, Any], label: str, trusted: bool) -> Maker:
+def _maker(piece: Mapping[str, Any], label: str, named: Collection[str] | None) -> Maker:
     if "name" in piece:
-        return registered(piece["name"], third_party=trusted)
-    if not trusted:
+        return registered(piece["name"], named=named)
+    if named is not None:
         fix = "name a pipeline file of your own on the command line"
         raise BadConfig("code is only imported where your own file or option names it", where=label, fix=fix)
     return imported(piece["use"], where=label)

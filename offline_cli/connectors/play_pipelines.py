@@ -35,6 +35,7 @@ class TrainedPipeline:
     state: Mapping[str, Any] = field(default_factory=dict)  # what its pieces had learned, by name
     where: str = "run"
     pieces: tuple[str, ...] = ()  # the names of all its pieces, default ones included
+    plugins: tuple[str, ...] = ()  # packages whose pieces may be imported because the document names them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +98,7 @@ def _own_pieces_of(trained: TrainedPipeline) -> PipelineFile:
         fix = "name a file of those that belong beside the environment: --env-to-module FILE (in Python: env_to_module=...)"
         raise BadConfig(what, where=trained.where, fix=fix)
     try:
-        return parse_pipeline(trained.document, where=trained.where, kind="learner", trusted=False)
+        return parse_pipeline(trained.document, where=trained.where, kind="learner", trusted=False, plugins=trained.plugins)
     except BadConfig as err:
         fix = "name the pipeline file it was trained with: --env-to-module FILE"
         raise BadConfig(

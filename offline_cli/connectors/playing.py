@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.errors import BadPiece
 from offline_cli.trees import Tree, map_leaves
 
@@ -81,22 +82,47 @@ class PipelinePlayer:
         `chance`: uniform numbers (B, k) per episode that actions are drawn with, k as `chance_size` of the action head says;
         else `generator` draws, or torch's own. Raises BadPiece where the pipelines give no actions; what pieces raise passes.
         """
-        call: dict[str, Any] = {"rl_module": self.rl_module, "episodes": episodes, "explore": self.explore}
+        return self._acted(episodes, chance, generator)
+
+    def act_on(self, slots: SlotWindows, *, chance: Tensor | None = None, generator: torch.Generator | None = None) -> Acts:
+        """The same for slots that play; extra outputs are arrays (B, ...) where no piece took them apart."""
+        return self._acted(slots, chance, generator)
+
+    def _acted(self, episodes: Any, chance: Tensor | None, generator: torch.Generator | None) -> Acts:
+        call: dict[str, Any] = {"rl_module": self.rl_module, "explore": self.explore}
         call |= {"shared_data": self.shared_data, "metrics": self.metrics}
         with torch.inference_mode():
-            batch = self.env_to_module(batch={}, **call)
+            batch, episodes = _through(self.env_to_module, {}, episodes, call)
+            if isinstance(episodes, SlotWindows):
+                episodes.commit()
             forward = self.rl_module.forward_exploration if self.explore else self.rl_module.forward_inference
             outputs = dict(forward(batch))
+            if isinstance(episodes, SlotWindows):
+                episodes.is_stacked = True
             drawing: dict[str, Any] = {"chance": chance, "generator": generator}
             given: dict[str, Any] = {name: value for name, value in drawing.items() if value is not None}
-            outputs = self.module_to_env(batch=outputs, **call, **given)
+            outputs, _ = _through(self.module_to_env, outputs, episodes, {**call, **given})
         return _acts(outputs)
+
+    def observe(self, slots: SlotWindows) -> None:
+        """Have the env-to-module pieces see the last observations of slots whose episodes are done."""
+        with torch.inference_mode():
+            self.env_to_module.observe(
+                slots, rl_module=self.rl_module, explore=self.explore, shared_data=self.shared_data, metrics=self.metrics
+            )
 
     def finish(self, episodes: Sequence[Any]) -> None:
         """Have the env-to-module pieces see the last observations of episodes that are done, as RLlib's env runner does."""
         call: dict[str, Any] = {"rl_module": self.rl_module, "episodes": episodes, "explore": self.explore}
         with torch.inference_mode():
             self.env_to_module(batch={}, shared_data=self.shared_data, metrics=self.metrics, **call)
+
+
+def _through(pipeline: ConnectorPipelineV2, batch: Any, episodes: Any, call: dict[str, Any]) -> tuple[Any, Any]:
+    """The batch, and what comes after it gets: slots, or episodes."""
+    if isinstance(episodes, SlotWindows):
+        return pipeline.on_slots(batch=batch, slots=episodes, **call)
+    return pipeline(batch=batch, episodes=episodes, **call), episodes
 
 
 def _acts(outputs: dict[str, Any]) -> Acts:

@@ -1,4 +1,4 @@
-"""Pieces by the names that pipeline files use; refuses names that nobody registered, with the nearest ones that are.
+"""Pieces by the names that pipeline files use; a name that nobody registered is an error with the nearest ones.
 
 Our own pieces go by their class name in small letters: FrameStacking is `frame_stacking`, and `FrameStacking` works too. A
 third-party package registers pieces under the entry point group `offline_cli.connectors`, name = "package.module:Class".
@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import Any
 
 import offline_cli.connectors as ours
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.errors import BadConfig, MissingPackage, UnknownPiece
 from offline_cli.import_path import add_current_folder
+from offline_cli.plugins import CONNECTORS, plugin, plugins
 
-__all__ = ["GROUP", "Maker", "imported", "own_pieces", "registered", "third_party_pieces"]
+__all__ = ["Maker", "imported", "own_pieces", "registered"]
 
-GROUP: Final = "offline_cli.connectors"
 Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
 
 
@@ -44,29 +43,22 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.replace("UnBatch", "Unbatch")).lower()
 
 
-def third_party_pieces() -> dict[str, EntryPoint]:
-    """What installed packages have registered, by name, not imported."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+def registered(name: str, *, named: Collection[str] | None = None) -> Maker:
+    """The class, or function, of that name; ours come first. Class names of ours work too. `named`: see `plugins.plugin`.
 
-
-def registered(name: str, *, third_party: bool = True) -> Maker:
-    """The class, or function, of that name; ours come first. Class names of ours work too.
-
-    Raises UnknownPiece with the nearest names, MissingPackage and BadConfig for a third-party piece that cannot be imported.
+    Raises UnknownPiece with the nearest names; BadConfig for a package that is not named, and for what makes no pieces;
+    MissingPackage for a third-party piece that cannot be imported.
     """
     own = own_pieces()
     if snake(name) in own:
         return own[snake(name)]
-    others = third_party_pieces() if third_party else {}
-    if name in others:
-        return imported(others[name].value, where=f"piece {name}, registered by {_package(others[name])}")
+    found = plugin(CONNECTORS, name, named=named)
+    if found is not None:
+        return _checked(found.load(), found.entry.value, where=f"piece {name}, registered by {found.package}")
+    others = [one.name for one in plugins(CONNECTORS)] if named is None else []
     near = get_close_matches(snake(name), [*own, *others], n=3, cutoff=0.5)
     fix = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join([*own, *others])}"
     raise UnknownPiece(f"no piece {name!r}", where=f"piece {name}", fix=f'{fix} Your own: use = "package.module:Class"')
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else entry.module
 
 
 def imported(path: str, *, where: str) -> Maker:
@@ -85,6 +77,10 @@ def imported(path: str, *, where: str) -> Maker:
             fix = f"did you mean {' or '.join(near)}?" if near else "name a class or function of that module"
             raise BadConfig(f"{module} has no {attribute!r}", where=where, fix=fix)
         found = getattr(found, part)
+    return _checked(found, path, where=where)
+
+
+def _checked(found: Any, path: str, *, where: str) -> Maker:
     if not callable(found) or (isinstance(found, type) and not issubclass(found, ConnectorV2)):
         what = f"{path} is {found!r}, which is neither a ConnectorV2 nor a function that makes one"
         raise BadConfig(what, where=where, fix="derive the class from offline_cli.ConnectorV2")

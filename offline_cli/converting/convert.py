@@ -15,27 +15,26 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Unpack
 
 import numpy as np
 
-from offline_cli.byte_sizes import byte_size
-from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import Interrupted, UsageError
-from offline_cli.formats.parquet_files import WORKERS
-from offline_cli.formats.tables.options import MEMORY_LIMIT, TableOptions
+from offline_cli.errors import Interrupted
+from offline_cli.formats.memory import EpisodeLimit
+from offline_cli.formats.tables.options import TableOptions
+from offline_cli.options.datasets import ConvertOptions
+from offline_cli.options.keywords import takes
+from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.storage.manifest import Environment, Manifest
 from offline_cli.storage.target_folder import check_apart, check_target
 from offline_cli.storage.writer import DatasetWriter
 
-__all__ = ["WRITERS", "ConvertResult", "convert"]
-
-WRITERS: Final = ("episodes", "columns")
+__all__ = ["ConvertResult", "convert"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,59 +74,42 @@ class ConvertResult:
         }
 
 
+@takes(ConvertOptions)
 def convert(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
-    to: str = "episodes",
-    from_: str = "auto",
-    env: str | None = None,
-    action_scale: str | None = None,
-    on_error: str = "fail",
-    limit: int | None = None,
-    workers: int = WORKERS,
-    mapping: str | None = None,
-    rows_as_episodes: bool = False,
-    episode_ends: str | None = None,
-    temp_dir: str | None = None,
-    memory_limit: int | str = MEMORY_LIMIT,
-    compression: str = "zstd",
-    max_rows_per_file: int | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
+    **options: Unpack[ConvertOptions],
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
-    `limit`: the first so many episodes; no other episode and no bad row after them is counted (docs/assumptions.md).
-    `on_error`: `fail`, `skip` or `quarantine`. `workers`: Parquet files, or processes for much SampleBatch JSON, that read at a
-    time. Of tables: `mapping`, a file or the name of a preset that says what the columns mean; `rows_as_episodes`;
-    `episode_ends`: flags, t or chain, where no column has ids; `temp_dir`, for rows that do not fit into `memory_limit` bytes.
-    `dry_run`: read and count everything, refuse what would
-    be refused, write nothing, and show what would be written (`preview`).
-    `command`: for provenance. Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which says
-    what was kept and how to go on.
+    With `limit`, no other episode and no bad row after these is counted (docs/assumptions.md). With `dry_run`, what would be
+    refused is refused, and `preview` of the result shows what would be written. `command`: for provenance.
+
+    Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which says what was kept and how to
+    resume.
     """
     started = time.monotonic()
-    _check_numbers(to, limit, workers)
+    check_values(ConvertOptions, options, command="offline-cli convert")
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
+    tables = TableOptions.of(options)
+    storage_options, limit = options["storage_options"], options["limit"]
+    read_as = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     said_of_tables = tables.identity(storage_options)  # and a mapping that cannot be read is known at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
-    check_target(target, overwrite=overwrite, resume=resume)
+    check_target(target, overwrite=options["overwrite"], resume=options["resume"])
     with read_episodes(
         places,
-        from_=from_,
-        on_error=on_error,
-        env=env,
-        action_scale=action_scale,
+        from_=options["from_"],
+        on_error=options["on_error"],
+        env=options["env"],
+        action_scale=options["action_scale"],
         limit=limit,
-        workers=workers,
+        workers=options["workers"],
         tables=tables,
         episode_limit=EpisodeLimit.within(tables.memory_limit),
         storage_options=storage_options,
@@ -135,34 +117,27 @@ def convert(
     ) as stream:
         writer_at = partial(
             DatasetWriter,
-            format=cast(Literal["episodes", "columns"], to),
+            format=options["to"],
             observation_space=stream.observation_space,
             action_space=stream.action_space,
             action_scale=stream.action_scale,
             environment=Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None,
             spaces_inferred=stream.spaces_inferred,
             provenance=_provenance(places, stream, command),
-            compression=compression,
-            max_rows_per_file=max_rows_per_file,
+            compression=options["compression"],
+            max_rows_per_file=options["max_rows_per_file"],
             tally=stream.tally,
-            identity=json.dumps([[place.url for place in places], from_, on_error, env, action_scale, limit, said_of_tables]),
+            identity=json.dumps([[place.url for place in places], *read_as, said_of_tables]),
             check_ids=False,  # reading has done so
         )
-        if dry_run:
+        if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
             shown = preview(stream, writer_at)
-            return _result(stream, target, to, (shown.episodes, shown.steps, 0), started, shown)
-        manifest = _written(writer_at(target, overwrite=overwrite, resume=resume), stream, target)
+            return _result(stream, target, options["to"], (shown.episodes, shown.steps, 0), started, shown)
+        writer = writer_at(target, overwrite=options["overwrite"], resume=options["resume"])
+        manifest = _written(writer, stream, target)
         counts = manifest.counts.episodes, manifest.counts.steps, len(manifest.shards)
-        return _result(stream, target, to, counts, started, None)
-
-
-def _check_numbers(to: str, limit: int | None, workers: int) -> None:
-    if to not in WRITERS:
-        raise UsageError(f"no writer is called {to!r}", where="--to", fix=f"use {' or '.join(WRITERS)}")
-    for name, value in (("--limit", limit), ("--workers", workers)):
-        if value is not None and value < 1:
-            raise UsageError(f"{value} is less than 1", where=name, fix="give a whole number from 1 on")
+        return _result(stream, target, options["to"], counts, started, None)
 
 
 def _written(writer: DatasetWriter, stream: EpisodeStream, target: Location) -> Manifest:

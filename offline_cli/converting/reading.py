@@ -21,17 +21,15 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.declared import declared, is_inferred, said_by, two_spaces
 from offline_cli.converting.extra_outputs import ExtraOutputs
-from offline_cli.converting.fitting import as_space, check_fits, only_discrete
-from offline_cli.converting.large_episodes import EpisodeLimit
-from offline_cli.converting.whole_episodes import WholeEpisodes
+from offline_cli.converting.fitting import as_space, check_fits, declared, is_inferred, only_discrete, said_by, two_spaces
+from offline_cli.converting.whole_episodes import WaitingRejects, WholeEpisodes
 from offline_cli.engines.processes import helpers
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.formats.detect import open_sources
-from offline_cli.formats.memory import MEMORY_LIMIT
+from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.rllib_columns import RllibColumnsSource
@@ -39,13 +37,13 @@ from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, Source
 from offline_cli.formats.tables import TableOptions, TableSource
+from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
 from offline_cli.storage.conforming import conform
 from offline_cli.storage.locations import Sources
 from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.quarantine import WaitingRejects
 from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
 
 __all__ = ["EpisodeStream", "check_scale_of", "read_episodes", "read_opened"]
@@ -140,7 +138,7 @@ class EpisodeStream:
 def read_episodes(
     sources: Sources,
     *,
-    from_: str = "auto",
+    from_: str = SOURCE_FORMAT.default,
     on_error: str = OnError.FAIL,
     env: str | None = None,
     action_scale: str | None = None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
+import msgpack
 import numpy as np
 
 from offline_cli.converting.extra_outputs import ExtraOutputs
@@ -20,22 +21,22 @@ from offline_cli.converting.fitting import (
     check_same_values,
     extra_dtypes,
 )
-from offline_cli.converting.large_episodes import EpisodeLimit
 from offline_cli.converting.limiting import RejectsInTurn, fed
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData
-from offline_cli.formats.memory import MEMORY_LIMIT, room_for_data
-from offline_cli.formats.source import ROWS, Placed, Scannable, Source
+from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit, room_for_data
+from offline_cli.formats.source import ROWS, Measured, Placed, Scannable, Source
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
-from offline_cli.storage.quarantine import WaitingRejects
-from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.storage.temp_file import TempFile
+from offline_cli.tally import OnError, Reject, Rejects, Tally
 from offline_cli.trees import Tree, leaves
 
-__all__ = ["WholeEpisodes", "stitched"]
+__all__ = ["WaitingRejects", "WholeEpisodes", "stitched"]
 
 KB = 1000
+HALVES = "surrogatepass"  # a place or an id may hold half a surrogate pair
 KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the room that there is for data
 
 
@@ -61,6 +62,11 @@ class WholeEpisodes:
 
     def __post_init__(self) -> None:
         self.waiting = WaitingRejects(self.temp_dir)
+        if self.episode_limit is not None and self.limit is None:
+            for source in self.sources:
+                if isinstance(source, Measured):
+                    spaces = source.observation_space, source.action_space
+                    self.episode_limit.check_longest(source.longest, spaces, source.location)
         self._begin()
 
     def _begin(self) -> None:
@@ -190,14 +196,14 @@ def stitched(
     `limit`: only the first so many.
     """
     tally, rejects = stitcher.tally, stitcher.rejects
-    waiting, left = RejectsInTurn.of(rejects), limit
+    waiting, left = None if limit is None else RejectsInTurn.of(rejects), limit
     progress = _SourcesRead(sources, tally)
     for source in sources:
-        for batch in source.fragments(tally, rejects if left is None else waiting):
+        for batch in source.fragments(tally, rejects if waiting is None else waiting):
             places = source.places if isinstance(source, Placed) else None
             if extras is not None:
                 batch = extras.of(batch, source.location)
-            if left is None:
+            if waiting is None or left is None:
                 yield from stitcher.feed(batch, places, source.location)
             else:
                 for done in fed(stitcher, batch, places, source.location, waiting, left):
@@ -206,7 +212,8 @@ def stitched(
                 if not left:
                     return
             on_progress(progress.now())
-    waiting.tell()
+    if waiting is not None:
+        waiting.tell()
     yield from stitcher.finish(left)
     if (last := progress.left_over()) is not None:
         on_progress(last)
@@ -235,3 +242,40 @@ class _SourcesRead:
         if self._unit == ROWS:
             return Progress("reading", done, self._total, ROWS)
         return Progress("reading", -(-done // KB), -(-self._total // KB), "kB", {ROWS: rows})
+
+
+class WaitingRejects:
+    """Rows set aside before there is a dataset to write them into, on disk: they may be as many as there are rows."""
+
+    def __init__(self, temp_dir: str | None) -> None:
+        """`temp_dir`: where the file is made; None: the system's place for temporary files. Nothing is made before `add`."""
+        self._temp_dir = temp_dir
+        self._file: TempFile | None = None
+        self._sizes: list[int] = []
+
+    def add(self, rejects: list[Reject]) -> None:
+        """Raises StorageError."""
+        if self._file is None:
+            self._file = TempFile(self._temp_dir, holding="rows set aside").__enter__()
+        rows = [(reject.where, reject.code, reject.reason, reject.raw) for reject in rejects]
+        data = msgpack.packb(rows, unicode_errors=HALVES)
+        self._file.append(data)
+        self._sizes.append(len(data))
+
+    def hand_to(self, keep: Callable[[list[Reject]], None]) -> None:
+        """All of them, in their order, as many at a time as were added together; none is left."""
+        offset = 0
+        try:
+            for size in self._sizes:
+                assert self._file is not None
+                rows = msgpack.unpackb(self._file.read(offset, size), unicode_errors=HALVES)
+                keep([Reject(*row) for row in rows])
+                offset += size
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leave none; more can be added afterwards."""
+        if self._file is not None:
+            self._file.__exit__(None, None, None)
+        self._file, self._sizes = None, []

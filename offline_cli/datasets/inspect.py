@@ -10,15 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
-from offline_cli.byte_sizes import byte_size
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.errors import TargetNotMet, UsageError
 from offline_cli.formats.detect import open_sources
-from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.tables import TableOptions
+from offline_cli.options.datasets import InspectOptions
+from offline_cli.options.keywords import takes
+from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.locations import Sources
@@ -78,35 +79,25 @@ class Inspection:
         }
 
 
-def inspect(
-    sources: Sources,
-    *,
-    from_: str = "auto",
-    on_error: str = "fail",
-    expect: Mapping[str, Any] | None = None,
-    mapping: str | None = None,
-    rows_as_episodes: bool = False,
-    episode_ends: str | None = None,
-    temp_dir: str | None = None,
-    memory_limit: int | str = MEMORY_LIMIT,
-    storage_options: Mapping[str, Any] | None = None,
-    on_progress: OnProgress = no_progress,
-) -> Inspection:
+@takes(InspectOptions)
+def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **options: Unpack[InspectOptions]) -> Inspection:
     """Figures of `sources`, taken together.
 
-    Of tables: `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as `convert` takes them. `expect`:
-    values by the keys of `as_dict`, dots for what is nested (`return.mean`). Raises TargetNotMet, naming all that differ,
-    UsageError for an unknown key, and what `read_episodes` raises.
+    `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`). Raises TargetNotMet, naming
+    all that differ, UsageError for an unknown key, and what `read_episodes` raises.
     """
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
-    opened = open_sources(sources, from_=from_, tables=tables, storage_options=storage_options)
+    check_values(InspectOptions, options, command="offline-cli inspect")
+    tables = TableOptions.of(options)
+    opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
     if len(opened) == 1 and isinstance(opened[0], OwnSource):
         found = _from_manifest(opened[0])
     else:
-        with read_opened(opened, on_error=on_error, memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
+        with read_opened(
+            opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress
+        ) as stream:
             found = _by_reading(stream)
-    if expect:
-        _check(found, expect)
+    if options["expect"]:
+        _check(found, options["expect"])
     return found
 
 

@@ -30,8 +30,10 @@ from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.packing import packing_of, unpacked_head
 from offline_cli.formats.tables.text_heads import is_named_csv, looks_like_csv
 from offline_cli.json_text import from_json
+from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.scopes import Scope
-from offline_cli.storage.layout import BATCHES, RUN_CONFIG, RUN_POLICY, holds_dataset
+from offline_cli.storage.dataset import holds_dataset
+from offline_cli.storage.layout import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.tally import Rejects
@@ -72,6 +74,7 @@ MAGIC: Final = {
     b"PK\x03\x04": "lines",
     b"PK\x05\x06": "lines",
 }
+UNSAID: Final = TableOptions()
 ONE_PER_STEP: Final = (Columns.EPS_ID, Columns.T, Columns.REWARDS, *END_FLAGS)
 SETTINGS: Final = (".toml", ".ini", ".cfg")
 HEAD_BYTES: Final = 1 << 16
@@ -99,7 +102,7 @@ class _Asked:
 def open_sources(
     sources: Sources,
     *,
-    from_: str = "auto",
+    from_: str = SOURCE_FORMAT.default,
     tables: TableOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Source]:
@@ -111,7 +114,7 @@ def open_sources(
     """
     if from_ != "auto" and from_ not in READERS:
         raise UsageError(f"no reader is called {from_!r}", where="--from", fix=f"use auto, {', '.join(READERS)}")
-    asked = _Asked(from_, tables or TableOptions(), storage_options)
+    asked = _Asked(from_, tables or UNSAID, storage_options)
     found: list[Source] = []
     for is_folder, group in groupby(expand(sources, storage_options), key=Location.is_dir):
         if is_folder:
@@ -125,7 +128,7 @@ def open_sources(
     return found
 
 
-def open_source(url: str, *, from_: str = "auto", storage_options: Mapping[str, Any] | None = None) -> Source:
+def open_source(url: str, *, from_: str = SOURCE_FORMAT.default, storage_options: Mapping[str, Any] | None = None) -> Source:
     """The one source at `url`. Raises as `open_sources` does, and UsageError where `url` is a glob over several folders."""
     found = open_sources(url, from_=from_, storage_options=storage_options)
     if len(found) > 1:

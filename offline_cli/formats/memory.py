@@ -1,22 +1,33 @@
-"""How much memory is there for data, and giving back what is free; refuses to count what others hold.
+"""How much memory is there for data, what one episode may take of it, and giving back what is free.
 
 Arrow's own allocators keep what is freed, for speed: a conversion that makes and drops tables of all sizes comes to hold twice
 of what is in use. The package therefore asks for the C library's (`offline_cli/__init__.py`), which on Linux can be told to
 give back what is free, numpy's arrays included.
+
+An episode is in memory several times while it is converted: its fragments, the joined arrays, the packed item, and what the
+Parquet writer makes of that. One that is too long is an error that names it, before it is joined and packed.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import MemoryLimitExceeded
+from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
 
-__all__ = ["MEMORY_LIMIT", "WRITTEN", "give_back", "room_for_data"]
+__all__ = ["MEMORY_LIMIT", "WRITTEN", "EpisodeLimit", "give_back", "room_for_data"]
 
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
 WRITTEN: Final = 7  # times the bytes of an episode's arrays: these, the packed item, and what the Parquet writer makes of that
+REWARD: Final = 8  # bytes
+HELD: Final = 5  # times the bytes of its arrays: 256 MB were seen to take 1.4 GB with the program, and 141 MB 0.8 GB
 
 
 def room_for_data(memory_limit: int) -> int:
@@ -27,3 +38,39 @@ def room_for_data(memory_limit: int) -> int:
 def give_back() -> None:
     """Have free memory go back to the system now: a few milliseconds."""
     pa.system_memory_pool().release_unused()
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimit:
+    """Bytes that the arrays of one episode may take."""
+
+    most: int
+
+    @classmethod
+    def within(cls, memory_limit: int) -> EpisodeLimit:
+        """Of a process that may take `memory_limit` bytes in all."""
+        return cls(room_for_data(memory_limit) // HELD)
+
+    def check(self, batch: EpisodeBatch, place: str) -> None:
+        """Raise MemoryLimitExceeded where an episode of `batch` is too large."""
+        if batch.nbytes > self.most:
+            self.check_steps(int(batch.lengths.max()), batch, batch.ids[int(batch.lengths.argmax())], place)
+
+    def check_steps(self, steps: int, batch: EpisodeBatch, name: str, place: str) -> None:
+        """Raise MemoryLimitExceeded where `steps` steps as large as those of `batch` are too many for one episode."""
+        self._check(steps, steps * batch.nbytes // max(1, batch.num_steps), f"episode {name}", place)
+
+    def check_longest(self, steps: int | None, spaces: tuple[Space | None, Space | None], place: str) -> None:
+        """Raise MemoryLimitExceeded where an episode of `steps` steps in these spaces, if they are known, is too large."""
+        observations, actions = spaces
+        if steps is None or observations is None or actions is None:
+            return
+        leaves = [*leaf_spaces(observations).values(), *leaf_spaces(actions).values()]
+        step = REWARD + sum(np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape or ()) for leaf in leaves)
+        self._check(steps, steps * step, "the longest episode", place)
+
+    def _check(self, steps: int, taken: int, name: str, place: str) -> None:
+        if taken > self.most:
+            what = f"{name} has {steps:,} steps or more, {taken / 1e6:,.0f} MB, too many for the memory limit"
+            fix = "raise --memory-limit, or record or cut it as episodes that are truncated earlier"
+            raise MemoryLimitExceeded(what, where=place, fix=fix)

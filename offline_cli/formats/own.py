@@ -61,6 +61,12 @@ class OwnSource:
         """The commands that made it, first to last."""
         return [str(line) for line in self.dataset.manifest.provenance.get("commands", [])]
 
+    @property
+    def longest(self) -> int | None:
+        """See `Measured`."""
+        found = self.dataset.manifest.statistics.get("length", {}).get("max")
+        return None if found is None else int(found)
+
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
         """The episodes of its shards, whole; `rows_in` counts rows of their tables."""
         self.done = 0

@@ -36,6 +36,7 @@ __all__ = [
     "ROWS",
     "UNKNOWN_SCALE",
     "UNKNOWN_START",
+    "Measured",
     "Placed",
     "Places",
     "Scannable",
@@ -130,6 +131,15 @@ class Placed(Protocol):
     @property
     def places(self) -> Places | None:
         """Of the batch yielded last; None: not known for this one."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A source that knows the length of its longest episode before one is read, and declares both spaces."""
+
+    @property
+    def longest(self) -> int | None:
+        """Steps; None: not known."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.modules.networks import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, is_image, mlp
 from offline_cli.modules.rl_module import RLModule
+from offline_cli.options.cloning import ACTIVATION, HIDDEN
 from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = ["FeedForwardPolicy", "build_module", "fewest_numbers"]
@@ -68,13 +70,13 @@ def build_module(
     observation_space: Space,
     action_space: Space,
     *,
-    hidden: Sequence[int] = (256, 256),
-    activation: str = "relu",
+    hidden: Sequence[int] = HIDDEN.default,
+    activation: str = ACTIVATION.default,
     action_scale: str = "unknown",
     uint8_scaling: str = BY_BOUNDS,
-    seed: int = 0,
+    seed: int | None = 0,
 ) -> RLModule:
-    """A policy with fresh weights that follow from `seed` alone, on the CPU.
+    """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
 
     `activation` is a key of `networks.ACTIVATIONS`, `uint8_scaling` BY_BOUNDS or BY_255, else ValueError. Raises
     UnsupportedSpace, and BadConfig for Box actions of unknown scale, and for a network that no machine holds.
@@ -88,8 +90,9 @@ def build_module(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is none of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
         return FeedForwardPolicy(
             observation_space, action_space, head, hidden=hidden, activation=activation, uint8_scaling=uint8_scaling
         )

@@ -17,6 +17,7 @@ from offline_cli.columns import Columns
 from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.modules.networks import ACTIVATIONS, ObservationEncoder, mlp
 from offline_cli.modules.rl_module import RLModule
+from offline_cli.options.cloning import ACTIVATION
 from offline_cli.spaces import Space
 from offline_cli.trees import leaves, map_leaves
 
@@ -68,7 +69,7 @@ def build_recurrent_module(
     action_space: Space,
     *,
     hidden: Sequence[int] = (256,),
-    activation: str = "relu",
+    activation: str = ACTIVATION.default,
     lstm_size: int = 256,
     lstm_layers: int = 1,
     max_seq_len: int = 20,

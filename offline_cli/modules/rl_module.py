@@ -12,7 +12,8 @@ head that fits the action space, or of distribution classes that they name, or a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,7 @@ from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["RLModule"]
+__all__ = ["RLModule", "evaluating"]
 
 
 class RLModule(nn.Module):
@@ -141,3 +142,15 @@ class RLModule(nn.Module):
             outputs = self.forward_exploration(batch) if explore else self.forward_inference(batch)
             inputs: Tensor = outputs[Columns.ACTION_DIST_INPUTS]
             return self.action_head.sample(inputs, generator) if explore else self.action_head.greedy(inputs)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Within it the module is in evaluation mode, dropout and the like off; afterwards each part is as it was."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training

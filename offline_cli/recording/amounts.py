@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.playing.plan import Plan
 from offline_cli.progress import Progress
-from offline_cli.recording.plan import Plan
 
 __all__ = ["Amount", "is_enough", "limited", "progress_at", "rest_of"]
 

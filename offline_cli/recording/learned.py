@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from offline_cli.connectors.play_pipelines import PlayPipelines
 from offline_cli.errors import BadConfig, OfflineCliError
-from offline_cli.recording.piped_policy import PipedPolicy
+from offline_cli.playing.plan import Plan
+from offline_cli.policies.piped_policy import PipedPolicy
+from offline_cli.policies.policy import Policy
 from offline_cli.recording.plain_states import from_plain, to_plain
-from offline_cli.recording.plan import Plan
-from offline_cli.recording.policy import Policy
 from offline_cli.storage.layout import DATA, MANIFEST, WRITING
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest

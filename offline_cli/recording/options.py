@@ -4,84 +4,56 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
-from offline_cli.recording.own_vector_slots import resets_by
-from offline_cli.recording.pieces import read_pieces
-from offline_cli.recording.plan import OWN_CLASS, Plan
+from offline_cli.modules.devices import choose_device
+from offline_cli.options.playing import RecordOptions
+from offline_cli.options.values import wrong_values
+from offline_cli.playing.own_vector_slots import resets_by
+from offline_cli.playing.plan import OWN_CLASS, Plan
+from offline_cli.policies.pieces import read_pieces
 from offline_cli.storage.secret_names import blanked_keys
-from offline_cli.training.devices import choose_device
-from offline_cli.training.given_pipelines import Given
 
-__all__ = ["FORMATS", "VECTORIZE", "checked_plan", "resolved_plan"]
-
-FORMATS: Final = ("episodes", "columns")
-VECTORIZE: Final = ("auto", "sync", "async", OWN_CLASS)
+__all__ = ["checked_plan", "resolved_plan"]
 
 
-def checked_plan(
-    *,
-    env: str,
-    policy: str,
-    episodes: int | None,
-    steps: int | None,
-    format: str,
-    num_envs: int,
-    num_env_runners: int,
-    vectorize: str,
-    explore: bool,
-    seed: int,
-    first_episode: int,
-    env_kwargs: Mapping[str, Any] | None,
-    wrappers: Sequence[str],
-    device: str,
-    storage_options: Mapping[str, Any] | None,
-    env_to_module: Given,
-    module_to_env: Given,
-    lookback: int | None,
-    step_timeout: float | None,
-) -> Plan:
-    """The plan, `vectorize` as given. Raises UsageError, MissingDevice, BadConfig for kwargs that are no JSON values, and what
-    `read_pieces` raises."""
-    counts = {"--episodes": episodes, "--steps": steps, "--num-envs": num_envs, "--lookback": lookback}
-    wrong = [f"{name} {value} is less than 1" for name, value in counts.items() if value is not None and value < 1]
-    others = {"--num-env-runners": num_env_runners, "--seed": seed, "--first-episode": first_episode}
-    wrong += [f"{name} {value} is less than 0" for name, value in others.items() if value < 0]
-    if step_timeout is not None and not step_timeout > 0:
-        wrong.append(f"--step-timeout {step_timeout:g} is not above 0")
-    if (episodes is None) == (steps is None):
-        wrong.append("how much is to be recorded? one of --episodes and --steps")
-    choices = (("--format", format, FORMATS), ("--vectorize", vectorize, VECTORIZE))
-    wrong += [f"{name} {value!r} is none of {', '.join(known)}" for name, value, known in choices if value not in known]
+def checked_plan(env: str, options: RecordOptions, *, storage_options: Mapping[str, Any] | None) -> Plan:
+    """The plan, `vectorize` as given; `storage_options`: those of the policy. Raises UsageError, MissingDevice, BadConfig for
+    kwargs that are no JSON values, and what `read_pieces` raises."""
+    wrong = wrong_values(RecordOptions, options)
+    if (options["episodes"] is None) == (options["steps"] is None):
+        wrong.append("give exactly one of --episodes and --steps")
     if wrong:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix="--episodes 100, or --steps 100000")
-    pieces = read_pieces(env_to_module, module_to_env, lookback)
+    num_env_runners = options["num_env_runners"]
+    pieces = read_pieces(options["env_to_module"], options["module_to_env"], options["lookback"])
     if num_env_runners:
         pieces.check_travels()
     return Plan(
         env=env,
-        env_kwargs=_plain(env_kwargs or {}),
-        wrappers=tuple(wrappers),
-        policy=policy,
-        explore=explore,
-        seed=seed,
-        vectorize=vectorize,
-        num_envs=num_envs,
+        env_kwargs=_plain(options["env_kwargs"] or {}),
+        wrappers=tuple(options["wrappers"]),
+        policy=options["policy"],
+        explore=options["explore"],
+        seed=options["seed"],
+        vectorize=options["vectorize"],
+        num_envs=options["num_envs"],
         runners=max(1, num_env_runners),
-        device=choose_device(device).type,
-        first=first_episode,
-        episodes=episodes,
-        steps=steps,
+        device=choose_device(options["device"]).type,
+        first=options["first_episode"],
+        episodes=options["episodes"],
+        steps=options["steps"],
         storage_options=storage_options,
         pieces=pieces,
         in_processes=num_env_runners > 0,
-        step_timeout=step_timeout,
+        plugins=tuple(options["plugins"]),
+        step_timeout=options["step_timeout"],
     )
 
 

@@ -9,14 +9,15 @@ from typing import Any
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
+from offline_cli.playing.env_runner import EnvRunner, too_long
+from offline_cli.playing.plan import Plan
+from offline_cli.playing.runner_factory import open_runner
+from offline_cli.playing.runner_processes import played_by_processes
+from offline_cli.policies.piped_policy import PipedPolicy
+from offline_cli.policies.policy import Policy
 from offline_cli.recording.amounts import Amount, is_enough, limited
-from offline_cli.recording.env_runner import EnvRunner, too_long
 from offline_cli.recording.learned import Learned, merged
-from offline_cli.recording.piped_policy import PipedPolicy
-from offline_cli.recording.plan import Plan
-from offline_cli.recording.playing import open_runner
-from offline_cli.recording.policy import Policy
-from offline_cli.recording.runner_processes import played_by_processes
+from offline_cli.recording.step_store import steps_of_plan
 from offline_cli.waiting import Overdue
 
 __all__ = ["Player"]
@@ -37,7 +38,7 @@ class Player:
         self._environment, self._policy = environment, policy
         self._in_processes, self._stopped = in_processes, stopped
         self.failure: BadData | None = None
-        self._runner: EnvRunner | None = None
+        self._runner: EnvRunner[EpisodeBatch] | None = None
         self._learning = policy if isinstance(policy, PipedPolicy) and policy.may_learn else None
         self._states: list[Mapping[str, Any] | str] | None = [] if self._learning else None  # of runner processes
 
@@ -56,10 +57,11 @@ class Player:
     @contextmanager
     def _batches(self, plan: Plan) -> Iterator[Iterator[EpisodeBatch]]:
         if self._in_processes:
-            with closing(played_by_processes(plan, stopped=self._stopped, states=self._states)) as batches:
+            with closing(played_by_processes(plan, steps_of_plan, stopped=self._stopped, states=self._states)) as batches:
                 yield batches
             return
-        with open_runner(plan, 0, environment=self._environment, policy=self._policy, stopped=self._stopped) as runner:
+        given: dict[str, Any] = {"environment": self._environment, "policy": self._policy, "stopped": self._stopped}
+        with open_runner(plan, 0, sink=steps_of_plan, **given) as runner:
             self._runner = runner
             yield runner.batches()
 

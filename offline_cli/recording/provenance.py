@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from offline_cli.recording.plan import Plan, environment_seed
+from offline_cli.playing.plan import Plan, environment_seed
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.layout import MANIFEST, WRITING
 from offline_cli.storage.locations import Location

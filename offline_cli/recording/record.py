@@ -13,20 +13,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Unpack
 
 from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
+from offline_cli.options.keywords import takes
+from offline_cli.options.playing import RecordOptions
+from offline_cli.playing.plan import Plan
+from offline_cli.playing.runner_factory import open_planned, policy_of
+from offline_cli.policies.by_name import PYTHON, RANDOM, SB3
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.amounts import Amount, is_enough, progress_at, rest_of
 from offline_cli.recording.endings import broken_off, nothing_kept, partly_kept, state_lost
 from offline_cli.recording.learned import going_on
 from offline_cli.recording.options import checked_plan, resolved_plan
-from offline_cli.recording.plan import Plan
 from offline_cli.recording.player import Player
-from offline_cli.recording.playing import open_planned, policy_of
-from offline_cli.recording.policies import PYTHON, RANDOM, SB3
 from offline_cli.recording.provenance import finished_manifest, provenance
 from offline_cli.recording.results import RecordResult, filled, nothing_recorded
 from offline_cli.storage import manifest as manifests
@@ -36,7 +38,6 @@ from offline_cli.storage.options import options_for
 from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.target_folder import check_target
 from offline_cli.storage.writer import MAX_SHARD_BYTES, DatasetWriter
-from offline_cli.training.given_pipelines import Given
 from offline_cli.training.signals import StopSignals
 
 __all__ = ["record"]
@@ -49,75 +50,32 @@ NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
 
+@takes(RecordOptions)
 def record(
     env: str,
     out: str | os.PathLike[str] | Location,
     *,
-    policy: str,
-    episodes: int | None = None,
-    steps: int | None = None,
-    format: str = "episodes",
-    num_envs: int = 16,
-    num_env_runners: int = 0,
-    vectorize: str = "auto",
-    max_rows_per_file: int | None = None,
-    max_bytes_per_file: int | None = None,
-    compression: str = "zstd",
-    explore: bool = False,
-    seed: int = 0,
-    first_episode: int = 0,
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[str] = (),
-    env_to_module: Given = None,
-    module_to_env: Given = None,
-    lookback: int | None = None,
-    step_timeout: float | None = None,
-    device: str = "auto",
-    resume: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
+    **options: Unpack[RecordOptions],
 ) -> RecordResult:
     """Play `policy` in `env` and write every episode to dataset `out`: `episodes` of them, or the fewest that have `steps`
     steps.
 
-    `env`, `env_kwargs`, `wrappers`: see `open_environment`. `policy`: see `open_policy`. `num_envs`: slots per runner;
-    `num_env_runners`: processes besides this one, 0: none. `vectorize`: `sync`, `async`, `vector_entry_point`, or `auto` for
-    the environment's own vector class where it has one. `first_episode`: the index of the first, so that any can be recorded
-    again alone. `env_to_module`, `module_to_env`: pieces around a module, as a pipeline file, pieces or a builder; the first
-    may be a learner's file. `lookback`: steps of an episode that pieces can look back on at least; None: all of it. What pieces
-    learn is kept: `connector_state`. `step_timeout`: seconds that a step or a reset of the environment may take; None: no
-    limit. A call that cannot be broken out of is waited for. `command`: for provenance.
+    `env`, `env_kwargs`, `wrappers`: see `open_environment`. `policy`: see `open_policy`. `env_to_module`, `module_to_env`:
+    pieces around a module, as a pipeline file, pieces or a builder. What pieces learn is kept: `connector_state`. A call that
+    cannot be broken out of after `step_timeout` is waited for. `command`: for provenance.
 
     Raises UsageError, OutputExists; UnknownEnvironment, BadConfig, SpaceMismatch, UnsupportedSpace; MissingPackage,
     MissingDevice; StorageError; BadData where environment, policy or a piece raise, a step takes longer than `step_timeout`, or
     what pieces learned is lost, and Interrupted, all with all whole episodes committed.
     """
     started = time.monotonic()
-    plan = checked_plan(
-        env=env,
-        policy=policy,
-        episodes=episodes,
-        steps=steps,
-        format=format,
-        num_envs=num_envs,
-        num_env_runners=num_env_runners,
-        vectorize=vectorize,
-        explore=explore,
-        seed=seed,
-        first_episode=first_episode,
-        env_kwargs=env_kwargs,
-        wrappers=wrappers,
-        device=device,
-        storage_options=_of_policy(policy, out, storage_options),
-        env_to_module=env_to_module,
-        module_to_env=module_to_env,
-        lookback=lookback,
-        step_timeout=step_timeout,
-    )
-    target = open_location(out, storage_options, beside=_places_of(policy))
+    policy, format, first_episode = options["policy"], options["format"], options["first_episode"]
+    resume, overwrite, dry_run = options["resume"], options["overwrite"], options["dry_run"]
+    num_env_runners, step_timeout = options["num_env_runners"], options["step_timeout"]
+    plan = checked_plan(env, options, storage_options=_of_policy(policy, out, options["storage_options"]))
+    target = open_location(out, options["storage_options"], beside=_places_of(policy))
     if not resume:
         check_target(target, overwrite=overwrite)  # before anything that takes long
     overseer = Overseer(env, saving=SAVING, step_timeout=None if num_env_runners else step_timeout)
@@ -141,15 +99,15 @@ def record(
             return result
         writer = DatasetWriter(
             target,
-            format=cast(Literal["episodes", "columns"], format),
+            format=format,
             observation_space=environment.observation_space,
             action_space=environment.action_space,
             action_scale=opened.action_scale,
             environment=manifests.Environment(plan.env, dict(plan.env_kwargs)),
             provenance=provenance(plan, opened.fingerprint, command),
-            compression=compression,
-            max_rows_per_file=max_rows_per_file,
-            max_bytes_per_file=max_bytes_per_file or MAX_SHARD_BYTES,
+            compression=options["compression"],
+            max_rows_per_file=options["max_rows_per_file"],
+            max_bytes_per_file=options["max_bytes_per_file"] or MAX_SHARD_BYTES,
             overwrite=overwrite,
             resume=resume,
             identity=plan.identity(opened.fingerprint) + (f" from {first_episode}" if first_episode else ""),

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from offline_cli.recording.piped_policy import PipedPolicy
-from offline_cli.recording.plan import Plan
-from offline_cli.recording.policy import Policy
+from offline_cli.playing.plan import Plan
+from offline_cli.policies.piped_policy import PipedPolicy
+from offline_cli.policies.policy import Policy
 from offline_cli.storage.manifest import Manifest
 
 __all__ = ["RecordResult", "filled", "nothing_recorded"]

@@ -1,4 +1,4 @@
-"""Steps of many slots as they come, put together to whole episodes in order; refuses to give a part of one.
+"""Steps of many slots as they come, put together to whole episodes in order.
 
 Each step writes one row per slot into arrays made beforehand (C, S, ...), without an object per step. Every C steps the rows
 are gathered into a store that holds what has not been given out: runs of rows, each of one episode. Whole episodes leave it in
@@ -8,7 +8,7 @@ on its way, and the store is packed when less than half of it is still wanted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.recording.policy import Acted
+from offline_cli.playing.plan import Plan
+from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, unflatten_like
 
-__all__ = ["StepStore", "bytes_per_row"]
+__all__ = ["StepStore", "bytes_per_row", "steps_of_plan"]
 
 CHUNK_BYTES: Final = 8 << 20
 MIN_STEPS, MAX_STEPS = 8, 1024  # C
@@ -89,21 +90,15 @@ class _Column:
 
 
 class StepStore:
-    """Rows of S slots on their way to becoming episodes. Episodes are numbered from 0 as they begin."""
+    """Rows of S slots on their way to becoming episodes: a Sink that gives EpisodeBatches, in order."""
 
-    def __init__(self, obs: Tree, acted: Acted, slots: int, observation_space: Space, action_space: Space) -> None:
-        """`obs` and `acted` show what a row is made of: leaves (at least S, ...)."""
-        size = bytes_per_row(obs, acted)
-        steps = int(np.clip(CHUNK_BYTES // (size * slots), MIN_STEPS, MAX_STEPS))
-        self._spaces = observation_space, action_space
-        self._slots, self._steps = slots, steps
-        self._spare = slots * max(1, steps // 8)
-        self._obs_like, self._actions_like, self._extras_like = obs, acted.actions, dict(acted.extras)
-        self._obs = [self._column(leaf, self._spare) for leaf in leaves(obs)]
-        self._actions = [self._column(leaf) for leaf in leaves(acted.actions)]
-        self._extras = [self._column(leaf) for tree in acted.extras.values() for leaf in leaves(tree)]
-        self._of_acts = [*self._actions, *self._extras]
-        self._rewards = self._column(np.zeros(1))
+    def __init__(self, slots: int, spaces: tuple[Space, Space], ids: Callable[[Index], tuple[str, ...]]) -> None:
+        """`spaces`: of observations and actions. `ids`: from episode numbers (E,) to as many ids."""
+        self._spaces, self._ids = spaces, ids
+        self._slots = slots
+        self.row_bytes = 1
+        self._steps = self._spare = 0  # rows of a chunk, by step and for last observations; 0: nothing has come yet
+        self._obs: list[_Column] = []
         self._infos: _Column | None = None
         self._row = 0  # in the chunk
         self._finals = 0  # rows of spare that are taken
@@ -112,12 +107,24 @@ class StepStore:
         self._begun = np.zeros(slots, np.int64)  # the chunk's row that a slot's episode, or its part here, begins at
         self._episode = np.full(slots, -1, np.int64)  # that each slot plays; -1: none
         # Of the chunk: episodes, slots, first row, row after the last
-        self._pieces: list[tuple[Index, Index, Index, Index]] = []
-        self._last: list[tuple[Index, Index]] = []  # of the chunk: episodes, rows of their last observations
+        self._pieces: list[tuple[Index, Index, Index, int]] = []
+        self._last: list[Index] = []  # of the chunk: episodes whose last observations are in spare, in this order
         self._flags: list[tuple[Rows, Rows]] = []  # terminated and truncated of the same
         self._runs = _no_runs()
         self._ended = np.zeros((3, 0), np.int64)  # of whole episodes not given out: number, terminated, truncated
         self._next = 0  # episode to give out
+
+    def _make_columns(self, obs: Tree, acted: Acted) -> None:
+        """`obs` and `acted` show what a row is made of: leaves (at least S, ...)."""
+        self.row_bytes = bytes_per_row(obs, acted)
+        self._steps = int(np.clip(CHUNK_BYTES // (self.row_bytes * self._slots), MIN_STEPS, MAX_STEPS))
+        self._spare = self._slots * max(1, self._steps // 8)
+        self._obs_like, self._actions_like, self._extras_like = obs, acted.actions, dict(acted.extras)
+        self._obs = [self._column(leaf, self._spare) for leaf in leaves(obs)]
+        self._actions = [self._column(leaf) for leaf in leaves(acted.actions)]
+        self._extras = [self._column(leaf) for tree in acted.extras.values() for leaf in leaves(tree)]
+        self._of_acts = [*self._actions, *self._extras]
+        self._rewards = self._column(np.zeros(1))
 
     def _column(self, like: Rows, spare: int = 0) -> _Column:
         return _Column(like, self._steps, self._slots, spare)
@@ -126,7 +133,7 @@ class StepStore:
 
     @property
     def full(self) -> bool:
-        """Whether `flush` must come before the next step."""
+        """Whether `take` must come before the next step."""
         return self._row == self._steps or self._finals + self._slots > self._spare
 
     def begin(self, slots: Index, episodes: Index) -> None:
@@ -136,6 +143,8 @@ class StepStore:
 
     def act(self, obs: Tree, infos: Rows | None, acted: Acted) -> None:
         """What was seen, and done about it; rows of slots without an episode are not looked at."""
+        if not self._steps:
+            self._make_columns(obs, acted)
         row = self._row
         for column, leaf in zip(self._obs, _flat(obs), strict=True):
             column.by_step[row] = leaf if len(leaf) == self._slots else leaf[: self._slots]
@@ -160,43 +169,43 @@ class StepStore:
     def end(self, slots: Index, flags: tuple[Rows, Rows], finals: Tree, infos: Rows | None) -> None:
         """The episodes of these slots have ended with the last step; flags: terminated and truncated, (k,) each."""
         episodes = self._episode[slots]
-        self._pieces.append((episodes, slots, self._begun[slots], np.full(len(slots), self._row)))
+        self._pieces.append((episodes, slots, self._begun[slots], self._row))
         at = slice(self._finals, self._finals + len(slots))
         for column, leaf in zip(self._obs, leaves(finals), strict=True):
             column.spare[at] = leaf
         if infos is not None or self._infos is not None:
             self._info_column().spare[at] = infos if infos is not None else None
-        self._last.append((episodes, np.arange(at.start, at.stop) + self._steps * self._slots))
+        self._last.append(episodes)
         self._finals = at.stop
         self._flags.append(flags)
         self._episode[slots] = -1
 
     # ---- many ----
 
-    def flush(self, ids: Any, *, limit: int | None = None) -> EpisodeBatch | None:
-        """The whole episodes that come next, up to number `limit`; None where there are none.
-
-        `ids`: from episode numbers (E,) to as many ids.
-        """
+    def take(self, limit: int | None = None) -> EpisodeBatch | None:
+        """The whole episodes that come next, up to number `limit`; None where there are none."""
+        if not self._steps:
+            return None
         self._keep_chunk()
         count = self._count_next(limit)
-        batch = self._given(count, ids) if count else None
+        batch = self._given(count) if count else None
         self._drop(self._next + count)
         return batch
 
     def _keep_chunk(self) -> None:
         playing = np.flatnonzero(self._episode >= 0)
-        open_ = (self._episode[playing], playing, self._begun[playing], np.full(len(playing), self._row))
-        episodes, slots, first, stop = (np.concatenate(parts) for parts in zip(*self._pieces, open_, strict=True))
-        last = [np.concatenate(parts) for parts in zip(*self._last, strict=True)] if self._last else [np.zeros(0, np.int64)] * 2
-        steps, ends = len(episodes), len(last[0])
+        pieces = [*self._pieces, (self._episode[playing], playing, self._begun[playing], self._row)]
+        episodes, slots, first = (np.concatenate([piece[part] for piece in pieces]) for part in range(3))
+        stop = np.repeat([piece[3] for piece in pieces], [len(piece[0]) for piece in pieces])
+        last = np.concatenate([np.zeros(0, np.int64), *self._last])
+        steps, ends = len(episodes), len(last)
         if ends:
             flags = [np.concatenate(parts) for parts in zip(*self._flags, strict=True)]
-            self._ended = np.concatenate([self._ended, np.stack([last[0], *flags])], axis=1)
+            self._ended = np.concatenate([self._ended, np.stack([last, *flags])], axis=1)
         runs = _Runs(
-            episode=np.concatenate([episodes, last[0]]),
+            episode=np.concatenate([episodes, last]),
             order=np.repeat([2 * self._chunks, 2 * self._chunks + 1], [steps, ends]),
-            row=np.concatenate([first * self._slots + slots, last[1]]),
+            row=np.concatenate([first * self._slots + slots, np.arange(ends) + self._steps * self._slots]),
             length=np.concatenate([stop - first, np.ones(ends, np.int64)]),
         )
         rows = runs.rows(np.repeat([self._slots, 1], [steps, ends]))
@@ -224,7 +233,7 @@ class StepStore:
         count = len(numbers) if in_line.all() else int(np.argmin(in_line))
         return count if limit is None else max(0, min(count, limit - self._next))
 
-    def _given(self, count: int, ids: Any) -> EpisodeBatch:
+    def _given(self, count: int) -> EpisodeBatch:
         runs = self._runs.part(self._runs.episode < self._next + count)
         runs = runs.part(np.lexsort((runs.order, runs.episode)))
         rows = runs.rows()
@@ -234,7 +243,7 @@ class StepStore:
         is_step[np.cumsum(observed) - 1] = False
         steps = rows[is_step]
         return EpisodeBatch(
-            ids=ids(self._next + np.arange(count)),
+            ids=self._ids(self._next + np.arange(count)),
             starts=np.concatenate([[0], np.cumsum(observed - 1)]).astype(np.int64),
             obs=unflatten_like(self._obs_like, [column.given(rows) for column in self._obs]),
             actions=unflatten_like(self._actions_like, [column.given(steps) for column in self._actions]),
@@ -266,6 +275,11 @@ class StepStore:
                 column.pack(rows)
             self._runs.row = np.cumsum(self._runs.length) - self._runs.length
             self._used = wanted
+
+
+def steps_of_plan(plan: Plan, runner: int, slots: int, spaces: tuple[Space, Space], fingerprint: str) -> StepStore:
+    """The store of one runner: see MakeSink."""
+    return StepStore(slots, spaces, lambda own: plan.ids(fingerprint, plan.indices(runner, own)))
 
 
 def _flat(tree: Tree) -> list[Rows]:

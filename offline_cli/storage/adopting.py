@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from offline_cli.storage.blocks import BlockCutter
-from offline_cli.storage.hashing import fingerprint
 from offline_cli.storage.layout import DATA
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
@@ -18,7 +17,7 @@ from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.row_formats import RowFormat
 from offline_cli.storage.shards import OpenShard, opened
 from offline_cli.storage.statistics import StatisticsBuilder
-from offline_cli.storage.trust import Trust
+from offline_cli.storage.trust import Trust, fingerprint
 
 __all__ = ["Adopted", "adopt"]
 

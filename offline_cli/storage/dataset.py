@@ -21,12 +21,13 @@ from offline_cli.storage.own_dataset import listed_paths
 from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.replaced import replaced_place
+from offline_cli.storage.shards import opened
 from offline_cli.storage.shards_ahead import ShardsAhead
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
 from offline_cli.storage.trust import Trust
 from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset"]
+__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset"]
 
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS = 1 << 16
@@ -100,9 +101,11 @@ class Dataset:
             declared=not found.spaces_inferred,
         )
         ends = {"terminated": 0, "truncated": 0}
-        places = [(self.location.join(shard.path), shard.bytes) for shard in found.shards]
         with scope.part() as held:
-            coming = held.enter(ShardsAhead(places, reader.columns_of, partial(replaced_place, self.location)))
+            coming = None
+            if self.location.is_in_bucket:
+                places = [(self.location.join(shard.path), shard.bytes) for shard in found.shards]
+                coming = held.enter(ShardsAhead(places, reader.columns_of))
             for shard in found.shards:
                 try:
                     for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held):
@@ -116,15 +119,18 @@ class Dataset:
                 raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
 
     def _episodes(
-        self, shard: Shard, reader: ShardReader, trust: Trust, coming: ShardsAhead, scope: Scope
+        self, shard: Shard, reader: ShardReader, trust: Trust, coming: ShardsAhead | None, scope: Scope
     ) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
         whole = reader.keep is None or not place.is_in_bucket  # in a bucket, columns that nobody wants would have to come
-        for batch in reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=coming.turn(), scope=scope):
+        moved = partial(replaced_place, self.location)
+        opening = opened(place, size=shard.bytes, moved=moved) if coming is None else coming.turn()
+        for batch in reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope):
             episodes += len(batch)
             steps += batch.num_steps
             yield batch
-            coming.advance()  # not before: who looks at the first episodes alone needs no other shard
+            if coming is not None:
+                coming.advance()  # not before: who looks at the first episodes alone needs no other shard
         if episodes != shard.episodes:
             what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
             raise BadData(what, where=place.url, fix=FIX)
@@ -152,6 +158,11 @@ class Dataset:
     def _contradiction(self, what: str) -> BadData:
         fix = f"{FIX}; or read its shards without it, as {self.location.join(DATA).url}"
         return BadData(f"the manifest contradicts its shards: it says {what}", where=self.location.join(MANIFEST).url, fix=fix)
+
+
+def holds_dataset(location: Location) -> bool:
+    """Whether a dataset of ours is here, committed or not."""
+    return location.join(MANIFEST).exists() or location.join(WRITING).exists()
 
 
 def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.storage.locations import REPLACED, Location
+from offline_cli.storage.locations import REPLACED
 
 __all__ = [
     "BATCHES",
@@ -41,7 +41,6 @@ __all__ = [
     "FolderKind",
     "batch_name",
     "connector_state_name",
-    "holds_dataset",
     "quarantine_name",
     "shard_name",
 ]
@@ -113,8 +112,3 @@ def shard_name(generation: str, number: int) -> str:
 def quarantine_name(number: int) -> str:
     """Path of a file of rows set aside, below the dataset folder."""
     return f"{QUARANTINE}/rows-{number:06d}.parquet"
-
-
-def holds_dataset(location: Location) -> bool:
-    """Whether a dataset of ours is here, committed or not."""
-    return location.join(MANIFEST).exists() or location.join(WRITING).exists()

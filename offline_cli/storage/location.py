@@ -37,6 +37,8 @@ __all__ = ["Location"]
 FORGETFUL: Final = BUCKETS - {"s3", "s3a"}
 OBJECT_STORES: Final = BUCKETS | {"adl", "oss", "obs", "http", "https"}
 
+LOCAL: Final = Patience()  # which asks of this machine do not need
+
 T = TypeVar("T")
 
 
@@ -66,7 +68,7 @@ class Location:
     fs: Any  # fsspec.AbstractFileSystem, which has no types
     path: str  # as `fs` spells it
     url: str  # as people read it
-    patience: Patience = field(default_factory=Patience, compare=False, repr=False)  # with each request to it
+    patience: Patience = field(default=LOCAL, compare=False, repr=False)  # with each request to it, if it is remote
     cache: RemoteCache | None = field(default=None, compare=False, repr=False)  # for files read from it
 
     # ---- names ----

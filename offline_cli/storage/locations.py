@@ -25,6 +25,7 @@ __all__ = ["REPLACED", "Location", "Sources", "expand", "open_location"]
 
 REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
 
+SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
 EXTRAS: Final = {"az": "azure", "abfs": "azure", "abfss": "azure", "adl": "azure"}  # protocol -> our extra with its client
 
 Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
@@ -51,6 +52,9 @@ def open_location(
         return _given(filesystem, text, storage_options)
     if not text:
         raise UsageError("an empty path", where="the path given", fix="name a folder, a file or a URL")
+    if not storage_options and not any(sign in text for sign in SIGNS):
+        fs, path = url_to_fs(text)
+        return Location(fs, str(path), text)
     check_url(text)
     scheme = fsspec.utils.get_protocol(text)
     without_probes(scheme, storage_options)

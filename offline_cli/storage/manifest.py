@@ -17,15 +17,18 @@ from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.layout import SHARD_PATH
 from offline_cli.storage.schemas import mistakes
 from offline_cli.storage.secret_names import blanked_keys, blanked_values
-from offline_cli.storage.shards_form import is_shard
-from offline_cli.storage.statistics_form import is_column
 
-__all__ = ["Counts", "Environment", "Manifest", "Shard"]
+__all__ = ["Counts", "Environment", "Manifest", "Shard", "is_column", "is_shard"]
 
 VERSION = 2  # that is written; those before are read for ever
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
 SHARD: Final = re.compile(r"^shards\.(\d+)")  # the place of a mistake
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
+MAX_COUNT: Final = 2**63 - 1
+SHARD_KEYS: Final = frozenset({"path", "sha256", "episodes", "rows", "steps", "bytes"})
+FIGURES: Final = ("nan", "infinite", "min", "max", "mean", "std")
+COLUMN_KEYS: Final = frozenset({"dtype", "shape", "pooled", "count", *FIGURES})
 FIX = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
 
 
@@ -215,3 +218,48 @@ def _space(node: Mapping[str, Any] | None, where: str) -> Space | None:
 def _bad(wrong: list[str], where: str) -> BadData:
     what = wrong[0] if len(wrong) == 1 else f"{len(wrong)} mistakes:\n  - " + "\n  - ".join(wrong)
     return BadData(f"the manifest cannot be read: {what}", where=where, fix=FIX, details={"problems": wrong})
+
+
+# ---- parts of which a manifest has many ----
+
+
+def is_shard(value: Any) -> bool:
+    """Whether a shard has the form that the schema asks for, which takes 0.1 ms for each.
+
+    False for some that the schema accepts (3.0 for a count), never true for one that it refuses.
+    """
+    if type(value) is not dict or value.keys() != SHARD_KEYS:
+        return False
+    path, sha256 = value["path"], value["sha256"]
+    counts = value["episodes"], value["rows"], value["steps"], value["bytes"]
+    return (
+        type(path) is str
+        and type(sha256) is str
+        and SHARD_PATH.fullmatch(path) is not None
+        and SHA256.fullmatch(sha256) is not None
+        and [*map(type, counts)] == [int] * 4
+        and 0 <= min(counts) <= max(counts) <= MAX_COUNT
+    )
+
+
+def is_column(value: Any) -> bool:
+    """The same of a column's statistics, each of which takes a schema 6 ms."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == COLUMN_KEYS
+        and isinstance(value["dtype"], str)
+        and isinstance(value["pooled"], bool)
+        and isinstance(value["shape"], list)
+        and all(map(_is_count, (value["count"], *value["shape"])))
+        and all(_are_figures(value[name]) for name in FIGURES)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def _are_figures(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_are_figures, value))
+    return value is None or type(value) in (int, float) or value in ("inf", "-inf")

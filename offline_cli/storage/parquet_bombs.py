@@ -19,14 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import PROBLEM, UnsafeData
-from offline_cli.storage.parquet_ranges import chosen_columns
+from offline_cli.options import shared
+from offline_cli.storage.parquet_footers import chosen_columns
 
 __all__ = ["MEMORY_LIMIT", "WIDTHS", "Opening", "Unfolded", "in_memory_bytes", "refuse_bomb", "unfolded_bytes"]
 
 Opening = Callable[[], AbstractContextManager[Any]]
 
-MEMORY_LIMIT: Final = 1 << 30  # bytes that reading may take, unless told otherwise
+MEMORY_LIMIT: Final = byte_size(
+    shared.MEMORY_LIMIT.default, option="--memory-limit"
+)  # bytes that reading may take, unless told otherwise
 MAX_BYTES: Final = 64 << 20
 MAX_RATIO: Final = 1000
 SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take without a look at its dictionary

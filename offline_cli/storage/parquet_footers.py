@@ -1,4 +1,4 @@
-"""Whether what a Parquet footer says of its column chunks can be looked at; refuses one that would end the process.
+"""What a Parquet footer says: whether its column chunks can be looked at without ending the process, and where they lie.
 
 Arrow's Python asks for a column chunk (`row_group.column(i)`, and all that is built on it) without catching what C++ throws
 there: one changed byte in a footer, a histogram of the wrong length for instance, and the process is aborted. Arrow's reader
@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import io
 import weakref
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offline_cli.storage.arrow_files import let_go
+from offline_cli.storage.arrow_reading import let_go
 
-__all__ = ["check_footer"]
+__all__ = ["check_footer", "chosen_columns", "chunk_ranges", "file_ranges", "with_ends"]
 
+NEAR: Final = 256 << 10  # bytes that are rather fetched than left out
 SIZE: Final = 1 << 62  # of the file without bytes: more than any offset that is meant seriously
 
 
@@ -67,3 +69,47 @@ class _NoBytes(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         self._reads.append(self._at)
         return b""
+
+
+# ---- where columns lie ----
+
+
+def chosen_columns(metadata: Any, columns: Collection[str] | None) -> Sequence[int]:
+    """Numbers of the stored columns that belong to `columns`, top-level names; None: all."""
+    if columns is None:
+        return range(metadata.num_columns)
+    wanted = tuple(f"{name}." for name in columns)  # a name may hold dots itself
+    paths = (metadata.schema.column(i).path for i in range(metadata.num_columns))
+    return [i for i, path in enumerate(paths) if f"{path}.".startswith(wanted)]
+
+
+def chunk_ranges(metadata: Any, group: int, columns: Collection[str] | None = None) -> list[tuple[int, int]]:
+    """From which byte to before which each column chunk of a row group lies. `columns`: top-level names; None: all.
+
+    `metadata`: a footer, which may lie: chunks before the file or of no length are left out, ones beyond its end are not.
+    """
+    found = metadata.row_group(group)
+    ranges = []
+    for number in chosen_columns(metadata, columns):
+        chunk = found.column(number)
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+            start = chunk.dictionary_page_offset
+        if start > 0 and chunk.total_compressed_size > 0:
+            ranges.append((start, start + chunk.total_compressed_size))
+    return ranges
+
+
+def file_ranges(
+    metadata: Any, columns: Collection[str] | None = None, *, groups: Iterable[int] | None = None
+) -> list[tuple[int, int]]:
+    """As `chunk_ranges`, of several row groups; None: of all."""
+    chosen = range(metadata.num_row_groups) if groups is None else groups
+    return [part for group in chosen for part in chunk_ranges(metadata, group, columns)]
+
+
+def with_ends(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """`ranges`, and what a file of `size` bytes has before and after them, magic and footer, where that is little."""
+    first, last = min((start for start, _ in ranges), default=0), max((end for _, end in ranges), default=size)
+    ends = [(start, end) for start, end in ((0, first), (last, size)) if start < end <= start + NEAR]
+    return sorted([*ranges, *ends])

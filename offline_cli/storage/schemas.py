@@ -7,11 +7,12 @@ resolved from the same folder, never from the network.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_schema", "mistakes", "schemas_folder"]
+__all__ = ["load_schema", "mistakes", "mistakes_by", "schemas_folder"]
 
 MAX_MISTAKES = 50  # shown; a document of another kind altogether has thousands
 MAX_SHOWN = 120  # letters of one offending value
@@ -44,7 +45,18 @@ def _validator(name: str) -> Any:
 
 def mistakes(document: Any, name: str) -> list[str]:
     """Every mistake of `document` against the schema in file `name`, each with its place; empty when there is none."""
-    found = sorted(_validator(name).iter_errors(document), key=lambda error: [str(part) for part in error.absolute_path])
+    return _listed(_validator(name), document)
+
+
+def mistakes_by(document: Any, schema: Mapping[str, Any]) -> list[str]:
+    """The same, against a schema that has no references to ours."""
+    import jsonschema
+
+    return _listed(jsonschema.Draft202012Validator(schema), document)
+
+
+def _listed(validator: Any, document: Any) -> list[str]:
+    found = sorted(validator.iter_errors(document), key=lambda error: [str(part) for part in error.absolute_path])
     texts = [_describe(error) for error in found[:MAX_MISTAKES]]
     return texts + ([f"... and {len(found) - MAX_MISTAKES} more"] if len(found) > MAX_MISTAKES else [])
 

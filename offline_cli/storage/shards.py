@@ -7,19 +7,19 @@ another value. Whatever a broken or hostile file makes the Parquet reader raise 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound, UnsafeData, UsageError
+from offline_cli.options.shared import Compression
 from offline_cli.storage.ahead import Ahead
-from offline_cli.storage.arrow_extensions import extension_failures, without_objects
-from offline_cli.storage.arrow_files import arrow_file, threads_may_read
+from offline_cli.storage.arrow_reading import arrow_file, extension_failures, threads_may_read, without_objects
 from offline_cli.storage.behind import Behind
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
@@ -30,9 +30,8 @@ from offline_cli.storage.parquet_bombs import (
     refuse_bomb,
     unfolded_bytes,
 )
-from offline_cli.storage.parquet_footers import check_footer
+from offline_cli.storage.parquet_footers import check_footer, chunk_ranges, file_ranges, with_ends
 from offline_cli.storage.parquet_options import parquet_options
-from offline_cli.storage.parquet_ranges import chunk_ranges, file_ranges, with_ends
 from offline_cli.storage.remote_files import expect, ready
 from offline_cli.storage.row_group_cuts import Held
 from offline_cli.storage.staging import StagedFile
@@ -52,9 +51,11 @@ __all__ = [
     "read_row_groups",
 ]
 
-COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
+COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
 MISSING: Final = "the shard is missing"
+Moved: TypeAlias = Callable[[Location], Location | None]
+"""Where a shard is that is not in its place any more; None: nowhere."""
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
 
 
@@ -146,7 +147,7 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
     Entering it raises BadData where the shard is missing, has another size, or is no Parquet.
     """
 
-    def __init__(self, location: Location, *, size: int | None = None, moved: Location | None = None) -> None:
+    def __init__(self, location: Location, *, size: int | None = None, moved: Moved | None = None) -> None:
         """`size`: the bytes it must have; None: any. `moved`: see `opened_stream`."""
         self._location, self._size, self._moved, self._stack = location, size, moved, ExitStack()
 
@@ -162,16 +163,16 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
 
 
 def opened_stream(
-    location: Location, *, size: int | None = None, ahead: Ahead | None = None, moved: Location | None = None
+    location: Location, *, size: int | None = None, ahead: Ahead | None = None, moved: Moved | None = None
 ) -> BinaryIO:
     """The bytes of the shard at `location`. Raises BadData where it is missing, or has another size than it must have.
 
-    `moved`: where it is if it is not there any more.
+    `moved` says where it is if it is not there any more.
     """
     try:
-        stream = _opened_first((location,) if moved is None else (location, moved), ahead)
+        stream = location.open(ahead)
     except StorageNotFound as err:
-        raise _bad(MISSING, location) from err
+        stream = _opened_elsewhere(None if moved is None else moved(location), location, err)
     have = stream.seek(0, io.SEEK_END)
     if size is not None and have != size:
         stream.close()
@@ -179,12 +180,12 @@ def opened_stream(
     return stream
 
 
-def _opened_first(places: Sequence[Location], ahead: Ahead | None) -> BinaryIO:
-    """The first that is there; in the order in which a shard moves, so that none is missed."""
-    for place in places[:-1]:
+def _opened_elsewhere(place: Location | None, location: Location, missing: StorageNotFound) -> BinaryIO:
+    """Asked for second, as a shard moves in that order. Raises BadData where it is not there either."""
+    if place is not None:
         with suppress(StorageNotFound):
-            return place.open(ahead)
-    return places[-1].open(ahead)
+            return place.open()
+    raise _bad(MISSING, location) from missing
 
 
 def parsed(stream: BinaryIO, location: Location, source: Any = None) -> OpenShard:
@@ -200,8 +201,9 @@ def expect_row_groups(file: OpenShard, location: Location, columns: Sequence[str
 
     Raises BadData where the footer is broken.
     """
-    with _parquet_failures(location):
-        expect(file.stream, lambda: with_ends(file_ranges(file.metadata, columns), file.size))
+    if location.is_in_bucket:
+        with _parquet_failures(location):
+            expect(file.stream, lambda: with_ends(file_ranges(file.metadata, columns), file.size))
 
 
 def is_plain(file: OpenShard) -> bool:
@@ -226,7 +228,8 @@ def read_row_groups(
     for group in range(file.num_row_groups):
         with _parquet_failures(location):
             check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
-            ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
+            if location.is_in_bucket:
+                ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
             table = file.read_row_group(group, columns=columns, use_threads=file.is_threaded)
         yield without_objects(table)
 

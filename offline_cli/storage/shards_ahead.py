@@ -1,7 +1,7 @@
-"""Shards in their order, remote ones opened before their turn; refuses to tell of a broken one before that.
+"""Remote shards in their order, opened before their turn: what is broken about one is told when its turn comes.
 
 While a shard is read, the footers of the next ones come, and then the row groups that will be read of them: one `Ahead` bounds
-what is fetched of all. Local shards are opened when they are asked for.
+what is fetched of all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from offline_cli.errors import OfflineCliError
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.locations import Location
 from offline_cli.storage.remote_files import fetch_end
-from offline_cli.storage.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed
+from offline_cli.storage.shards import OpenShard, expect_row_groups, opened_stream, parsed
 
 __all__ = ["ShardsAhead"]
 
@@ -29,33 +29,20 @@ ColumnsOf = Callable[[OpenShard], "Sequence[str] | None"]
 class ShardsAhead:
     """Shards to be read one after the other; a context manager, at whose end nothing more is fetched."""
 
-    def __init__(
-        self,
-        places: Sequence[tuple[Location, int]],
-        columns_of: ColumnsOf,
-        moved: Callable[[Location], Location | None] = lambda _: None,
-    ) -> None:
-        """`places`: each shard, and the bytes that it must have. `columns_of`: the columns of an opened one that are read.
-
-        `moved`: where a shard is that is not in its place any more.
-        """
+    def __init__(self, places: Sequence[tuple[Location, int]], columns_of: ColumnsOf) -> None:
+        """`places`: each shard, and the bytes that it must have. `columns_of`: the columns of an opened one that are read."""
         self._places = deque(places)
-        self._columns_of, self._moved = columns_of, moved
+        self._columns_of = columns_of
         self._ahead = Ahead()
         self._coming: deque[_Coming] = deque()
 
     def turn(self) -> AbstractContextManager[OpenShard]:
         """The next shard. Entering it raises what `opened` raises."""
-        if self._coming:
-            return self._coming.popleft()
-        place, size = self._places.popleft()
-        if place.is_in_bucket:
-            return _Coming(place, size, self._ahead)
-        return opened(place, size=size, moved=self._moved(place))
+        return self._coming.popleft() if self._coming else _Coming(*self._places.popleft(), self._ahead)
 
     def advance(self) -> None:
         """Go on with those whose turn has not come; to be called now and then. Waits for nothing."""
-        while self._places and len(self._coming) < SHARDS and self._places[0][0].is_in_bucket:
+        while self._places and len(self._coming) < SHARDS:
             self._coming.append(_Coming(*self._places.popleft(), self._ahead))
         for shard in self._coming:
             if not shard.advance(self._columns_of):

@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, StorageError
 from offline_cli.key_index import KnownIds
+from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.storage.adopting import adopt
 from offline_cli.storage.arrow_trees import arrow_type
@@ -46,7 +47,7 @@ from offline_cli.tally import UNFINISHED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
 
-MAX_SHARD_BYTES = 128 << 20  # before compression; a killed writer loses at most so much
+MAX_SHARD_BYTES: int = MAX_BYTES.default  # before compression; a killed writer loses at most so much
 
 
 class DatasetWriter:
@@ -56,14 +57,14 @@ class DatasetWriter:
         self,
         location: Location,
         *,
-        format: Literal["episodes", "columns"],
+        format: RowFormat,
         observation_space: Space | None,
         action_space: Space | None,
         action_scale: str,
         environment: Environment | None = None,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,
-        compression: str = "zstd",
+        compression: str = COMPRESSION.default,
         max_rows_per_file: int | None = None,
         max_bytes_per_file: int | None = MAX_SHARD_BYTES,
         overwrite: bool = False,

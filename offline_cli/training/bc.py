@@ -1,4 +1,4 @@
-"""Behaviour cloning: recordings in, a run folder with a policy out; refuses to continue a run with other data or settings."""
+"""Training: recordings in, a run folder with a policy out; a run resumes with the same data and settings alone."""
 
 from __future__ import annotations
 
@@ -8,35 +8,46 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from offline_cli.byte_sizes import byte_size
+from offline_cli.columns import Columns
+from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer, exit_code_of
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
-from offline_cli.modules.networks import BY_BOUNDS, flattened_images
+from offline_cli.modules.devices import choose_device, choose_threads, use_threads
+from offline_cli.modules.networks import flattened_images
+from offline_cli.options.cloning import ConfigKeys, TrainBCOptions
+from offline_cli.options.keywords import takes
+from offline_cli.options.option import declared_in
+from offline_cli.playing.seeds import draw
+from offline_cli.plugins import check_plugins
+from offline_cli.policies.run_files import CONFIG
+from offline_cli.policies.run_policy import scaling_of
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
-from offline_cli.training.data import TrainingData, load_data
-from offline_cli.training.devices import choose_device, choose_threads, use_threads
-from offline_cli.training.given_pipelines import Given
-from offline_cli.training.learned_states import check_same_learned
+from offline_cli.training.learner import Setup
 from offline_cli.training.memory_bounds import check_training_fits
-from offline_cli.training.policy_files import describe_policy, learned_bytes, new_policy, scaling_of
+from offline_cli.training.policy_files import describe_policy, learned_bytes
 from offline_cli.training.results import TrainResult
-from offline_cli.training.run_files import CONFIG
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.same_learned_state import check_same_learned
 from offline_cli.training.session import Session, check_same_run
 from offline_cli.training.signals import StopRequested, StopSignals
 from offline_cli.training.state import TrainState
-from offline_cli.training.step_store import StepStore
+from offline_cli.training.training_data import TrainingData, load_data
 
 __all__ = ["train_bc"]
+
+CHANCE = 16  # sets the seed of losses that draw random numbers apart from others drawn from the same run seed
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +63,7 @@ def fit(session: Session, stop: StopSignals) -> None:
     while True:
         if stop.requested is not None:
             session.save()
-            session.folder.keep_policy(session.module.state_dict())
+            session.folder.keep_policy(session.learner.policy.state_dict())
             raise _interrupted(session, stop.requested)
         if state.update == bound:
             session.save()
@@ -69,61 +80,31 @@ def fit(session: Session, stop: StopSignals) -> None:
         session.advance()
 
 
+@takes(TrainBCOptions)
 def train_bc(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
-    env: str | None = None,
-    config: str | os.PathLike[str] | None = None,
-    pipeline: Given = None,
     env_to_module: Given = None,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    updates: int | None = None,
-    epochs: int | None = None,
-    until_return: float | None = None,
-    val_fraction: float | None = None,
-    patience: int | None = None,
-    eval_every: int | None = None,
-    eval_episodes: int | None = None,
-    checkpoint_every: int | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    seed: int | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    from_: str = "auto",
-    module_id: str | None = None,
-    action_scale: str | None = None,
-    streaming: bool | None = None,
-    memory_limit: int | str | None = None,
-    temp_dir: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
+    **options: Unpack[TrainBCOptions],
 ) -> TrainResult:
     """Fit a policy to the actions in `sources` by maximum likelihood and keep it in the run folder `out`, a path or a URL.
 
-    An option that is None takes its value from the TOML file `config`, else from schemas/config.v1.json; so does the network.
-    `pipeline`: what the policy learns through: a pipeline file of kind learner, pieces, or what builds them, `lambda obs_space,
-    act_space: pieces`. What its pieces learn, they learn from episodes that are not held out, and it is kept with the policy.
-    A file says itself which pieces belong beside the environment too; for Python objects `env_to_module` says it, which may be
-    a file as well. Neither is kept in the configuration: name them again to resume.
+    An option that is None takes its value from the TOML file `config`, else its default; so do algorithm and network.
+    `pipeline` may be a file, pieces, or what builds them, `lambda obs_space, act_space: pieces`. What its pieces learn, they
+    learn from episodes that are not held out, and it is kept with the policy. A file says itself which pieces belong beside the
+    environment too; for Python objects `env_to_module` says it, which may be a file as well.
 
-    `resume` goes on with the run in `out`, whose configuration then stands for options that are None, but for an `env` that is
-    code, `module:EnvId` or `python:...`, which has to be named again; where there is no checkpoint yet, it starts one. Only the
-    bound, `updates` or `epochs`, may be another: the result is that of a run which had
-    it from the start: with a bound that is reached already no update follows, and one below the updates made is refused. A
-    finished run within its bound stays as it is. `dry_run` checks everything, data included, and writes
-    nothing. `command`: for the note that tells others who trains here.
+    With `resume`, the configuration of the run in `out` stands for options that are None; where there is no checkpoint yet, a
+    run begins. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had it from the start.
+    With a bound that is reached already no update follows, and one below the updates made is refused. A finished run within its
+    bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
+    and an `env` that is code, `module:EnvId` or `python:...`.
 
-    One policy is trained: where the episodes are of several modules, `module_id` names the one whose episodes it learns from.
-    It belongs to the data and is not kept in the configuration: name it again to resume.
-
-    `streaming` keeps the steps in a file in `temp_dir` while training, and in memory what `memory_limit`, in bytes, allows for
-    the whole process: the same steps once per epoch, in an order that depends on the limit too. Without it, data that does not
-    fit into a `memory_limit` is refused.
+    With `streaming`, each epoch has the same steps once, in an order that depends on `memory_limit` too. What `config` or
+    `pipeline` names is imported without `plugins`. `command`: for the note that tells others who trains here.
 
     Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box actions
     of unknown scale; episodes of several modules, or none of `module_id`; resuming with other settings, data or pipelines), and
@@ -133,30 +114,20 @@ def train_bc(
     says from where `resume` goes on; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
     kept all the same).
     """
-    options = {
-        "env": env,
-        "batch_size": batch_size,
-        "lr": lr,
-        "updates": updates,
-        "epochs": epochs,
-        "until_return": until_return,
-        "val_fraction": val_fraction,
-        "patience": patience,
-        "eval_every": eval_every,
-        "eval_episodes": eval_episodes,
-        "checkpoint_every": checkpoint_every,
-        "device": device,
-        "precision": precision,
-        "seed": seed,
-        "action_scale": action_scale,
-        "streaming": streaming,
-        "memory_limit": None if memory_limit is None else byte_size(memory_limit, option="--memory-limit"),
-    }
+    asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
+    if options["memory_limit"] is not None:
+        asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit")
+    storage_options, resume, temp_dir = options["storage_options"], options["resume"], options["temp_dir"]
     asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     folder = RunFolder(open_location(out, storage_options, beside=asked))
-    folder.claim(resume=resume, overwrite=overwrite)
-    resolved = _resolve(options, config, folder, resume=resume)
+    folder.claim(resume=resume, overwrite=options["overwrite"])
+    check_plugins(options["plugins"])
+    resolved = _resolve(asked_of_config, options["config"], folder, resume=resume, plugins=options["plugins"])
+    setup = _setup(resolved)
     target = choose_device(resolved.device)
+    checkpoint = folder.load_checkpoint() if resume else None
+    if checkpoint is not None:
+        setup = setup.with_scaling(scaling_of(folder.policy(), where=folder.url))
     with contextlib.ExitStack() as held:
         overseer = None
         if resolved.env is not None:
@@ -165,27 +136,25 @@ def train_bc(
         data = load_data(
             expand(asked, storage_options, beside=out),
             resolved,
+            setup,
             environment=environment,
-            pipeline=pipeline,
+            pipeline=options["pipeline"],
             env_to_module=env_to_module,
-            from_=from_,
-            module_id=module_id,
+            from_=options["from_"],
+            module_id=options["module_id"],
             device=target.type,
             temp_dir=temp_dir,
             storage_options=storage_options,
             on_progress=on_progress,
         )
         held.callback(data.close)
-        checkpoint = folder.load_checkpoint() if resume else None
-        scaling = BY_BOUNDS if checkpoint is None else scaling_of(folder.policy(), where=folder.url)
-        module = new_policy(data, resolved, uint8_scaling=scaling)
-        if isinstance(data.train, StepStore):
-            check_training_fits(resolved.memory_limit, target.type, module, data.train.record, resolved.batch_size)
+        if resolved.streaming:
+            check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
         state = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline)
-        state.threads = resolved.threads or choose_threads(module, resolved.batch_size)
+        state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size)
         tensors = None
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
-        for note in _notes(data):
+        for note in _notes(data, resolved):
             _log.warning("note: %s", note)
         described = describe_policy(data, resolved)
         if checkpoint is not None:
@@ -194,15 +163,17 @@ def train_bc(
             folder.tell_if_unsealed()
             state, tensors = checkpoint
         with use_threads(state.threads), StopSignals(overseer) as stop:
-            session = Session(module, data, resolved, state, folder, environment=environment, on_progress=on_progress)
-            if dry_run:
+            session = Session(data, resolved, state, folder, environment=environment, on_progress=on_progress)
+            if options["dry_run"]:
                 return replace(_result(session, state.update), stopped_by="dry-run")
             result = _train(session, stop, tensors, described, shlex.join(command) or this_command())
     return _unless_missed(result, resolved)
 
 
-def _notes(data: TrainingData) -> list[str]:
-    return [*flattened_images(data.observation_space, "observations"), *data.rewards.notes()]
+def _notes(data: TrainingData, config: BCConfig) -> list[str]:
+    clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns)
+    unused_by = config.algorithm["name"] if clones else None
+    return [*flattened_images(data.observation_space, "observations"), *data.rewards.notes(unused_by)]
 
 
 def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
@@ -227,8 +198,9 @@ def _train(
     if known is not None and (state.stopped_by is not None or state.update == bound):
         folder.remove_note(command)
         return known
-    with folder.at_work(command):
+    with folder.at_work(command), _own_chance(state):
         if tensors is None:
+            torch.manual_seed(draw(session.config.seed, CHANCE))
             folder.begin(session.config, described, learned_bytes(session.data))
         else:
             session.restore(tensors)
@@ -237,6 +209,22 @@ def _train(
         if state.stopped_by is None:
             fit(session, stop)
         return _finish(session)
+
+
+def _own_chance(state: TrainState) -> AbstractContextManager[None]:
+    """Within it torch's random generators are the run's; afterwards they are as they were."""
+    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if state.device == "cuda" else [])
+
+
+def _setup(config: BCConfig) -> Setup:
+    """Raises BadConfig for an algorithm that cannot stream."""
+    setup = Setup.of(config)
+    every = setup.algorithm.refresh_every
+    if config.streaming and every is not None:
+        name = config.algorithm["name"]
+        what = f"the algorithm {name!r} computes its columns anew every {every} updates, from episodes in memory"
+        raise BadConfig(what, where="--streaming", fix="leave out --streaming")
+    return setup
 
 
 @contextlib.contextmanager
@@ -254,11 +242,18 @@ def _environment(name: str | None, overseer: Overseer | None) -> Iterator[Enviro
             environment.close()
 
 
-def _resolve(options: Mapping[str, Any], file: str | os.PathLike[str] | None, folder: RunFolder, *, resume: bool) -> BCConfig:
+def _resolve(
+    options: Mapping[str, Any],
+    file: str | os.PathLike[str] | None,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    plugins: Sequence[str],
+) -> BCConfig:
     """The configuration; for a run that goes on the stored one, or with another bound. Raises BadConfig for other changes."""
     if not (resume and folder.is_run):
         return resolve_config(options, file=file)
-    wanted = resolve_config(options, file=file, stored=folder.config())
+    wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins)
     if options.get("env") is None and (file is None or read_config(file).get("env") is None):
         _refuse_code(wanted.env, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)
@@ -279,7 +274,7 @@ def _finish(session: Session) -> TrainResult:
     """Write policy, curve and result of a session that has ended."""
     kept = session.keep_best()
     result = _result(session, kept)
-    session.folder.finish(session.module.state_dict(), result.as_dict())
+    session.folder.finish(session.learner.policy.state_dict(), result.as_dict())
     return result
 
 
@@ -295,6 +290,7 @@ def _result(session: Session, kept: int) -> TrainResult:
         seconds=round(state.seconds, 3),
         samples_per_second=round(session.samples_per_second, 1),
         loss=state.loss,
+        losses=dict(state.losses),
         val_loss=figures.get("val_loss"),
         eval_return_mean=figures.get(f"{played}_return_mean"),
         eval_return_ci95=figures.get(f"{played}_return_ci95"),
@@ -307,7 +303,7 @@ def _result(session: Session, kept: int) -> TrainResult:
         steps=data.steps,
         device=state.device,
         threads=state.threads,
-        notes=_notes(data),
+        notes=_notes(data, config),
         rewards_not_finite=data.rewards.counts(),
     )
 

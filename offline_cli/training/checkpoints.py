@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from offline_cli.errors import StorageNotFound
+from offline_cli.policies.run_checkpoints import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
 from offline_cli.storage.locations import Location
 from offline_cli.storage.own_files import is_link
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.syncing import keep_names
-from offline_cli.training.own_run import CHECKPOINT, CHECKPOINTS, STATE, TENSORS
 
 __all__ = ["Begun", "Checkpoints"]
 
@@ -44,16 +44,11 @@ class Checkpoints:
 
     def newest(self) -> Location | None:
         """The folder of the newest whole checkpoint; None: there is none. Raises StorageError."""
-        return next((folder for folder in reversed(self._own()) if folder.join(STATE).is_file()), None)
-
-    def _own(self) -> list[Location]:
-        """The folders that have names of checkpoints, in their order."""
-        found = (child for child in self._place.children() if CHECKPOINT.fullmatch(child.name) and not is_link(child))
-        return sorted(found, key=lambda child: child.name)
+        return newest_checkpoint(self._run)
 
     def begin(self, update: int, tensors: bytes) -> Begun:
         """Write all of a checkpoint but its state. Raises StorageError."""
-        older = self._own()
+        older = checkpoint_folders(self._run)
         folder = self._place.join(_new_name(update, {other.name for other in self._place.children()}))
         folder.make_folder()
         write_whole(folder.join(TENSORS), tensors, folder=self._run)
@@ -74,7 +69,7 @@ class Checkpoints:
         """Remove them, the newest last, so that a kill on the way leaves that one or none, and a power cut none without its
         tensors. Raises StorageError.
         """
-        gone = self._own()
+        gone = checkpoint_folders(self._run)
         for name in (STATE, TENSORS):
             for folder in gone:
                 _remove(folder, name)

@@ -10,20 +10,21 @@ never to wall time. Which policy a run keeps:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from offline_cli.columns import Columns
 from offline_cli.environments import Environment
-from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.devices import autocast
+from offline_cli.modules.rl_module import evaluating
+from offline_cli.playing.evaluation_rollouts import Played, play
+from offline_cli.playing.seeds import Purpose
+from offline_cli.policies.play_pieces import PlayPieces
 from offline_cli.training.config import BCConfig
-from offline_cli.training.devices import autocast
-from offline_cli.training.loaders import Loader
-from offline_cli.training.play_pieces import PlayPieces
-from offline_cli.training.playing import Played, play
-from offline_cli.training.seeds import Purpose
+from offline_cli.training.learner import Learner
+from offline_cli.training.loader import StepLoader
 from offline_cli.training.signals import StopSignals
 from offline_cli.training.state import Best, TrainState
 
@@ -33,19 +34,19 @@ CONFIRMED = "confirm_return_mean"
 
 
 class Checks:
-    """Measures one module; `val` and `environment` are None where there is nothing to measure on."""
+    """Measures the policy of a learner; `val` and `environment` are None where there is nothing to measure on."""
 
     def __init__(
         self,
-        module: RLModule,
+        learner: Learner,
         config: BCConfig,
         *,
-        val: Loader | None,
+        val: StepLoader | None,
         environment: Environment | None,
         pieces: PlayPieces | None,
         updates_per_epoch: int,
     ) -> None:
-        self._module, self._config, self._val = module, config, val
+        self._learner, self._config, self._val = learner, config, val
         self._environment, self._pieces = environment, pieces
         self.bound = config.bound(updates_per_epoch)
         self._every, self._per_epoch = config.check_every(updates_per_epoch), updates_per_epoch
@@ -63,7 +64,7 @@ class Checks:
         """Figures by name: `val_*`, `eval_return_*`, `confirm_return_*`. Raises StopRequested, BadData from the environment."""
         figures: dict[str, float] = {}
         if self._val is not None:
-            figures |= {f"val_{name}": value for name, value in score(self._module, self._val, self._config.precision).items()}
+            figures |= {f"val_{name}": value for name, value in score(self._learner, self._val, self._config.precision).items()}
         if self._environment is not None:
             checked = self._play(self._config.eval_episodes, Purpose.CHECK, update, stop)
             figures |= _returns("eval", checked)
@@ -76,7 +77,7 @@ class Checks:
         seed = self._config.seed
         with stop.playing():
             return play(
-                self._module,
+                self._learner.policy,
                 self._environment,
                 episodes,
                 seed=seed,
@@ -126,15 +127,14 @@ def _returns(name: str, played: Played) -> dict[str, float]:
     }
 
 
-def score(module: RLModule, loader: Loader, precision: str) -> dict[str, float]:
-    """`loss` in nats per action, and `accuracy` or `mse`, as means over every step of `loader`; greedy."""
+def score(learner: Learner, loader: StepLoader, precision: str) -> dict[str, float]:
+    """The algorithm's scores, as means over all that `loader` holds: of cloning `loss`, and `accuracy` or `mse`."""
     totals: dict[str, Any] = {}
-    head = module.action_head
-    device = next(module.parameters()).device
-    with torch.inference_mode(), autocast(device, precision):
+    counts: Counter[str] = Counter()
+    device = next(learner.policy.parameters()).device
+    with evaluating(learner.whole), torch.inference_mode(), autocast(device, precision):
         for batch, _ in loader.in_order():
-            inputs = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
-            parts = {"loss": -head.logp(inputs, batch[Columns.ACTIONS]), **head.scores(inputs, batch[Columns.ACTIONS])}
-            for name, values in parts.items():
+            for name, values in learner.algorithm.scores(learner.modules, batch).items():
                 totals[name] = totals.get(name, 0) + values.double().sum()
-    return {name: float(total) / loader.steps for name, total in totals.items()}
+                counts[name] += values.numel()
+    return {name: float(total) / counts[name] for name, total in totals.items()}

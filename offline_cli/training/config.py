@@ -1,52 +1,58 @@
-"""The configuration of behaviour cloning, resolved from defaults < stored run < --config file < options; refuses it by listing
-every mistake at once.
-"""
+"""The configuration of a run, resolved from defaults < stored run < --config file < options, with all mistakes at once."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from offline_cli.errors import BadConfig
+from offline_cli.modules.network_registry import MLP
+from offline_cli.options.cloning import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
+from offline_cli.options.option import declared_in
 from offline_cli.storage.links import not_found
 from offline_cli.training.config_mistakes import BOUNDS, config_mistakes
+from offline_cli.training.config_tables import DEFAULTS, MLP_KEYS, TABLES, filled, folded, merged_tables, table_mistakes
 
-__all__ = ["BCConfig", "differences", "read_config", "resolve_config"]
+__all__ = ["BCConfig", "differences", "read_config", "resolve_config", "stored_config"]
 
-DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
-EVAL_EVERY_RANGE = (100, 1000)
 _HELP, _PAGE = "`offline-cli train-bc --help` lists the options", "docs/config.md lists the keys of the file"
+
+
+def _default(name: str) -> Any:
+    return declared_in(ConfigKeys)[name].option.default
 
 
 @dataclass(frozen=True, slots=True)
 class BCConfig:
-    """Every choice of a run but data and output. Fields, units and ranges: schemas/config.v1.json."""
+    """Every choice of a run but data and output. Fields, units and ranges: `ConfigKeys`, and schemas/config.v2.json."""
 
+    algorithm: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS["algorithm"]))  # `name`, and its options
+    network: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS["network"]))  # the same; of "mlp" the next two
     env: str | None = None
     action_scale: str | None = None
-    hidden: tuple[int, ...] = (256, 256)
-    activation: str = "relu"
-    batch_size: int = 1024
-    lr: float = 5e-4
+    hidden: tuple[int, ...] = _default("hidden")
+    activation: str = _default("activation")
+    batch_size: int = _default("batch_size")
+    lr: float = _default("lr")
     updates: int | None = None
     epochs: int | None = None
     until_return: float | None = None
     val_fraction: float | None = None
     patience: int | None = None
     eval_every: int | None = None
-    eval_episodes: int = 20
-    confirm_episodes: int = 100
-    checkpoint_every: int = 500
-    log_every: int = 50
-    device: str = "auto"
-    precision: str = "auto"
+    eval_episodes: int = _default("eval_episodes")
+    confirm_episodes: int = _default("confirm_episodes")
+    checkpoint_every: int = _default("checkpoint_every")
+    log_every: int = _default("log_every")
+    device: str = _default("device")
+    precision: str = _default("precision")
     threads: int | None = None
-    seed: int = 0
-    streaming: bool = False
+    seed: int = _default("seed")
+    streaming: bool = _default("streaming")
     memory_limit: int | None = None
 
     @property
@@ -65,26 +71,60 @@ class BCConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """What is not None, with lists for tuples: the content of config.toml."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {name: value for name, value in plain.items() if value is not None}
+        plain: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        }
+        for table in TABLES:  # TOML has no null: what is None by default is so again when it is read
+            plain[table] = {name: value for name, value in plain[table].items() if value is not None}
+        unused = () if self.network["name"] == MLP else MLP_KEYS
+        return {name: value for name, value in plain.items() if value is not None and name not in unused}
+
+    @property
+    def network_options(self) -> dict[str, Any]:
+        """The options of the network."""
+        if self.network["name"] == MLP:
+            return {"hidden": self.hidden, "activation": self.activation}
+        return {name: value for name, value in self.network.items() if name != "name"}
 
 
 def resolve_config(
-    options: Mapping[str, Any], *, file: str | PathLike[str] | None = None, stored: Mapping[str, Any] | None = None
+    options: Mapping[str, Any],
+    *,
+    file: str | PathLike[str] | None = None,
+    stored: Mapping[str, Any] | None = None,
+    plugins: Collection[str] = (),
 ) -> BCConfig:
-    """The configuration; options that are None were not given. `stored` is that of the run to resume.
+    """The configuration; options that are None were not given. `stored` is that of the run to resume. `plugins`: packages whose
+    code may be imported because `stored` names it; what the file names is imported.
 
-    Raises BadConfig with every mistake in `details["problems"]`, StorageNotFound for a file that is not there.
+    Raises BadConfig with every mistake in `details["problems"]`, StorageNotFound for a file that is not there, MissingPackage
+    for a plug-in that cannot be imported.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    from_file = read_config(file) if file is not None else {}
-    merged = {**(stored or {}), **from_file, **given}
+    twice: list[str] = []
+    from_file = folded(read_config(file), twice) if file is not None else {}
+    merged = {**(stored or {}), **from_file, **given, **merged_tables(stored or {}, from_file)}
+    if stored and "network" in from_file and merged["network"] != stored.get("network"):
+        merged = {name: value for name, value in merged.items() if name not in MLP_KEYS or name in from_file}
     for chosen, other in (BOUNDS, BOUNDS[::-1]):  # one that was just asked for replaces a stored one
         if stored and other in stored and chosen in {**from_file, **given} and other not in {**from_file, **given}:
             del merged[other]
-    problems = config_mistakes(merged, given)
+    problems = twice + config_mistakes(merged, given)
+    problems += table_mistakes(merged, own=[table for table in TABLES if table in from_file], packages=plugins)
     if problems:
         raise BadConfig.of(problems, where=_sources(file, given, stored), fix=_HELP if file is None else f"{_HELP}; {_PAGE}")
+    return _made({**merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}})
+
+
+def stored_config(stored: Mapping[str, Any]) -> BCConfig:
+    """The configuration that a run folder holds, without importing what its tables name. Raises BadConfig."""
+    problems = config_mistakes(stored, ())
+    if problems:
+        raise BadConfig.of(problems, where=_sources(None, {}, stored), fix=_PAGE)
+    return _made(dict(stored))
+
+
+def _made(merged: dict[str, Any]) -> BCConfig:
     if not merged.keys() & set(BOUNDS):
         merged["epochs"] = BOUND_EPOCHS if {"until_return", "patience"} & merged.keys() else DEFAULT_EPOCHS
     if "hidden" in merged:
@@ -103,9 +143,17 @@ def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
     on these.
     """
     free = BOUNDS if stored.streaming or wanted.streaming else (*BOUNDS, "memory_limit")
-    names = [field.name for field in fields(BCConfig) if field.name not in free]
-    pairs = ((name, getattr(stored, name), getattr(wanted, name)) for name in names)
+    before, now = _flat(stored), _flat(wanted)
+    names = [name for name in dict.fromkeys((*before, *now)) if name not in free]
+    pairs = ((name, before.get(name), now.get(name)) for name in names)
     return [f"{name}: the run has {_shown(old)}, this call asks for {_shown(new)}" for name, old, new in pairs if old != new]
+
+
+def _flat(config: BCConfig) -> dict[str, Any]:
+    """Each field, and each entry of a table as `table.key`."""
+    plain = {field.name: getattr(config, field.name) for field in fields(config)}
+    found = {name: value for name, value in plain.items() if name not in TABLES}
+    return found | {f"{table}.{key}": value for table in TABLES for key, value in plain[table].items()}
 
 
 def _shown(value: Any) -> str:

@@ -1,33 +1,44 @@
-"""Mistakes of a configuration, in words that fit where each key came from; refuses to know more of a key than the schema.
+"""Mistakes of a configuration, in words that fit where each key came from; the schema says what a key may be.
 
 A key that was given as an option is named as on the command line, any other as in the file.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from offline_cli.storage.schemas import load_schema, mistakes
+from offline_cli.storage.schemas import load_schema, mistakes_by
 
-__all__ = ["BOUNDS", "SCHEMA", "allowed", "config_mistakes"]
+__all__ = ["BOUNDS", "SCHEMA", "allowed", "config_mistakes", "key_mistakes"]
 
-SCHEMA = "config.v1.json"  # says what each key means
+SCHEMA = "config.v2.json"  # says what each key means
 BOUNDS = ("updates", "epochs")
 TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
+TYPES["object"] = "a table"
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 MAX_SHOWN = 80  # letters of one offending value
 
 
 def config_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
     """Every mistake of `config`, whose keys in `options` were given as options; empty when there is none."""
-    keys = load_schema(SCHEMA)["properties"]
-    found = [_unknown(name, keys) for name in config if name not in keys]
+    return key_mistakes(config, load_schema(SCHEMA), options) + _contradictions(config, options)
+
+
+def key_mistakes(
+    config: Mapping[str, Any], schema: Mapping[str, Any], options: Collection[str] = (), *, before: str = ""
+) -> list[str]:
+    """Every key of `config` that `schema` does not know, or that has a value which it does not allow. `before`: the table's
+    name and a dot.
+    """
+    keys = schema.get("properties", {})
+    found = [_unknown(name, keys, before) for name in config if name not in keys]
     for name, value in config.items():
-        if name in keys and mistakes({name: value}, SCHEMA):
-            found.append(f"{_spelled(name, name in options)}: must be {allowed(keys[name])}, not {_shown(value)}")
-    return found + _contradictions(config, options)
+        if name in keys and mistakes_by(value, keys[name]):
+            found.append(f"{before}{_spelled(name, name in options)}: must be {allowed(keys[name])}, not {_shown(value)}")
+    return found
 
 
 def allowed(key: Mapping[str, Any]) -> str:
@@ -35,13 +46,18 @@ def allowed(key: Mapping[str, Any]) -> str:
     if "enum" in key:
         return "one of " + ", ".join(f'"{value}"' for value in key["enum"])
     limits = " and ".join(f"{words} {key[limit]}" for limit, words in LIMITS.items() if limit in key)
-    text = f"{TYPES[key['type']]} {limits}".rstrip()
+    kind = TYPES.get(key["type"]) if isinstance(key.get("type"), str) else None
+    if kind is None:
+        return f"as its schema says: {json.dumps(dict(key))}"
+    text = f"{kind} {limits}".rstrip()
+    if "required" in key:
+        return f"{text} with {' and '.join(key['required'])}"
     return f"{text}, each item {allowed(key['items'])}" if "items" in key else text
 
 
-def _unknown(name: str, keys: Collection[str]) -> str:
+def _unknown(name: str, keys: Collection[str], before: str) -> str:
     near = get_close_matches(name.replace("-", "_"), keys, n=1)
-    return f"unknown key '{name}'" + (f", did you mean '{near[0]}'?" if near else "")
+    return f"unknown key '{before}{name}'" + (f", did you mean '{before}{near[0]}'?" if near else "")
 
 
 def _spelled(name: str, as_option: bool) -> str:

@@ -1,4 +1,4 @@
-"""Batches from data that stays in host memory, one ahead of the device; refuses to make either wait for the other for long.
+"""Batches from data that stays in host memory, one ahead of the device.
 
 A batch takes three steps: its rows are gathered into pinned memory, copied from there to a waiting tensor on the device by a
 stream of its own, and moved into the tensors that updates read. The first two are done for the next batch while the device
@@ -40,6 +40,10 @@ class HostFeed:
         for target, ahead in zip(self._targets, self._ahead, strict=True):
             target.copy_(ahead)
         self._send(number + 1, gather)
+
+    def forget(self) -> None:
+        """Gather again what was sent ahead: its rows have changed."""
+        self._number = None
 
     def _send(self, number: int, gather: Gather) -> None:
         if self._side is not None:

@@ -1,29 +1,32 @@
-"""What a learner pipeline makes of episodes, as columns to learn from; refuses columns that no policy could learn from.
+"""What a learner pipeline makes of episodes, as the columns that an algorithm learns from.
 
 Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are never learned from, and not measured on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
-from offline_cli.applying.stepping import through
+from offline_cli.applying.learner_episodes import through
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
+from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["choices_of", "learner_columns", "nothing_left"]
+__all__ = ["TRAINED_ON", "choices_of", "learner_columns", "nothing_left"]
 
 TRAINED_ON: Final = (Columns.OBS, Columns.ACTIONS)
 PLACE: Final = "learner pipeline"
@@ -35,23 +38,57 @@ def learner_columns(
     announced: tuple[Space, Space],
     *,
     where: str,
-    allow_empty: bool = False,
+    asked: Sequence[str] = TRAINED_ON,
+    rl_module: nn.Module | None = None,
 ) -> dict[str, Tree]:
-    """`obs` and `actions` as trees of tensors (N, ...) on the CPU, of the spaces that the pipeline `announced`.
+    """The columns `asked` for, in that order, as trees of tensors (N, ...) on the CPU.
+
+    Observations and actions are of the spaces that the pipeline `announced`; what the others are, its pieces say.
+
+    `rl_module`: for pieces that compute values or states with it, without gradients.
 
     Raises BadPiece for what a piece raises; BadConfig for columns that are missing, not stacked, or of other shapes than
-    announced, and, unless `allow_empty`, where all rows are masked; BadData for numbers that no policy could learn from.
+    announced; BadData for numbers that no policy could learn from.
     `where` names the data.
     """
-    batch, _ = through(pipeline, episodes, where=where)
-    columns = {name: _as_declared(batch, name, space) for name, space in zip(TRAINED_ON, announced, strict=True)}
+    spaces = {Columns.OBS: announced[0], Columns.NEXT_OBS: announced[0], Columns.ACTIONS: announced[1]}
+    with playing(rl_module) as module:
+        batch, _ = through(pipeline, episodes, where=where, rl_module=module)
+    columns = {name: _as_declared(batch, name, spaces[name]) if name in spaces else _own(batch, name) for name in asked}
+    _check_rows(columns)
     if Columns.LOSS_MASK in batch:
         columns = _unmasked(columns, _tensors(Columns.LOSS_MASK, _stacked(batch, Columns.LOSS_MASK)).bool())
-    if not allow_empty and not len(leaves(columns[Columns.OBS])[0]):
-        raise nothing_left()
-    for name, space in zip(TRAINED_ON, announced, strict=True):
-        _check_values(columns[name], space, name, where)
+    for name, tree in columns.items():
+        _check_finite(tree, name, where)
+        if name in spaces:
+            _check_choices(tree, spaces[name], name, where)
     return columns
+
+
+@contextmanager
+def playing(rl_module: nn.Module | None) -> Iterator[nn.Module | None]:
+    """The module on the CPU, where pieces are, as a copy if it lives elsewhere. Within it no gradient is taken, and the module
+    is in evaluation mode: what it computes is data.
+    """
+    if rl_module is None:
+        yield None
+        return
+    if any(parameter.device.type != "cpu" for parameter in rl_module.parameters()):
+        rl_module = copy.deepcopy(rl_module).cpu()
+    with evaluating(rl_module), torch.no_grad():
+        yield rl_module
+
+
+def _rows(columns: Mapping[str, Tree]) -> int:
+    return len(leaves(next(iter(columns.values())))[0])
+
+
+def _check_rows(columns: Mapping[str, Tree]) -> None:
+    """Raise BadConfig where columns have different numbers of rows."""
+    rows = {path: len(leaf) if leaf.ndim else 0 for name, tree in columns.items() for path, leaf in flatten(tree, name)}
+    if len(set(rows.values())) > 1:
+        what = f"the pipeline gave columns of different numbers of rows: {rows}"
+        raise BadConfig(what, where=PLACE, fix="one row per step in every column that a piece adds")
 
 
 def _stacked(batch: Mapping[str, Any], name: str) -> Any:
@@ -77,6 +114,11 @@ def _as_declared(batch: Mapping[str, Any], name: str, space: Space) -> Tree:
     return tree
 
 
+def _own(batch: Mapping[str, Any], name: str) -> Tree:
+    """A column whose form nobody has announced."""
+    return _tensors(name, _stacked(batch, name))
+
+
 def _tensors(name: str, tree: Tree) -> Tree:
     """On the CPU, as the default pieces make them. Raises BadPiece for what is no numbers."""
     return NumpyToTensor()(batch={name: tree})[name]
@@ -89,19 +131,24 @@ def nothing_left() -> BadConfig:
 
 def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
     """The rows that are `kept`. Raises BadConfig for a mask of another shape."""
-    rows = len(leaves(columns[Columns.OBS])[0])
+    rows = _rows(columns)
     if kept.shape != (rows,):
-        what = f"{Columns.LOSS_MASK!r} of shape {tuple(kept.shape)} for {rows} rows of {Columns.OBS!r}"
+        what = f"{Columns.LOSS_MASK!r} of shape {tuple(kept.shape)} for {rows} rows"
         raise BadConfig(what, where=PLACE, fix="one value per row in every column that a piece adds")
     return columns if bool(kept.all()) else {name: map_leaves(lambda leaf: leaf[kept], tree) for name, tree in columns.items()}
 
 
-def _check_values(tree: Tree, space: Space, name: str, where: str) -> None:
-    """Raise BadData for a number that is none, or a choice that is none of `space`."""
-    for (path, leaf), part in zip(flatten(tree, name), leaf_spaces(space).values(), strict=True):
+def _check_finite(tree: Tree, name: str, where: str) -> None:
+    """Raise BadData for a number that is none."""
+    for path, leaf in flatten(tree, name):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             fix = "mend its pieces, or scale the data: numbers are float32 here"
             raise BadData(f"after the learner pipeline {path} hold NaN or infinity", where=where, fix=fix)
+
+
+def _check_choices(tree: Tree, space: Space, name: str, where: str) -> None:
+    """Raise BadData for a choice that is none of `space`."""
+    for (path, leaf), part in zip(flatten(tree, name), leaf_spaces(space).values(), strict=True):
         low, high = choices_of(part)
         if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any()):
             what = f"after the learner pipeline {path} hold choices outside {part}"

@@ -1,4 +1,4 @@
-"""How a memory limit is shared out in training, and whether it will do; refuses limits before they are broken.
+"""How a memory limit is shared out in training, and whether it will do: an error comes before the limit is broken.
 
 What a run holds follows from the limit and from constants, never from what happens to be free: a resumed run has pools of the
 same size, and so the same batches. What is measured only decides between going on and an error that says how much is needed.
@@ -21,11 +21,14 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.formats.memory import give_back
 from offline_cli.formats.tables.options import LEAST_MEMORY
-from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.storage.ahead import WINDOW
-from offline_cli.training.step_records import RecordForm
-from offline_cli.trees import map_leaves
+from offline_cli.training.learner import Learner
+from offline_cli.training.loader import WEIGHTS
+from offline_cli.training.stores import Store
+from offline_cli.training.updates import unchanged
+from offline_cli.trees import leaves
 
 __all__ = ["InMemory", "Shares", "check_training_fits"]
 
@@ -60,7 +63,7 @@ class Shares:
         room = limit - PROGRAM[device]
         if room < LEAST_ROOM:
             least = PROGRAM[device] + LEAST_ROOM
-            what = f"{_mib(limit)} do not hold torch ({_mib(PROGRAM[device])} on this device), and steps to learn from"
+            what = f"--memory-limit {_mib(limit)} is too small: torch alone needs {_mib(PROGRAM[device])} on this device"
             raise BadConfig(what, where=OPTION, fix=f"give at least {_mib(least)}")
         return cls(limit, room // 4, room * 3 // 10, LEAST_MEMORY + room // 4, room // COPIES)
 
@@ -71,35 +74,42 @@ class Shares:
         _check(self.limit, self.window + READING + (WINDOW if fetched else 0), "reading")
 
 
-def check_training_fits(limit: int | None, device: str, module: RLModule, record: RecordForm, rows: int) -> None:
-    """Raise BadConfig where two pools of a streaming run, and updates with batches of `rows` records, would break the limit."""
+def check_training_fits(limit: int | None, device: str, learner: Learner, store: Store, rows: int) -> None:
+    """Raise BadConfig where two pools of a streaming run, and updates with batches of `rows` steps, would break the limit."""
     shares = Shares.of(limit, device)
-    network = _network_bytes(module, record, rows) if device == "cpu" else 0
+    network = _network_bytes(learner, store, rows) if device == "cpu" else 0
     _check(shares.limit, 2 * shares.pool + network + ENDING, "training this network")
 
 
-def _network_bytes(module: RLModule, record: RecordForm, rows: int) -> int:
-    """Found by sending one empty row through: what a layer makes does not follow from its weights alone."""
+def _network_bytes(learner: Learner, store: Store, rows: int) -> int:
+    """Found by sending one step through: what a layer makes does not follow from its weights alone. The modules stay as they
+    are, and so does chance; layers that want several rows to learn from get by with one in evaluation mode.
+    """
     taken, made, learned = [0], [0], [0]  # numbers that layers take, that they make, and that those with weights make
 
-    def see(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-        taken.append(given[0].numel())
-        made.append(output.numel())
+    def see(layer: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        taken.append(_numbers(given))
+        made.append(_numbers(output))
         if next(layer.parameters(), None) is not None:
-            learned.append(output.numel())
+            learned.append(made[-1])
 
-    layers = [part for part in module.modules() if not list(part.children())]
+    layers = [part for part in learner.whole.modules() if not list(part.children())]
     hooks = [part.register_forward_hook(see) for part in layers]
-    row = map_leaves(torch.zeros_like, record.empty(1, torch.device("cpu")))
+    step = {**store.first(), WEIGHTS: torch.ones(1)}
     try:
-        with torch.inference_mode():
-            module.forward_train(row)
+        with unchanged([*learner.others().values()]), evaluating(learner.whole), torch.random.fork_rng(devices=[]):
+            for group in learner.groups:
+                group.loss(step)
     finally:
         for hook in hooks:
             hook.remove()
-    weights = sum(parameter.numel() for parameter in module.parameters())
+    weights = sum(parameter.numel() for parameter in learner.whole.parameters())
     passing = max(taken) + sum(made) + PASSING * max(learned)
-    return 4 * (WEIGHT_COPIES * weights + passing * rows) + BATCHES * rows * record.nbytes
+    return 4 * (WEIGHT_COPIES * weights + passing * rows) + BATCHES * rows * store.record.nbytes
+
+
+def _numbers(tree: Any) -> int:
+    return sum(leaf.numel() for leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
 def _check(limit: int, more: int, doing: str) -> None:
@@ -112,9 +122,9 @@ def _check(limit: int, more: int, doing: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
-    """A limit, or none, on episodes that are all in memory."""
+    """A limit on episodes that are all in memory."""
 
-    limit: int | None
+    limit: int
     device: str
     announced: tuple[Space, Space]  # after the learner pipeline
     fetched: bool = False  # ahead, from an object store
@@ -127,7 +137,7 @@ class InMemory:
         for batch in batches:
             size, steps = size + batch.nbytes, steps + batch.num_steps
             needed = program + COPIES * max(size, steps * learned)
-            if self.limit is not None and needed > self.limit:
+            if needed > self.limit:
                 what = f"the first {steps:,} steps alone would take {_mib(needed)} in memory, of {_mib(self.limit)} allowed"
                 raise BadConfig(what, where=where, fix=f"--streaming, which keeps them on disk; or a larger {OPTION}")
             yield batch

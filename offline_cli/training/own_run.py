@@ -14,21 +14,17 @@ import tomllib
 from typing import Final
 
 from offline_cli.errors import OutputExists
+from offline_cli.policies.run_checkpoints import CHECKPOINT, CHECKPOINTS, STATE, TENSORS
+from offline_cli.policies.run_files import CONFIG, CURVE, LEARNED, METRICS, POLICY, RESULT, WEIGHTS
 from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.locations import Location
 from offline_cli.storage.own_files import begins_as, head, is_link, is_note, is_own_part, is_regular
-from offline_cli.training.run_files import CONFIG, CURVE, LEARNED, METRICS, POLICY, RESULT, WEIGHTS
 
-__all__ = ["CHECKPOINT", "CHECKPOINTS", "STATE", "TENSORS", "has_run", "holds_nothing_else", "refuse_foreign"]
+__all__ = ["has_run", "holds_nothing_else", "refuse_foreign"]
 
-CHECKPOINTS: Final = "checkpoints"
-TENSORS, STATE = "tensors.safetensors", "state.json"
-CHECKPOINT: Final = re.compile(r"(?P<update>[0-9]{9,18})a*", re.ASCII)
 POLICY_FORMAT: Final = b"offline-cli-policy"
-RESOLVED: Final = frozenset(
-    ("activation", "batch_size", "checkpoint_every", "confirm_episodes", "eval_episodes", "hidden", "log_every", "lr", "seed")
-)
-"""Keys that a resolved configuration has always had."""
+RESOLVED: Final = frozenset(("batch_size", "checkpoint_every", "confirm_episodes", "eval_episodes", "log_every", "lr", "seed"))
+"""Keys that a resolved configuration has always had, whatever its network."""
 MARKS: Final = {
     RESULT: re.compile(rb'\A\{"run": |"sha256": |"loss": |"samples_per_second": '),
     METRICS: re.compile(rb'"update": |"samples_per_second": '),

@@ -1,11 +1,11 @@
-"""What `train_bc` and `evaluate` give back; refuses to hold anything that JSON cannot."""
+"""What `train_bc` gives back; all of it has a form in JSON."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["EvaluateResult", "TrainResult"]
+__all__ = ["TrainResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class TrainResult:
     epochs: float  # passes over the data
     seconds: float  # checks included, reading not
     samples_per_second: float  # steps per second spent in updates
-    loss: float | None  # nats per action, mean over the last updates
+    loss: float | None  # mean over the last updates; of several losses their sum; of cloning nats per action
     val_loss: float | None  # nats per action, on the held-out episodes
     eval_return_mean: float | None  # greedy; the confirmation's where --until-return was met
     eval_return_ci95: float | None
@@ -31,28 +31,8 @@ class TrainResult:
     device: str
     threads: int
     notes: list[str] = field(default_factory=list)  # what the policy does without: the layout of images, for one
+    losses: dict[str, float] = field(default_factory=dict)  # each loss of the algorithm by its name, as `loss`
     rewards_not_finite: dict[str, int] = field(default_factory=dict)  # "nan-in-rewards", "infinite-in-rewards": how many
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluateResult:
-    """Whole episodes of one policy."""
-
-    episodes: int
-    return_mean: float
-    return_std: float  # sample standard deviation
-    return_ci95: float  # half the width of the 95% confidence interval of the mean
-    return_min: float
-    return_max: float
-    length_mean: float  # steps
-    environment: str
-    explore: bool  # actions were drawn, not the likeliest
-    seed: int
-    checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -35,8 +35,8 @@ import logging
 import os
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, replace
 from typing import Any, Final
 
 import tomli_w
@@ -45,19 +45,8 @@ from torch import Tensor
 
 from offline_cli.connectors.state_bytes import state_from_bytes
 from offline_cli.errors import BadData, OutputExists, StorageNotFound, UsageError
-from offline_cli.report.curves import draw_curve
-from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.own_files import is_own_part
-from offline_cli.storage.staging import write_whole
-from offline_cli.storage.syncing import keep_names
-from offline_cli.training.checkpoints import Checkpoints
-from offline_cli.training.config import BCConfig, resolve_config
-from offline_cli.training.metrics_file import MetricsFile
-from offline_cli.training.own_run import CHECKPOINT, STATE, TENSORS, has_run, holds_nothing_else, refuse_foreign
-from offline_cli.training.pace import Pace
-from offline_cli.training.results import TrainResult
-from offline_cli.training.run_files import (
+from offline_cli.policies.run_checkpoints import STATE, TENSORS
+from offline_cli.policies.run_files import (
     CONFIG,
     CURVE,
     LEARNED,
@@ -66,8 +55,6 @@ from offline_cli.training.run_files import (
     POLICY,
     POLICY_KEYS,
     RESULT,
-    RESULT_KEYS,
-    STATE_KEYS,
     UNSEALED,
     WEIGHTS,
     check_learned,
@@ -77,12 +64,25 @@ from offline_cli.training.run_files import (
     tensor_bytes,
     tensors_of,
 )
+from offline_cli.report.curves import draw_curve
+from offline_cli.storage.create_only import whole_file
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.own_files import is_own_part
+from offline_cli.storage.staging import write_whole
+from offline_cli.storage.syncing import keep_names
+from offline_cli.training.checkpoints import Checkpoints
+from offline_cli.training.config import BCConfig, stored_config
+from offline_cli.training.metrics_file import MetricsFile
+from offline_cli.training.own_run import has_run, holds_nothing_else, refuse_foreign
+from offline_cli.training.pace import Pace
+from offline_cli.training.results import TrainResult
 from offline_cli.training.run_lock import TRAINING, RunLock
 from offline_cli.training.state import TrainState
 
 __all__ = ["RunFolder"]
 
-READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
+STATE_KEYS: Final = frozenset(field.name for field in fields(TrainState))
+RESULT_KEYS: Final = frozenset(field.name for field in fields(TrainResult))
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
 
 _log = logging.getLogger(__name__)
@@ -146,21 +146,6 @@ class RunFolder:
         newest = self._checkpoints.newest()
         return whole_file(self._place.join(CONFIG)), None if newest is None else newest.name
 
-    def checkpoint_bytes(self) -> tuple[int, bytes] | None:
-        """Update and tensors of the newest whole checkpoint, for readers: it may give way to a newer one while it is read.
-
-        None: there is none. Raises BadData.
-        """
-        for _ in range(READS):
-            folder = self._checkpoints.newest()
-            if folder is None:
-                return None
-            match = CHECKPOINT.fullmatch(folder.name)
-            assert match is not None, "a checkpoint's name"
-            with suppress(StorageNotFound):  # a newer one has just taken its place
-                return int(match["update"]), folder.join(TENSORS).read_bytes()
-        return None
-
     def config(self) -> dict[str, Any]:
         """The stored configuration. Raises BadData where it cannot be read."""
         try:
@@ -170,7 +155,7 @@ class RunFolder:
 
     def resolved_config(self) -> BCConfig:
         """The stored configuration, checked."""
-        return resolve_config({}, stored=self.config())
+        return stored_config(self.config())
 
     def result(self) -> TrainResult | None:
         """The result of a finished run; None: it is not finished. Raises BadData."""

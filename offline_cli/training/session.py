@@ -1,4 +1,4 @@
-"""Everything that one run of training works with, put together anew or from a checkpoint; refuses a checkpoint of another run.
+"""Everything that one run of training works with, put together anew or from a checkpoint.
 
 `bc.fit` is the loop; this is what it calls. Between two updates a session is consistent: `save` there, and a resumed run goes
 on bit for bit (on the CPU, with the number of threads that the checkpoint holds).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,30 +16,35 @@ from torch import Tensor
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, Diverged
-from offline_cli.modules.rl_module import RLModule
+from offline_cli.policies.checkpoint_tensors import (
+    BEST,
+    MODULES,
+    REFRESHED,
+    copy_into,
+    is_of_version_1,
+    part,
+    prefixed,
+    upgraded,
+)
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.training.checks import Checks
 from offline_cli.training.config import BCConfig
-from offline_cli.training.data import TrainingData
-from offline_cli.training.flat_adam import FlatAdam
-from offline_cli.training.loaders import open_loader
+from offline_cli.training.data_summary import data_difference
+from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.seen_data import data_difference
 from offline_cli.training.signals import StopSignals
 from offline_cli.training.state import TrainState
-from offline_cli.training.updates import Update, captured
+from offline_cli.training.training_data import TrainingData
+from offline_cli.training.updates import Launch, Update, captured
 
 __all__ = ["Session", "check_same_run"]
 
-KEPT = "best"  # the policy of the best check, in a checkpoint
-
 
 class Session:
-    """One run: module, optimizer, loader, checks, counters, and the folder they are saved in."""
+    """One run: modules, optimizers, loader, checks, counters, and the folder they are saved in."""
 
     def __init__(
         self,
-        module: RLModule,
         data: TrainingData,
         config: BCConfig,
         state: TrainState,
@@ -48,38 +53,66 @@ class Session:
         environment: Environment | None,
         on_progress: OnProgress,
     ) -> None:
-        self.module = module.to(torch.device(state.device)).train()
-        self.data, self.config, self.state, self.folder = data, config, state, folder
         device = torch.device(state.device)
-        self.loader = open_loader(data.train, batch_size=config.batch_size, seed=config.seed, device=device)
-        val = None
+        self.learner = data.learner
+        self.learner.to(device)
+        self.data, self.config, self.state, self.folder = data, config, state, folder
+        self.loader = StepLoader(data.train, batch_size=config.batch_size, seed=config.seed, device=device)
+        self._val = None
         if data.val is not None:
-            val = open_loader(data.val, batch_size=config.batch_size, seed=config.seed, device=device)
-        per_epoch = self.loader.updates_per_epoch
-        self.checks = Checks(module, config, val=val, environment=environment, pieces=data.pieces, updates_per_epoch=per_epoch)
-        self.optimizer = FlatAdam(module.named_parameters(), lr=config.lr)
-        self._update = Update(module, self.optimizer, self.loader.batch, precision=config.precision)
-        self._best: Tensor | None = None
+            self._val = StepLoader(data.val, batch_size=config.batch_size, seed=config.seed, device=device)
+        self.checks = Checks(
+            self.learner,
+            config,
+            val=self._val,
+            environment=environment,
+            pieces=data.pieces,
+            updates_per_epoch=self.loader.updates_per_epoch,
+        )
+        self._update = Update(self.learner, self.loader.batch, lr=config.lr, precision=config.precision)
+        self._best: dict[str, Tensor] = {}  # the policy of the best check
+        self._refreshed: dict[str, Tensor] = {}  # the modules that the columns were last computed with, where they change
         self._on_progress = on_progress
-        self._launch: Callable[[], None] = self._update
+        self._launch: Launch = self._update
         self._clock = time.perf_counter()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a checkpoint. Raises BadData where they are not those of such a run."""
-        own = self._tensors()
-        wrong = [name for name, tensor in own.items() if name not in tensors or tensors[name].shape != tensor.shape]
-        if wrong:
-            what = f"the checkpoint does not fit the run's configuration: {', '.join(wrong)}"
-            fix = "put config.toml back as it was, or train anew with --overwrite"
-            raise BadData(what, where=self.folder.url, fix=fix)
-        for name, tensor in own.items():
-            if name == "generator":
-                torch.set_rng_state(tensors[name])
-            elif name not in (KEPT, "generator_cuda"):
-                tensor.copy_(tensors[name])
-        if "generator_cuda" in own:
-            torch.cuda.set_rng_state(tensors["generator_cuda"])
-        self._best = tensors[KEPT].to(self._update.device, copy=True) if KEPT in tensors else None
+        if is_of_version_1(tensors):
+            tensors = self._upgraded(tensors)
+            self.state.losses = {} if self.state.loss is None else {self.learner.losses[0]: self.state.loss}
+        own = self._changing() | self._generators()
+        best, refreshed = part(tensors, BEST), part(tensors, REFRESHED)
+        wanted = own | (prefixed(BEST, self.learner.policy.state_dict()) if best else {})
+        wanted |= prefixed(REFRESHED, self.learner.state()) if refreshed else {}
+        wrong = [name for name, tensor in wanted.items() if name not in tensors or not _alike(tensors[name], tensor)]
+        if wrong or (refreshed and self.data.columns_anew is None):
+            raise self._misfit(", ".join(wrong) or "columns that are computed anew")
+        self._refreshed = self._held(refreshed)
+        if self._refreshed:
+            copy_into(self.learner.state(), self._refreshed)
+            self._compute_columns()
+        copy_into(self._changing(), tensors)
+        try:
+            torch.set_rng_state(tensors["generator"])
+            if "generator_cuda" in own:
+                torch.cuda.set_rng_state(tensors["generator_cuda"])
+        except RuntimeError as err:
+            raise self._misfit(str(err)) from err
+        self._best = self._held(best)
+
+    def _upgraded(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        try:
+            return upgraded(tensors, self.learner.policy, loss=self.learner.losses[0])
+        except ValueError as err:
+            raise self._misfit(str(err)) from err
+
+    def _misfit(self, what: str) -> BadData:
+        fix = "put config.toml back as it was, or train anew with --overwrite"
+        return BadData(f"the checkpoint does not fit the run's configuration: {what}", where=self.folder.url, fix=fix)
+
+    def _held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._update.device, copy=True) for name, tensor in tensors.items()}
 
     def prepare(self) -> None:
         """Capture the update where there is a GPU, and report where training begins; once, after `restore`."""
@@ -92,11 +125,22 @@ class Session:
     def advance(self) -> None:
         """One update."""
         before = time.perf_counter()
+        every = self.learner.algorithm.refresh_every
+        if every is not None and self.state.update and self.state.update % every == 0:
+            self._refreshed = {name: tensor.clone() for name, tensor in self.learner.state().items()}
+            self._compute_columns()
         self.state.samples += self.loader.fill(self.state.update)
-        self._launch()
+        self._launch(self.state.update)
         self.state.update += 1
         self.state.summed += 1
         self.state.train_seconds += time.perf_counter() - before
+
+    def _compute_columns(self) -> None:
+        """Have the learner pipeline make all columns anew, with the modules as they are."""
+        assert self.data.columns_anew is not None, "data in memory, of an algorithm that asks for it"
+        for loader, columns in zip((self.loader, self._val), self.data.columns_anew(), strict=True):
+            if loader is not None and columns is not None:
+                loader.replace(columns)
 
     def settle(self, stop: StopSignals) -> None:
         """Whatever belongs to this number of updates: check, row of metrics, report.
@@ -109,31 +153,35 @@ class Session:
             return
         checking = self.checks.due(state.update)
         if checking or state.update % self.config.log_every == 0:
-            loss = self._mean_loss()
+            losses = self._losses()
+            loss = sum(losses.values()) if losses else None  # None: no group was due yet
             self._check_numbers(loss, checking=checking)
             figures = self.checks.measure(state.update, stop) if checking else {}
             self._tick()
-            state.loss = loss
-            self._update.loss_sum.zero_()
+            state.loss, state.losses = loss, losses
+            self._update.forget_losses()
             state.summed = 0
             state.metrics_bytes = self.folder.append_metrics(self._row(figures))
             if checking and self.checks.decide(state, figures):
-                self._best = self.optimizer.weights.clone()
+                self._best = {name: tensor.clone() for name, tensor in self.learner.policy.state_dict().items()}
             self._report()
         state.settled = state.update
 
-    def _mean_loss(self) -> float:
-        """Of the updates since the last row; waits for the device, so the wait is time spent in updates."""
-        if not self.state.summed and self.state.loss is not None:
-            return self.state.loss
-        before = time.perf_counter()
-        total = float(self._update.loss_sum)
-        self.state.train_seconds += time.perf_counter() - before
-        return total / self.state.summed
+    def _losses(self) -> dict[str, float]:
+        """The mean of each over the updates since the last row; of one whose group took no step since, what it was then.
 
-    def _check_numbers(self, loss: float, *, checking: bool) -> None:
+        Waits for the device, so the wait is time spent in updates.
+        """
+        if not self.state.summed and self.state.loss is not None:
+            return self.state.losses
+        before = time.perf_counter()
+        known = self.state.losses | self._update.means(self.state.update, self.state.summed)
+        self.state.train_seconds += time.perf_counter() - before
+        return {name: known[name] for name in self.learner.losses if name in known}
+
+    def _check_numbers(self, loss: float | None, *, checking: bool) -> None:
         """Raise Diverged rather than go on with, or keep, a policy that is no numbers; the weights are looked at in checks."""
-        if math.isfinite(loss) and not (checking and not bool(torch.isfinite(self.optimizer.weights).all())):
+        if (loss is None or math.isfinite(loss)) and (not checking or self._update.is_finite()):
             return
         raise Diverged(
             f"training diverged: the loss is {loss} after {self.state.update} updates",
@@ -154,6 +202,7 @@ class Session:
             "epoch": round(self.epochs, 6),
             "samples": state.samples,
             "loss": state.loss,
+            **({f"{name}_loss": value for name, value in state.losses.items()} if len(self.learner.losses) > 1 else {}),
             "seconds": round(state.seconds, 3),
             "samples_per_second": round(self.samples_per_second),
             **figures,
@@ -191,19 +240,28 @@ class Session:
 
     def _tensors(self) -> dict[str, Tensor]:
         """All that makes the next update what it is, by name."""
-        tensors = {"weights": self.optimizer.weights, "loss_sum": self._update.loss_sum, "generator": torch.get_rng_state()}
-        tensors |= {f"adam.{name}": tensor for name, tensor in self.optimizer.tensors().items()}
-        if self._update.device.type == "cuda":
-            tensors["generator_cuda"] = torch.cuda.get_rng_state()
-        return tensors if self._best is None else {**tensors, KEPT: self._best}
+        kept = prefixed(BEST, self._best) | prefixed(REFRESHED, self._refreshed)
+        return self._changing() | self._generators() | kept
+
+    def _changing(self) -> dict[str, Tensor]:
+        """What updates change, in place."""
+        return prefixed(MODULES, self.learner.state()) | self._update.optimizer_tensors()
+
+    def _generators(self) -> dict[str, Tensor]:
+        found = {"generator": torch.get_rng_state()}
+        return found | ({"generator_cuda": torch.cuda.get_rng_state()} if self._update.device.type == "cuda" else {})
 
     def keep_best(self) -> int:
-        """Put the policy that the run keeps into the module; gives the update it is from."""
+        """Put the policy that the run keeps into its module; gives the update it is from."""
         best = self.state.best
-        if best is None or self._best is None or self.state.stopped_by == "target":
+        if best is None or not self._best or self.state.stopped_by == "target":
             return self.state.update
-        self.optimizer.weights.copy_(self._best)
+        copy_into(self.learner.policy.state_dict(), self._best)
         return best.update
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:

@@ -1,4 +1,4 @@
-"""How far a run is: everything of a checkpoint that is not a tensor; refuses anything that JSON cannot hold."""
+"""How far a run is: everything of a checkpoint that is not a tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class TrainState:
     samples: int = 0  # steps learned from, padding not counted
     train_seconds: float = 0.0  # in updates alone
     seconds: float = 0.0  # checks and checkpoints included
-    loss: float | None = None  # nats per action, mean over the updates of the last row
+    loss: float | None = None  # the sum of all losses, as means over the updates of the last row; of cloning nats per action
+    losses: dict[str, float] = field(default_factory=dict)  # each by its name; empty in checkpoints of version 1
     figures: dict[str, float] = field(default_factory=dict)  # of the last check
     best: Best | None = None
     best_val_loss: float | None = None
@@ -74,11 +75,12 @@ def _is_figures(value: Any) -> bool:
 
 
 _KINDS: Final[dict[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(("update", "settled", "summed", "samples", "stale_checks", "metrics_bytes", "threads"), _is_count),
+    **dict.fromkeys(("update", "settled", "summed", "samples", "stale_checks", "metrics_bytes"), _is_count),
+    "threads": lambda value: _is_count(value) and value > 0,
     **dict.fromkeys(("train_seconds", "seconds"), _is_number),
     **dict.fromkeys(("loss", "best_val_loss"), lambda value: value is None or _is_number(value)),
     **dict.fromkeys(("data", "device", "pipeline"), lambda value: isinstance(value, str)),
-    "figures": _is_figures,
+    **dict.fromkeys(("figures", "losses"), _is_figures),
     "best": lambda value: value is None or _is_figures(value.figures),
     "stopped_by": lambda value: value is None or isinstance(value, str),
 }

@@ -1,4 +1,4 @@
-"""Steps as records of one size, all columns of a step side by side; refuses leaves that differ from those it was made for.
+"""Steps as records of one size, all columns of a step side by side.
 
 A record is whole 8-byte words, so that any number of them is one tensor (N, words) that can be gathered, written and read as it
 is, and each leaf of it a strided view: one look-up in memory per step, however many columns there are.

@@ -1,11 +1,13 @@
-"""One update of behaviour cloning, eager or as a captured CUDA graph; refuses to wait for the device.
+"""One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
 
 Both run the same code on the same static batch. Capturing warms up first, as CUDA libraries need, and puts back every tensor
-that warming up has changed, so that a captured run starts from the same numbers as an eager one.
+that warming up has changed, so that a captured run starts from the same numbers as an eager one. Groups that are stepped in
+every update, or in each k-th, are graphs of their own: a launch replays those that are due, in the order of the groups.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,44 +15,111 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offline_cli.columns import Columns
-from offline_cli.modules.rl_module import RLModule
-from offline_cli.training.batches import WEIGHTS
-from offline_cli.training.devices import autocast
+from offline_cli.errors import BadConfig
+from offline_cli.modules.devices import autocast
+from offline_cli.training.algorithms.algorithm import Group
 from offline_cli.training.flat_adam import FlatAdam
+from offline_cli.training.learner import Learner
 
-__all__ = ["Update", "bc_loss", "captured", "unchanged"]
+__all__ = ["Stepped", "Update", "captured", "unchanged"]
 
 WARM_UPS = 3
 
+Launch = Callable[[int], None]
+"""Makes the update of a number, counted from 0."""
 
-def bc_loss(module: RLModule, batch: Mapping[str, Any]) -> Tensor:
-    """() the weighted mean of the negative log-likelihood of the recorded actions, in nats."""
-    inputs = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
-    return -torch.dot(module.action_head.logp(inputs, batch[Columns.ACTIONS]), batch[WEIGHTS])
+
+class Stepped:
+    """One group with its optimizer. Calling it is a step of it, and raises BadConfig for losses under other names than the
+    group's; `sums` add up its losses, () each, on the device.
+    """
+
+    def __init__(self, group: Group, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str) -> None:
+        parameters = learner.parameters_of(group)
+        self.group, self.batch = group, batch
+        self.adam = FlatAdam(parameters, lr=lr if group.lr is None else group.lr)
+        self.sums = {name: torch.zeros((), device=self.adam.weights.device) for name in group.losses}
+        self._precision, self._kind = precision, type(learner.algorithm).__name__
+        alone = len(learner.modules) == 1
+        self._inputs = None if alone else [parameter for _, parameter in parameters]  # no gradient of what is not stepped
+
+    def __call__(self) -> None:
+        self.adam.zero_grad()
+        with autocast(self.adam.weights.device, self._precision):
+            losses = self.group.loss(self.batch)
+            if losses.keys() != self.sums.keys():
+                raise self._misnamed(losses)
+            first, *others = losses.values()
+            total = sum(others, start=first)
+        total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.adam.step()
+        for name, loss in losses.items():
+            self.sums[name] += loss.detach()
+        if self.group.then is not None:
+            with torch.no_grad():
+                self.group.then()
+
+    def _misnamed(self, losses: Mapping[str, Tensor]) -> BadConfig:
+        what = f"{self._kind} announces the losses {list(self.sums)} of a group, and gives {list(losses)}"
+        return BadConfig(what, where=f"algorithm {self._kind}", fix="give each loss under the name that its Group has for it")
 
 
 class Update:
-    """Calling it fits `module` once to what `batch` holds then; `loss_sum` () adds up the losses on the device."""
+    """Calling it fits the learner's modules once to what `batch` holds then."""
 
-    def __init__(self, module: RLModule, optimizer: FlatAdam, batch: Mapping[str, Any], *, precision: str) -> None:
-        self.module, self.optimizer, self.batch = module, optimizer, batch
-        self.device = optimizer.weights.device
-        self.loss_sum = torch.zeros((), device=self.device)
-        self._precision = precision
+    def __init__(self, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str = "fp32") -> None:
+        self.learner = learner
+        self.steps = [Stepped(group, learner, batch, lr=lr, precision=precision) for group in learner.groups]
+        self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
+        self.device = self.steps[0].adam.weights.device
 
-    def __call__(self) -> None:
-        """One update."""
-        self.optimizer.zero_grad()
-        with autocast(self.device, self._precision):
-            loss = bc_loss(self.module, self.batch)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step()
-        self.loss_sum += loss.detach()
+    def __call__(self, number: int = 0) -> None:
+        """The update of that number, counted from 0: every group that is due takes a step."""
+        for every, part in self.stages:
+            if is_due(number, every):
+                for step in part:
+                    step()
 
     def tensors(self) -> list[Tensor]:
         """All that an update changes."""
-        return [self.optimizer.weights, self.loss_sum, *self.optimizer.tensors().values()]
+        found = [[step.adam.weights, *step.sums.values(), *step.adam.tensors().values()] for step in self.steps]
+        return [*itertools.chain(*found), *self.learner.others().values()]
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """What optimizers and sums of losses hold, by name: to be saved, and written back in place with `copy_`."""
+        found: dict[str, Tensor] = {}
+        for number, step in enumerate(self.steps):
+            found |= {f"adam.{number}.{name}": tensor for name, tensor in step.adam.tensors().items()}
+            found |= {f"sum.{name}": tensor for name, tensor in step.sums.items()}
+        return found
+
+    def means(self, number: int, since: int) -> dict[str, float]:
+        """The mean of each loss over the steps in the last `since` of `number` updates; none where its group took no step.
+
+        Waits for the device.
+        """
+        found: dict[str, float] = {}
+        for step in self.steps:
+            every = step.group.every
+            count = number // every - (number - since) // every
+            if count:
+                found |= {name: float(total) / count for name, total in step.sums.items()}
+        return found
+
+    def forget_losses(self) -> None:
+        """Begin to add up anew."""
+        for step in self.steps:
+            for total in step.sums.values():
+                total.zero_()
+
+    def is_finite(self) -> bool:
+        """Whether all weights are numbers; waits for the device."""
+        return all(bool(torch.isfinite(step.adam.weights).all()) for step in self.steps)
+
+
+def is_due(number: int, every: int) -> bool:
+    """Whether what is done in each `every`-th update is done in update `number`, counted from 0."""
+    return (number + 1) % every == 0
 
 
 @contextmanager
@@ -60,24 +129,36 @@ def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
     try:
         yield
     finally:
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
 
 
-def captured(update: Update) -> Callable[[], None]:
-    """`update` as one launch of a CUDA graph; needs a module whose forward pass never reads a value back."""
+def captured(update: Update) -> Launch:
+    """`update` as launches of CUDA graphs; needs losses that never read a value back."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    chance = torch.cuda.get_rng_state()
     with unchanged(update.tensors()):
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                update()
+                for step in update.steps:
+                    step()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device meanwhile
-            update()
+        graphs = [(every, _graph(part)) for every, part in update.stages]
+    torch.cuda.set_rng_state(chance)
 
-    def launch(_held: Update = update) -> None:  # the graph reads and writes tensors that nothing else may hold
-        graph.replay()
+    def launch(number: int, _held: Update = update) -> None:  # graphs read and write tensors that nothing else may hold
+        for every, graph in graphs:
+            if is_due(number, every):
+                graph.replay()
 
     return launch
+
+
+def _graph(steps: Sequence[Stepped]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device meanwhile
+        for step in steps:
+            step()
+    return graph

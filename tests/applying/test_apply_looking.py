@@ -16,8 +16,8 @@ import pytest
 from default_pieces import LEARNER_DEFAULTS
 
 from offline_cli import apply
-from offline_cli.applying.inventing import invented_episodes
-from offline_cli.applying.seen import seen_in_batch
+from offline_cli.applying.column_summary import seen_in_batch
+from offline_cli.applying.sample_episodes import invented_episodes
 from offline_cli.applying.showing import PipelineShown
 from offline_cli.applying.tracing import PipelineTraced
 from offline_cli.connectors import MeanStdFilter, learner_pipeline

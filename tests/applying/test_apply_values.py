@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from stored_steps import columns_in
 
 from offline_cli import apply
 from offline_cli.applying.apply import ApplyResult
@@ -23,7 +24,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.progress import no_progress
 from offline_cli.storage.arrow_trees import space_field
 from offline_cli.training.config import BCConfig
-from offline_cli.training.data import load_data
+from offline_cli.training.training_data import load_data
 from offline_cli.trees import flatten
 
 FILTER_AND_STACK = """
@@ -82,8 +83,8 @@ def test_one_batch_is_what_train_bc_learns_from(
     pieces = [MeanStdFilter(as_learner_connector=True), FrameStacking(num_frames=4, as_learner_connector=True)]
     learned = load_data(source, BCConfig(), pipeline=pieces, on_progress=no_progress)
     (found,) = stored(out)
-    np.testing.assert_array_equal(found["obs"], learned.train["obs"].numpy())
-    np.testing.assert_array_equal(found["actions"], learned.train["actions"].numpy())
+    np.testing.assert_array_equal(found["obs"], columns_in(learned.train)["obs"].numpy())
+    np.testing.assert_array_equal(found["actions"], columns_in(learned.train)["actions"].numpy())
     assert np.abs(found["actions"]).max() <= 1.0 < np.abs(batch.actions).max()
 
 
@@ -100,7 +101,7 @@ def test_the_bounds_of_env_scale_actions_as_in_train_bc(
         environment=_environment("Pendulum-v1"),
         on_progress=no_progress,
     )
-    np.testing.assert_array_equal(stored(out)[0]["actions"], learned.train["actions"].numpy())
+    np.testing.assert_array_equal(stored(out)[0]["actions"], columns_in(learned.train)["actions"].numpy())
     assert np.abs(stored(out)[0]["actions"]).max() <= 0.5  # the environment's bounds are -2 and 2
 
 

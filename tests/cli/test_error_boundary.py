@@ -11,7 +11,6 @@ import typer
 from typer.testing import CliRunner
 
 from offline_cli.cli.app import ErrorBoundary
-from offline_cli.cli.options import AsJson, Debug
 from offline_cli.cli.signals import Terminated
 from offline_cli.errors import BadConfig, BadData, Interrupted, OfflineCliError, TargetNotMet
 
@@ -43,7 +42,9 @@ def boundary_around(error: BaseException) -> typer.Typer:
 
     @app.command()
     def fail(
-        as_json: AsJson = False, debug: Debug = False, number: Annotated[int, typer.Option("--number", min=1)] = 1
+        as_json: Annotated[bool, typer.Option("--json")] = False,
+        debug: Annotated[bool, typer.Option("--debug")] = False,
+        number: Annotated[int, typer.Option("--number", min=1)] = 1,
     ) -> None:
         raise error
 

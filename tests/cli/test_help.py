@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 from offline_cli import __version__
 from offline_cli.cli import reference
 from offline_cli.cli.app import app
+from offline_cli.cli.grouped_help import FIRST
+from offline_cli.options import Group
 from offline_cli.training.config import resolve_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -65,16 +67,46 @@ def test_the_examples_of_the_help_parse(name: str) -> None:
         command.make_context(name, [word.strip("'") for word in words[2:]])
 
 
-def test_defaults_that_the_help_of_train_bc_tells_are_those_that_hold() -> None:
-    from offline_cli.training import memory_bounds
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_the_five_options_that_most_people_need(name: str) -> None:
+    page = CliRunner().invoke(app, [name, "--help"], terminal_width=200).stdout
+    first = page.split("Most used:\n")[1].split("\n\n")[0]
+    assert len(re.findall(r"^  (?:-\w, )?--", first, flags=re.MULTILINE)) == 5
 
-    told = {param.name: re.search(r"Default: (?:an? )?([\w.]*\w)", param.help) for param in command_named("train-bc").params}
-    schema = json.loads((REPOSITORY / "schemas" / "config.v1.json").read_text(encoding="utf-8"))["properties"]
-    numbers = {name: found[1] for name, found in told.items() if name in schema and found and found[1][0].isdigit()}
-    others = {"epochs": 20, "memory_limit": f"{memory_bounds.DEFAULT['cpu'] >> 30}GiB"}  # of some runs alone
-    held = {name: str(schema[name].get("default", others.get(name))) for name in numbers}
-    assert numbers == held
-    assert numbers.keys() >= {"lr", "batch_size", "eval_episodes", "checkpoint_every", "epochs"}
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_each_option_once_in_one_of_the_groups(name: str) -> None:
+    page = CliRunner().invoke(app, [name, "--help"], terminal_width=200).stdout
+    headings = re.findall(r"^([A-Z][a-z ]+):$", page, flags=re.MULTILINE)
+    assert headings[-1] == "Output" if "Output" in headings else True
+    assert set(headings) <= {"Arguments", FIRST, *(group.value for group in Group)}
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", page, flags=re.MULTILINE)
+    every = [param.opts[0] for param in command_named(name).params if param.param_type_name == "option"]
+    assert sorted(shown) == sorted([*every, "--help"])
+
+
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("record", "record ENV --out D --policy P [OPTIONS]"),
+        ("convert", "convert SRC... --out D [OPTIONS]"),
+        ("apply", "apply [SRC...] --pipeline F [OPTIONS]"),
+        ("train-bc", "train-bc SRC... --out RUN [OPTIONS]"),
+        ("evaluate", "evaluate RUN [OPTIONS]"),
+        ("inspect", "inspect SRC... [OPTIONS]"),
+        ("validate", "validate SRC... [OPTIONS]"),
+        ("repair", "repair D [OPTIONS]"),
+    ],
+)
+def test_the_usage_line_shows_arguments_and_required_options_by_name(name: str, usage: str) -> None:
+    assert CliRunner().invoke(app, [name, "--help"]).stdout.startswith(f"Usage: offline-cli {usage}\n")
+
+
+def test_help_tells_the_defaults_of_configured_options_although_the_command_line_leaves_them_open() -> None:
+    page = " ".join(CliRunner().invoke(app, ["train-bc", "--help"]).stdout.split())
+    assert "--batch-size N Steps per update. [default: 1024; at least 1]" in page
+    assert "[default: 20, or 200 with --until-return or --patience; at least 1]" in page
+    assert {param.default for param in command_named("train-bc").params} <= {None, False}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=" ".join)

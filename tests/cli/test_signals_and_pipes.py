@@ -30,10 +30,10 @@ PROGRAM = '''
 import multiprocessing, os, sys, time
 import typer
 from offline_cli.cli.app import ErrorBoundary
-from offline_cli.cli.options import AsJson
 from offline_cli.cli.streams import write
 from offline_cli.errors import Interrupted
 
+AsJson = typer.Option(False, "--json")
 app = typer.Typer(name="offline-cli", cls=ErrorBoundary, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 @app.callback()
@@ -44,7 +44,7 @@ def sleep_long():
     time.sleep(60)
 
 @app.command("train-bc")
-def wait(out: str = "", as_json: AsJson = False):
+def wait(out: str = "", as_json: bool = AsJson):
     write(sys.stdout, "" if as_json else "ready\\n")
     write(sys.stderr, "ready\\n")
     sleep_long()
@@ -58,7 +58,7 @@ def save():
         raise Interrupted("stopped, update 7 is saved", where="run", fix="--resume") from stop
 
 @app.command()
-def flood(as_json: AsJson = False):
+def flood(as_json: bool = AsJson):
     for _ in range(1000):
         write(sys.stdout, "x" * 1000 + "\\n")
 

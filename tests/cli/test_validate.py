@@ -56,7 +56,7 @@ def wrong(repacked: Callable[..., Path], recorded: EpisodeBatch) -> Path:
 def test_clean_data_is_exit_0_and_one_object(recording: Path, call_json: Call) -> None:
     code, told = call_json("validate", recording, "--strict", "--deep", "--quiet")
     assert code == 0
-    assert told.keys() >= set(validate.KEYS)
+    assert told.keys() >= set(validate.COMMAND.keys)
     assert (told["problems"], told["passed"], told["episodes"]) == ([], True, 8)
     assert "error" not in told
 

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from offline_cli import Columns, ConnectorV2, SingleAgentEpisode
+from offline_cli import Columns, ConnectorV2, SingleAgentEpisode, plugins
 from offline_cli.connectors import registry
 from offline_cli.connectors.pipeline_files import load_pipeline, parse_pipeline, read_pipeline
 from offline_cli.connectors.registry import own_pieces
@@ -338,10 +338,10 @@ def test_a_document_that_the_user_has_not_named_imports_no_code(my_pieces: None)
 def installed(monkeypatch: pytest.MonkeyPatch, my_pieces: None) -> None:
     """A package that has registered two pieces."""
     entries = [
-        EntryPoint("theirs", "my_pieces:Plain", registry.GROUP),
-        EntryPoint("broken", "my_pieces_of_a_lost_package:Plain", registry.GROUP),
+        EntryPoint("theirs", "my_pieces:Plain", plugins.CONNECTORS),
+        EntryPoint("broken", "my_pieces_of_a_lost_package:Plain", plugins.CONNECTORS),
     ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
 
 
 def test_pieces_of_installed_packages_go_by_the_name_they_registered(write: Write, installed: None) -> None:
@@ -355,11 +355,17 @@ def test_nothing_of_an_installed_package_is_imported_before_it_is_named(write: W
     assert "did you mean theirs" in problems(write('kind = "learner"\npieces = [{ name = "their" }]'))[0]
 
 
-def test_a_registered_piece_that_cannot_be_imported_is_named(write: Write, installed: None) -> None:
-    assert (
-        "there is no module 'my_pieces_of_a_lost_package'"
-        in problems(write('kind = "learner"\npieces = [{ name = "broken" }]'))[0]
-    )
+def test_a_registered_piece_that_cannot_be_imported_is_a_missing_package(write: Write, installed: None) -> None:
+    with pytest.raises(MissingPackage, match="piece 'broken' of the package my_pieces_of_a_lost_package cannot be imported"):
+        load(write('kind = "learner"\npieces = [{ name = "broken" }]'))
+
+
+def test_a_registered_piece_that_a_run_folder_names_is_imported_once_its_package_is_named(installed: None) -> None:
+    document = {"kind": "learner", "pieces": [{"name": "theirs", "bound": 3.0}]}
+    with pytest.raises(BadConfig, match="--plugin my_pieces"):
+        parse_pipeline(document, where="run/policy.json", trusted=False)
+    assert "my_pieces" not in sys.modules
+    assert len(parse_pipeline(document, where="run/policy.json", trusted=False, plugins=["my_pieces"]).pieces) == 1
 
 
 def test_a_module_that_lacks_a_package_says_which(write: Write, my_pieces: None, tmp_path: Path) -> None:

@@ -41,16 +41,19 @@ def pipelines(file: Mapping[str, Any] | None = None, trained: TrainedPipeline | 
 
 def play(player: SlotPlayer, slots: dict[int, int], steps: int) -> dict[int, list[Any]]:
     """Actions and inputs of their distribution by episode; `slots`: which episode plays where."""
-    for slot, episode in slots.items():
-        player.begin(slot, observed(episode, 0), None, id_=f"episode-{episode}")
+    which, rewards, over = np.array([*slots]), np.ones(len(slots)), np.ones(len(slots), np.bool_)
+    player.begin(which, seen_by(slots, 0), None, ids=[f"episode-{episode}" for episode in slots.values()])
     found: dict[int, list[Any]] = {episode: [] for episode in slots.values()}
     for step in range(1, steps + 1):
         acts = player.act()
         for slot, episode in slots.items():
             found[episode].append((int(acts.actions[slot]), acts.extra[Columns.ACTION_DIST_INPUTS][slot].tolist()))
-            over = step == steps
-            player.step(slot, observed(episode, step), 1.0, None, terminated=over, truncated=False)
+        player.step(which, seen_by(slots, step), rewards, None, terminated=over if step == steps else None)
     return found
+
+
+def seen_by(slots: dict[int, int], step: int) -> np.ndarray:
+    return np.stack([observed(episode, step) for episode in slots.values()])
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["without memory", "with memory"])
@@ -76,7 +79,7 @@ def test_the_forward_pass_sees_blocks_of_one_size() -> None:
 
 def test_slots_that_play_nothing_have_rows_of_zeros() -> None:
     player = SlotPlayer(build_module(*SPACES, hidden=[4]), pipelines(), SPACES, slots=3)
-    player.begin(1, observed(0, 0), None, id_="a")
+    player.begin(np.array([1]), observed(0, 0)[None], None, ids=["a"])
     acts = player.act()
     assert acts.actions.shape == acts.actions_for_env.shape == (3,)
     assert not acts.extra[Columns.ACTION_DIST_INPUTS][[0, 2]].any()
@@ -91,9 +94,9 @@ def test_what_pieces_write_into_episodes_never_reaches_the_callers_arrays() -> N
         slots=1,
     )
     first, second = observed(0, 0), observed(0, 1)
-    player.begin(0, first, None, id_="a")
+    player.begin(np.array([0]), first[None], None, ids=["a"])
     player.act()
-    player.step(0, second, 0.0, None, terminated=False, truncated=False)
+    player.step(np.array([0]), second[None], np.zeros(1), None)
     player.act()
     np.testing.assert_array_equal(first, observed(0, 0))
     np.testing.assert_array_equal(second, observed(0, 1))
@@ -143,7 +146,7 @@ def test_what_a_filter_learned_in_training_is_played_with_and_stays_as_it_is() -
 
     both.env_to_module.append(Spy())
     player = SlotPlayer(build_module(seen, CHOICES, hidden=[4]), both, SPACES, slots=1)
-    player.begin(0, observed(0, 0), None, id_="a")
+    player.begin(np.array([0]), observed(0, 0)[None], None, ids=["a"])
     player.act()
     wanted = (observed(0, 0) - MOMENTS["mean"]) / (np.sqrt(MOMENTS["m2"] / 8) + 1e-6)
     np.testing.assert_allclose(rows[0][0].numpy().reshape(-1)[-3:], wanted, rtol=1e-5)
@@ -211,8 +214,7 @@ def test_exploring_follows_from_chance_or_a_generator(draw: str) -> None:
 
     def drawn() -> list[int]:
         player = SlotPlayer(module, pipelines(), SPACES, slots=8, explore=True)
-        for slot in range(8):
-            player.begin(slot, observed(slot, 0), None, id_=f"{slot}")
+        player.begin(np.arange(8), np.stack([observed(slot, 0) for slot in range(8)]), None, ids=list(map(str, range(8))))
         given: dict[str, Callable[[], Any]] = {
             "chance": lambda: torch.rand(8, chance_size(module.action_head), generator=torch.Generator().manual_seed(1)),
             "generator": lambda: torch.Generator().manual_seed(1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,20 @@ def test_an_episode_too_large_for_the_limit_is_refused_by_name(
 ) -> None:
     source = recording(kind)
     error = refused(lambda: convert([source.path], tmp_path / "out", memory_limit=LIMIT))
-    assert "episode 0 " in error.what
+    assert ("episode 0 " if kind in ("rllib-columns", "sample-batch") else "the longest episode ") in error.what
     assert source.path.name in error.where
     assert convert([source.path], tmp_path / "out", memory_limit=2 * LIMIT, overwrite=True).steps == STEPS
+
+
+@pytest.mark.parametrize("kind", ["episodes", "columns"])
+def test_a_dataset_of_ours_with_such_an_episode_is_refused_before_a_shard_is_opened(
+    kind: str, recording: Callable[..., Written], tmp_path: Path
+) -> None:
+    folder = tmp_path / "dataset"
+    shutil.copytree(recording(kind).path, folder)
+    for shard in (folder / "data").iterdir():
+        shard.unlink()
+    refused(lambda: convert([folder], tmp_path / "out", memory_limit=LIMIT))
 
 
 def test_an_episode_of_many_fragments_is_refused_before_all_of_it_is_read(

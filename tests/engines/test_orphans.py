@@ -73,31 +73,37 @@ def test_signals_that_reach_the_whole_group_do_not_end_the_fork_server(told) -> 
     assert told(body) == ["True", "set()"]
 
 
-def test_a_worker_whose_server_has_died_is_ended_all_the_same(told) -> None:  # type: ignore[no-untyped-def]
-    body = """
+WITHOUT_SERVER = """
     context = process_context("offline_cli.waiting")
     process = begun(context, waits, "mark")
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
     time.sleep(0.2)
+"""
+
+
+def test_a_worker_whose_server_has_died_is_ended_all_the_same(told) -> None:  # type: ignore[no-untyped-def]
+    body = (
+        WITHOUT_SERVER
+        + """
     there = runs(process.pid, process.began)
     ended([process], 0.2)
     print(there, runs(process.pid, process.began))
     """
+    )
     assert told(body) == ["True", "False"]
 
 
 def test_one_that_ends_by_itself_meanwhile_is_waited_for(told) -> None:  # type: ignore[no-untyped-def]
-    body = """
-    context = process_context("offline_cli.waiting")
-    process = begun(context, waits, "mark")
-    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
-    time.sleep(0.2)
+    body = (
+        WITHOUT_SERVER
+        + """
     began_at = time.monotonic()
     import threading
     threading.Timer(0.5, os.kill, (process.pid, signal.SIGKILL)).start()
     ended([process], 20.0)
     print(0.3 < time.monotonic() - began_at < 10, runs(process.pid, process.began))
     """
+    )
     assert told(body) == ["True", "False"]
 
 

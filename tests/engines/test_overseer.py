@@ -114,7 +114,8 @@ def test_what_is_raised_and_swallowed_is_raised_again() -> None:
         current().leave()
 
 
-def test_a_thread_that_is_not_the_main_one_is_looked_after_too() -> None:
+def overdue_in_threads(count: int) -> list[BaseException]:
+    """What is raised in `count` threads that step for ever, each under an overseer of its own."""
     raised: list[BaseException] = []
 
     def play() -> None:
@@ -127,10 +128,16 @@ def test_a_thread_that_is_not_the_main_one_is_looked_after_too() -> None:
                 raised.append(error)
             current().leave()
 
-    thread = threading.Thread(target=play)
-    thread.start()
-    thread.join(10)
-    assert len(raised) == 1
+    threads = [threading.Thread(target=play) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return raised
+
+
+def test_a_thread_that_is_not_the_main_one_is_looked_after_too() -> None:
+    assert len(overdue_in_threads(1)) == 1
 
 
 def test_within_another_one_it_does_nothing_of_its_own() -> None:
@@ -145,25 +152,8 @@ def test_within_another_one_it_does_nothing_of_its_own() -> None:
     assert not current().overseen
 
 
-def test_two_threads_are_looked_after_by_one_each() -> None:
-    raised: list[BaseException] = []
-
-    def play() -> None:
-        with overseer(step_timeout=0.1):
-            current().enter("step")
-            try:
-                while True:
-                    time.sleep(0.01)
-            except Overdue as error:
-                raised.append(error)
-            current().leave()
-
-    threads = [threading.Thread(target=play) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(raised) == 3
+def test_several_threads_are_looked_after_by_one_each() -> None:
+    assert len(overdue_in_threads(3)) == 3
 
 
 PROGRAM = """

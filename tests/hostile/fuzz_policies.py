@@ -18,8 +18,8 @@ from offline_cli.connectors.play_pipelines import TrainedPipeline, play_pipeline
 from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.errors import SpaceMismatch
 from offline_cli.modules.policy import build_module
+from offline_cli.policies.run_policy import policy_of
 from offline_cli.spaces import space_to_json
-from offline_cli.training.policy_files import policy_of
 
 BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(3)
 TRAINED = {"kind": "learner", "pieces": [{"name": "mean_std_filter"}, {"name": "frame_stacking", "num_frames": 2}]}

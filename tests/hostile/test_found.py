@@ -49,10 +49,10 @@ from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.json_text import from_json
 from offline_cli.modules.policy import build_module
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib, space_to_json
 from offline_cli.storage.parquet_bombs import refuse_bomb
 from offline_cli.tally import OnError, Rejects, Tally
-from offline_cli.training.policy_files import load_policy
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 

@@ -404,3 +404,27 @@ class Stranger(Teacher):
     """For an environment with other spaces."""
 
     action_space = spaces.Discrete(4)
+
+
+def exits() -> Spoiled:
+    """Calls exit in an episode of 20 steps."""
+    return Spoiled("exits")
+
+
+def handles() -> Spoiled:
+    """Has an object in an info."""
+    return Spoiled("info")
+
+
+class Dawdling(Count):
+    """Takes its time at the third step."""
+
+    def step(self, action):
+        if self.t == 2:
+            time.sleep(5)
+        return super().step(action)
+
+
+def dawdles() -> Dawdling:
+    """For `python:recording_envs:dawdles`."""
+    return Dawdling()

@@ -19,10 +19,10 @@ from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.modules.policy import build_module
+from offline_cli.playing.evaluation_rollouts import play
+from offline_cli.playing.seeds import Purpose
 from offline_cli.recording.record import record
 from offline_cli.step_values import flag_of, reward_of
-from offline_cli.training.playing import play
-from offline_cli.training.seeds import Purpose
 
 Read = Callable[[Path], EpisodeBatch]
 OPTIONS: dict[str, Any] = {"policy": "random", "device": "cpu", "num_envs": 3, "episodes": 12}

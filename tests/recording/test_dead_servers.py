@@ -7,6 +7,7 @@ import os
 import signal
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.errors import BadData
-from offline_cli.recording.runner_processes import _Inbox, _Stop
+from offline_cli.playing.runner_processes import _Inbox, _Stop
 
 pytestmark = pytest.mark.skipif(
     "forkserver" not in multiprocessing.get_all_start_methods(), reason="this system has no fork server"
@@ -59,6 +60,6 @@ def test_a_runner_that_is_killed_in_the_middle_of_a_message_is_exit_3(sent: byte
     os.write(theirs.fileno(), sent)
     theirs.close()
     stop = _Stop(multiprocessing.RawValue("b", 0), lambda: False)
-    sight: Any = None  # it is not looked at
+    sight: Any = SimpleNamespace(plan=SimpleNamespace(keeps_what_is_whole=True))
     with pytest.raises(BadData, match="ended with exit code -9"):
         _Inbox(_Ended(), ours, sight).wait(stop)

@@ -11,7 +11,7 @@ import pytest
 from offline_cli import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.recording.plan import environment_seed
+from offline_cli.playing.plan import environment_seed
 from offline_cli.recording.record import record
 
 Record = Callable[..., Path]

@@ -21,9 +21,9 @@ import pytest
 from offline_cli.cli.app import app
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.errors import BadData
-from offline_cli.recording import runner_processes
-from offline_cli.recording.env_runner import EnvRunner
-from offline_cli.recording.plan import Plan, environment_seed
+from offline_cli.playing import runner_processes
+from offline_cli.playing.env_runner import EnvRunner
+from offline_cli.playing.plan import Plan, environment_seed
 from offline_cli.recording.record import record
 from offline_cli.waiting import current
 

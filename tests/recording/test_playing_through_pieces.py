@@ -17,9 +17,9 @@ from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.connectors.pipeline_files import load_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
-from offline_cli.recording.plan import environment_seed
+from offline_cli.playing.plan import environment_seed
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.recording.record import record
-from offline_cli.training.policy_files import load_policy
 from offline_cli.trees import map_leaves
 
 Record = Callable[..., Path]

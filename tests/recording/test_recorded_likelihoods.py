@@ -19,7 +19,8 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.spaces import Space
 from offline_cli.training.config import BCConfig
-from offline_cli.training.policy_files import describe_policy, new_policy
+from offline_cli.training.learner import Setup
+from offline_cli.training.policy_files import describe_policy
 from offline_cli.training.training_data import TrainingData
 from offline_cli.trees import Tree, map_leaves
 
@@ -34,9 +35,10 @@ FILTER: dict[str, Any] = {"name": "mean_std_filter"}
 
 def run_folder(folder: Path, space: Space, scale: str) -> Path:
     """A finished run whose network puts out log standard deviations beyond the limits."""
-    data = TrainingData({}, None, OBSERVATIONS, space, scale, episodes=0, steps=0, digest="")
     config = BCConfig(hidden=(16,))
-    module = new_policy(data, config)
+    learner = Setup.of(config).learner(OBSERVATIONS, space, scale)
+    data = TrainingData({}, None, OBSERVATIONS, space, scale, episodes=0, steps=0, learner=learner, digest="")
+    module = learner.policy
     with torch.no_grad():
         last = list(module.parameters())[-1]
         last += STEEP.repeat(len(last))[: len(last)]

@@ -14,8 +14,8 @@ import pytest
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.recording import env_runner
-from offline_cli.recording.plan import environment_seed
+from offline_cli.playing import env_runner
+from offline_cli.playing.plan import environment_seed
 from offline_cli.recording.record import record
 from offline_cli.spaces import same_space
 

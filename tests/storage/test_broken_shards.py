@@ -16,9 +16,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.dataset import Dataset
-from offline_cli.storage.hashing import fingerprint
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.trust import fingerprint
 from offline_cli.testing import assert_same_batch
 
 Make = Callable[..., EpisodeBatch]

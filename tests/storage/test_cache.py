@@ -17,8 +17,8 @@ from fake_bucket import FakeBucket
 from offline_cli.errors import StorageError, UsageError
 from offline_cli.storage import cache as cache_module
 from offline_cli.storage.cache import BLOCK, RemoteCache, cache_at
-from offline_cli.storage.hashing import fingerprint
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.trust import fingerprint
 
 DATA = np.random.default_rng(0).bytes(20 * BLOCK + 12345)
 OTHER = bytes(reversed(DATA))

@@ -13,8 +13,7 @@ import pytest
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
-from offline_cli.storage.dataset import Dataset
-from offline_cli.storage.layout import holds_dataset
+from offline_cli.storage.dataset import Dataset, holds_dataset
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.target_folder import check_target

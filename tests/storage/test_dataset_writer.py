@@ -18,11 +18,10 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace, UsageError
-from offline_cli.storage.dataset import Dataset
-from offline_cli.storage.hashing import fingerprint
-from offline_cli.storage.layout import holds_dataset
+from offline_cli.storage.dataset import Dataset, holds_dataset
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.trust import fingerprint
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Reject, Tally
 

@@ -1,4 +1,4 @@
-"""docs/library.md: its example runs, and what it says of closing is so."""
+"""docs/library.md: its examples run, and what it says of closing is so."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from offline_cli.errors import NoData
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "library.md"
 
 
+def ran(number: int) -> dict[str, Any]:
+    """What an example of the page leaves."""
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(examples[number], names)
+    return names
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     rows = [f"{episode},{0.5 * step},{step % 2},1,{int(step == 2)}" for episode in range(4) for step in range(3)]
@@ -23,16 +31,26 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "dataset"
 
 
-def test_the_example_of_the_page_runs(
+def test_the_example_of_reading_runs(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(dataset.parent)
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(example, names)
+    names = ran(1)
     assert names["returns"] == [3.0] * 4
     assert len(names["observations"]) == 4
     assert capsys.readouterr().out.endswith("4 episodes, mean return 3.0\n")
+
+
+def test_the_example_of_a_command_as_a_function_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ran(0)
+    assert names["recorded"].episodes == 20
+    told = capsys.readouterr().out
+    assert (
+        told == f"{names['recorded'].steps}\nrecord() got an unexpected keyword argument 'epsiodes'. Did you mean 'episodes'?\n"
+    )
 
 
 def test_a_dataset_can_be_read_after_the_end_of_its_block_which_hides_no_error(dataset: Path) -> None:

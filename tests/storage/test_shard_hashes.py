@@ -16,12 +16,12 @@ from gymnasium import spaces
 from offline_cli import convert, train_bc, validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.storage import hashing
+from offline_cli.storage import trust
 from offline_cli.storage.dataset import Dataset
-from offline_cli.storage.hashing import Hashing, fingerprint
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.remote_files import FIRST_AHEAD
+from offline_cli.storage.trust import Hashing, fingerprint
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]
@@ -125,7 +125,7 @@ class TestCommands:
 class TestHashing:
     """The hash of a file that somebody else reads."""
 
-    @pytest.mark.parametrize("size", [0, 1, hashing.SMALL, hashing.SMALL + 1, 2 * hashing.CHUNK + 3])
+    @pytest.mark.parametrize("size", [0, 1, trust.SMALL, trust.SMALL + 1, 2 * trust.CHUNK + 3])
     def test_it_is_that_of_the_file(self, place: Location, size: int) -> None:
         file = place.join("f")
         place.make_folder()
@@ -137,7 +137,7 @@ class TestHashing:
             assert (size, found.digest()) == fingerprint(file)
 
     def test_a_file_that_is_removed_meanwhile_is_the_one_that_was_opened(self, tmp_path: Path) -> None:
-        (tmp_path / "f").write_bytes(b"a" * (hashing.SMALL + 1))
+        (tmp_path / "f").write_bytes(b"a" * (trust.SMALL + 1))
         expected = fingerprint(open_location(tmp_path / "f"))[1]
         with open_location(tmp_path / "f").open() as stream, Hashing(stream, open_location(tmp_path / "f")) as found:
             (tmp_path / "f").unlink()
@@ -149,8 +149,8 @@ class TestHashing:
         def fail(*_: Any) -> int:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr("offline_cli.storage.hashing.os.preadv", fail)
-        (tmp_path / "f").write_bytes(b"a" * (hashing.SMALL + 1))
+        monkeypatch.setattr("offline_cli.storage.trust.os.preadv", fail)
+        (tmp_path / "f").write_bytes(b"a" * (trust.SMALL + 1))
         file = open_location(tmp_path / "f")
         with file.open() as stream, Hashing(stream, file) as found, pytest.raises(StorageError, match="Input/output"):
             found.digest()

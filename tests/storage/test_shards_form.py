@@ -14,9 +14,8 @@ import pytest
 from offline_cli.errors import BadData
 from offline_cli.json_text import deeper_than
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.manifest import Manifest, is_shard
 from offline_cli.storage.schemas import load_schema
-from offline_cli.storage.shards_form import is_shard
 
 SHARD: dict[str, Any] = {
     "path": "data/shard-0123abcd-000000.parquet",

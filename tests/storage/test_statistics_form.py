@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offline_cli.storage.manifest import is_column
 from offline_cli.storage.schemas import load_schema
 from offline_cli.storage.statistics import ColumnStatistics
-from offline_cli.storage.statistics_form import is_column
 
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -8,7 +8,7 @@ import os
 import sys
 
 import offline_cli.converting.convert
-import offline_cli.training.lesson  # noqa: F401  what takes a second to load is loaded once
+import offline_cli.training.training_source  # noqa: F401  what takes a second to load is loaded once
 from offline_cli.cli.app import main
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from offline_cli.training.run_files import json_bytes
+from offline_cli.policies.run_files import json_bytes
 
 
 def told_in(file: Path) -> dict[str, Any]:

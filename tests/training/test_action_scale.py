@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from safetensors.numpy import load_file
+from stored_steps import columns_in
 
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.converting.convert import convert
@@ -21,12 +22,12 @@ from offline_cli.datasets.inspect import inspect
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, UsageError
+from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
-from offline_cli.training.data import load_data
-from offline_cli.training.evaluate import evaluate
+from offline_cli.training.training_data import load_data
 from offline_cli.trees import Tree, flatten, map_leaves
 
 Write = Callable[..., Path]
@@ -146,7 +147,7 @@ def test_raw_actions_beyond_the_bounds_are_learned_as_they_are_and_played_clippe
     wild = np.broadcast_to(np.array([-1.6, 1.4], np.float32), batch.actions.shape)
     data = write_dataset(replace(batch, actions=wild), action_scale="normalized")
     loaded = load_data(str(data), resolve_config({}), on_progress=lambda progress: None)
-    assert loaded.train["actions"][0].tolist() == wild[0].tolist()
+    assert columns_in(loaded.train)["actions"][0].tolist() == wild[0].tolist()
     train_bc(data, tmp_path / "run", config=config, env="Taking-asymmetric-v0", epochs=200, eval_episodes=1)
     GIVEN.clear()
     evaluate(tmp_path / "run", episodes=1)
@@ -221,8 +222,8 @@ def test_pieces_of_the_learner_pipeline_meet_and_set_actions_in_the_units_of_net
         load_data(data, resolve_config({}), pipeline=pipeline, on_progress=lambda progress: None)
         for pipeline in (None, lambda observations, actions: Halved())
     )
-    assert float(plain.train["actions"].abs().max()) <= 1
-    np.testing.assert_allclose(halved.train["actions"].numpy(), plain.train["actions"].numpy() / 2)
+    assert float(columns_in(plain.train)["actions"].abs().max()) <= 1
+    np.testing.assert_allclose(columns_in(halved.train)["actions"].numpy(), columns_in(plain.train)["actions"].numpy() / 2)
     assert halved.action_space == SPACES[name]
 
 

@@ -9,11 +9,11 @@ import pytest
 from blind_cartpole import POSITIONS, BlindCartPole
 
 from offline_cli.converting.reading import read_episodes
+from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.training.bc import train_bc
-from offline_cli.training.evaluate import evaluate
 
 pytestmark = pytest.mark.learn
 

@@ -17,14 +17,15 @@ from safetensors.torch import load_file
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.modules.policy import build_module
+from offline_cli.playing.evaluate import evaluate
 from offline_cli.progress import Progress
 from offline_cli.recording.record import record
-from offline_cli.training import batches
-from offline_cli.training.batches import StepLoader
+from offline_cli.training import stores
 from offline_cli.training.bc import train_bc
-from offline_cli.training.evaluate import evaluate
-from offline_cli.training.flat_adam import FlatAdam
-from offline_cli.training.step_store import StoreForm
+from offline_cli.training.disk_store import StoreForm
+from offline_cli.training.learner import cloning_learner
+from offline_cli.training.loader import StepLoader
+from offline_cli.training.stores import MemoryStore
 from offline_cli.training.updates import Update, captured
 
 pytestmark = [
@@ -72,7 +73,7 @@ def test_data_that_stays_on_the_host_trains_the_same_policy(
 ) -> None:
     data = write_dataset()
     train_bc(data, tmp_path / "resident", config=config, updates=60, device=GPU)
-    monkeypatch.setattr(batches, "fits_on", lambda device, nbytes: False)
+    monkeypatch.setattr(stores, "fits_on", lambda device, nbytes: False)
     train_bc(data, tmp_path / "fed", config=config, updates=60, device=GPU)
     assert apart(flat(tmp_path / "resident"), flat(tmp_path / "fed")) < 1e-4
 
@@ -132,14 +133,14 @@ def test_every_kind_of_space_can_be_captured(seen: str, done: str, precision: st
     ends = []
     for capture in (False, True):
         module = build_module(space, actions, hidden=[16], action_scale="env", seed=0).to(GPU).train()
-        loader = StepLoader(columns, batch_size=8, seed=0, device=torch.device(GPU))
-        update = Update(module, FlatAdam(module.parameters(), lr=1e-3), loader.batch, precision=precision)
+        loader = StepLoader(MemoryStore(columns), batch_size=8, seed=0, device=torch.device(GPU))
+        update = Update(cloning_learner(module), loader.batch, lr=1e-3, precision=precision)
         loader.fill(0)
         launch = captured(update) if capture else update
         for number in range(10):
             loader.fill(number)
-            launch()
-        ends.append(update.optimizer.weights.clone())
+            launch(number)
+        ends.append(update.steps[0].adam.weights.clone())
         assert torch.isfinite(ends[-1]).all()
     assert apart(*ends) < 2e-4  # of weights that have moved by some 5e-3
 
@@ -157,16 +158,16 @@ def stacked(space: spaces.Space[Any], rows: int = 20) -> Any:
 def test_a_captured_update_keeps_what_its_graph_writes_to() -> None:
     """Whoever captures may let go of module and optimizer; what is allocated later must not land in their memory."""
 
-    def launch_alone() -> Callable[[], None]:
+    def launch_alone() -> Callable[[int], None]:
         module = build_module(OBSERVATIONS["choices"], ACTIONS["bits"], hidden=[64], action_scale="env", seed=0).to(GPU).train()
         batch = {"obs": stacked(OBSERVATIONS["choices"]).to(GPU), "actions": stacked(ACTIONS["bits"]).to(GPU)}
         batch["weights"] = torch.full((20,), 0.05, device=GPU)
-        return captured(Update(module, FlatAdam(module.parameters(), lr=1e-3), batch, precision="fp32"))
+        return captured(Update(cloning_learner(module), batch, lr=1e-3))
 
     launch = launch_alone()
     gc.collect()
     later = [torch.full((n,), 7.0, device=GPU) for n in (32, 64, 128, 512, 2048, 4096, 8192) for _ in range(20)]
-    for _ in range(5):
-        launch()
+    for number in range(5):
+        launch(number)
     torch.cuda.synchronize()
     assert all(bool((tensor == 7.0).all()) for tensor in later)

@@ -18,10 +18,11 @@ from offline_cli.errors import (
     TargetNotMet,
     Uncommitted,
     UnknownEnvironment,
+    UsageError,
 )
+from offline_cli.playing.evaluate import evaluate
 from offline_cli.progress import Progress
 from offline_cli.training.bc import train_bc
-from offline_cli.training.evaluate import evaluate
 
 
 @pytest.fixture
@@ -121,5 +122,5 @@ def test_weights_that_were_cut_are_bad_data(run: Path) -> None:
 
 
 def test_no_episodes_are_refused(run: Path) -> None:
-    with pytest.raises(BadConfig, match="at least 1"):
-        evaluate(run, episodes=0)
+    with pytest.raises(UsageError, match="--lookback 0 is less than 1; --episodes 0 is less than 1"):
+        evaluate(run, episodes=0, lookback=0)

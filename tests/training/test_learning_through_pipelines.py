@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 import torch
 from sealed_runs import tell, told_in
+from stored_steps import columns_in
 
 from offline_cli.connectors import ClipRewards, FrameStacking, MeanStdFilter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadConfig, BadPiece, Interrupted, OfflineCliError, SpaceMismatch, StorageNotFound
-from offline_cli.training import data as data_module
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
-from offline_cli.training.data import TrainingData, held_out, load_data
-from offline_cli.training.policy_files import load_policy
+from offline_cli.training.training_data import TrainingData, load_data
+from offline_cli.training.training_source import TrainingSource
+from offline_cli.training.validation_split import ValidationSplit
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
@@ -53,6 +55,14 @@ def loaded(data: Path, pipeline: Any, **options: Any) -> TrainingData:
     return load_data(data, resolve_config(options), pipeline=pipeline, on_progress=lambda progress: None)
 
 
+def held_out(ids: tuple[str, ...], fraction: float, seed: int) -> np.ndarray[Any, Any]:
+    """(E,) which episodes a run with that seed holds out."""
+    split = ValidationSplit(fraction, seed)
+    split.see(ids)
+    split.settle()
+    return split.chosen(ids)
+
+
 def rows_of(batch: EpisodeBatch, chosen: Any) -> np.ndarray[Any, Any]:
     """(N, 3) the observations that were acted on in the episodes chosen (E,)."""
     return np.concatenate([np.asarray(episode.get_observations(slice(0, len(episode)))) for episode in batch.select(chosen)])
@@ -64,9 +74,9 @@ def rows_of(batch: EpisodeBatch, chosen: Any) -> np.ndarray[Any, Any]:
 def test_a_pipeline_file_says_what_the_policy_sees(write_dataset: Write, pipeline: Any) -> None:
     data = loaded(write_dataset(), pipeline())
     assert data.observation_space.shape == (6,)
-    assert data.train["obs"].shape == (data.steps, 6)
-    np.testing.assert_allclose(data.train["obs"][:, 3:].mean(0), 0.0, atol=1e-5)
-    np.testing.assert_allclose(data.train["obs"][:, 3:].std(0), 1.0, rtol=1e-3)
+    assert columns_in(data.train)["obs"].shape == (data.steps, 6)
+    np.testing.assert_allclose(columns_in(data.train)["obs"][:, 3:].mean(0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(columns_in(data.train)["obs"][:, 3:].std(0), 1.0, rtol=1e-3)
 
 
 def test_what_a_filter_learns_it_learns_from_episodes_that_are_not_held_out(
@@ -82,7 +92,7 @@ def test_what_a_filter_learns_it_learns_from_episodes_that_are_not_held_out(
     assert learned["count"] == len(kept)
     np.testing.assert_allclose(learned["mean"], kept.mean(0), rtol=1e-9)
     wanted = (val - kept.mean(0)) / (kept.std(0, ddof=1) + 1e-6)
-    np.testing.assert_allclose(data.val["obs"], wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(columns_in(data.val)["obs"], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_that_a_pipeline_masks_are_neither_learned_from_nor_measured_on(write_dataset: Write, pipeline: Any) -> None:
@@ -92,8 +102,8 @@ def test_rows_that_a_pipeline_masks_are_neither_learned_from_nor_measured_on(wri
     assert longer.val is not None
     assert plain.val is not None
     for column in ("obs", "actions"):
-        assert torch.equal(longer.train[column], plain.train[column])
-        assert torch.equal(longer.val[column], plain.val[column])
+        assert torch.equal(columns_in(longer.train)[column], columns_in(plain.train)[column])
+        assert torch.equal(columns_in(longer.val)[column], columns_in(plain.val)[column])
 
 
 def test_columns_that_pieces_leave_as_arrays_are_learned_from(write_dataset: Write, pipeline: Any) -> None:
@@ -102,7 +112,9 @@ def test_columns_that_pieces_leave_as_arrays_are_learned_from(write_dataset: Wri
         for name in ("add_observations_from_episodes_to_batch", "add_columns_from_episodes_to_batch")
     )
     recorded = write_dataset()
-    assert torch.equal(loaded(recorded, pipeline(pieces)).train["obs"], loaded(recorded, None).train["obs"])
+    assert torch.equal(
+        columns_in(loaded(recorded, pipeline(pieces)).train)["obs"], columns_in(loaded(recorded, None).train)["obs"]
+    )
 
 
 def test_pieces_given_as_they_are_can_be_given_again(write_dataset: Write, config: Path, tmp_path: Path) -> None:
@@ -163,7 +175,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> Any:
         raise AssertionError("data was read")
 
-    monkeypatch.setattr(data_module, "_with_steps", read)
+    monkeypatch.setattr(TrainingSource, "episodes", read)
 
 
 @pytest.mark.usefixtures("unread")

@@ -13,10 +13,10 @@ from sealed_runs import tell, told_in
 
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadConfig, BadData
+from offline_cli.playing.evaluate import evaluate
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.storage.locations import open_location
 from offline_cli.training.bc import train_bc
-from offline_cli.training.evaluate import evaluate
-from offline_cli.training.policy_files import load_policy
 
 STATE, POLICY = "connectors.msgpack", "policy.json"
 
@@ -72,7 +72,7 @@ def without_pipeline(run: Path) -> None:
 
 
 def of_a_later_version(run: Path) -> None:
-    tell(run / POLICY, {**told_in(run / POLICY), "version": 3})
+    tell(run / POLICY, {**told_in(run / POLICY), "version": 4})
 
 
 def objects(run: Path) -> None:
@@ -94,7 +94,7 @@ def no_map(run: Path) -> None:
         (described_as(document=[1]), "tells of no pipeline"),
         (described_as(pieces=None), "tells of no pipeline"),
         (without_pipeline, "pipeline"),
-        (of_a_later_version, "version 3"),
+        (of_a_later_version, "version 4"),
         (objects, "O8"),
         (no_map, "no state"),
     ],

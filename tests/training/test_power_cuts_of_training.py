@@ -14,7 +14,7 @@ from recorded_disk import Log
 
 from offline_cli import train_bc
 from offline_cli.errors import NoData, StorageNotFound, Uncommitted
-from offline_cli.training.policy_files import load_policy
+from offline_cli.policies.run_policy import load_policy
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -22,12 +23,11 @@ from safetensors.torch import load_file
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted
+from offline_cli.playing.evaluate import evaluate
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import Progress
-from offline_cli.training import playing
 from offline_cli.training.bc import train_bc
-from offline_cli.training.evaluate import evaluate
-from offline_cli.training.policy_files import load_policy
-from offline_cli.training.seen_data import data_difference
+from offline_cli.training.data_summary import data_difference
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
@@ -101,16 +101,17 @@ def test_a_signal_inside_a_check_saves_and_the_check_is_made_again(
     data = write_dataset()
     options = {**OPTIONS, "env": "Sign-v0", "eval_episodes": 5}
     train_bc(data, tmp_path / "whole", config=config, **options)
-    real, calls = playing._write_row, []
+    environment = type(gym.make("Sign-v0").unwrapped)
+    real, calls = environment.step, []
 
-    def writes(*args: Any) -> None:
+    def step(*args: Any) -> Any:
         calls.append(1)
         if len(calls) == 40:
             os.kill(os.getpid(), signal.SIGTERM)
-        real(*args)
+        return real(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(playing, "_write_row", writes)
+        patched.setattr(environment, "step", step)
         with pytest.raises(Interrupted) as caught:
             train_bc(data, tmp_path / "cut", config=config, **options)
     assert caught.value.details == {"exit_code": 143, "updates": 15, "policy_update": 15, "run": str(tmp_path / "cut")}
@@ -190,8 +191,9 @@ def test_an_interrupted_run_leaves_the_policy_of_its_last_checkpoint(
     made = caught.value.details["policy_update"]
     assert made == caught.value.details["updates"]
     (checkpoint,) = (run / "checkpoints").iterdir()
-    flat = torch.cat([tensor.reshape(-1) for tensor in load_policy(run).module.parameters()])
-    assert torch.equal(flat, load_file(checkpoint / "tensors.safetensors")["weights"])
+    saved = load_file(checkpoint / "tensors.safetensors")
+    played = load_policy(run).module.state_dict()
+    assert all(torch.equal(tensor, saved[f"modules.policy.{name}"]) for name, tensor in played.items())
     kept = load_file(run / "policy.safetensors")
     assert all(torch.equal(tensor, kept[name]) for name, tensor in load_policy(run).module.state_dict().items())
     caplog.clear()
@@ -296,7 +298,7 @@ def test_a_checkpoint_of_another_network_is_refused(write_dataset: Write, config
         train_bc(data, tmp_path / "run", config=config, on_progress=signal_at(30), **OPTIONS)
     stored = tmp_path / "run" / "config.toml"
     stored.write_text(stored.read_text().replace("16,", "32,"))
-    with pytest.raises(BadData, match=r"does not fit the run's configuration: weights"):
+    with pytest.raises(BadData, match=r"does not fit the run's configuration: modules.policy.network.0.weight"):
         train_bc(data, tmp_path / "run", resume=True)
 
 
@@ -400,9 +402,9 @@ def test_a_checkpoint_that_kept_no_figures_of_its_data_still_says_that_they_diff
 PROGRAM = """
 import sys
 from offline_cli.training.bc import train_bc
-from offline_cli.training.evaluate import evaluate
-from offline_cli.training.policy_files import load_policy
-from offline_cli.training.seen_data import data_difference
+from offline_cli.playing.evaluate import evaluate
+from offline_cli.policies.run_policy import load_policy
+from offline_cli.training.data_summary import data_difference
 train_bc(sys.argv[1], sys.argv[2], config=sys.argv[3], updates=3000, val_fraction=0.25, eval_every=150, seed=4, resume=True)
 """
 

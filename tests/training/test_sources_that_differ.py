@@ -14,12 +14,14 @@ from gymnasium import spaces
 
 from offline_cli.connectors import FrameStacking
 from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.pipeline_spec import GivenPipeline
 from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.training.bc import train_bc
+from offline_cli.training.training_source import UsedExtras
 
 Make = Callable[..., EpisodeBatch]
 Mixed = tuple[list[Path], list[Path]]
@@ -222,3 +224,9 @@ def test_an_output_that_a_piece_uses_is_there_where_the_sources_differ_in_others
 ) -> None:
     sources = [mixed[0][0], mixed[0][2]]  # both have `vf`, and two forms of `action_logp`
     assert train_bc(sources, tmp_path / "run", config=config, updates=2, pipeline=piece()).episodes == 10
+
+
+def test_without_a_pipeline_an_output_is_kept_that_the_algorithm_learns_from_and_no_other() -> None:
+    kept = UsedExtras(GivenPipeline(None), ("obs", "actions", "action_logp"))(())
+    assert kept is not None
+    assert set(kept.names) == {"loss_mask", "action_logp"}

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stored_steps import columns_in
+from torch import nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors import FrameStacking, MeanStdFilter
@@ -26,16 +29,22 @@ from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, NoData, StorageError, StorageNotFound
+from offline_cli.modules.network import Network
+from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.policy import build_module
 from offline_cli.progress import Progress
 from offline_cli.storage.temp_file import TempFile
-from offline_cli.training import memory_bounds, streaming
+from offline_cli.training import memory_bounds, step_store_builder
+from offline_cli.training.algorithms import Task
 from offline_cli.training.bc import train_bc
+from offline_cli.training.checks import score
 from offline_cli.training.config import resolve_config
-from offline_cli.training.data import TrainingData, load_data
-from offline_cli.training.lesson import Lesson
-from offline_cli.training.step_records import RecordForm
-from offline_cli.training.step_store import StepStore, StoreForm
+from offline_cli.training.disk_store import StoreForm
+from offline_cli.training.learner import Learner, cloning_learner
+from offline_cli.training.loader import StepLoader
+from offline_cli.training.stores import MemoryStore
+from offline_cli.training.training_data import TrainingData, load_data
+from offline_cli.training.training_source import TrainingSource
 from offline_cli.trees import leaves
 
 Write = Callable[..., Path]
@@ -55,13 +64,31 @@ def config(tmp_path: Path) -> Path:
 def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores of a few hundred steps have several windows and pools, too, and go through pipelines in several parts."""
     monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=60, pool=50, unit=5))
-    monkeypatch.setattr(streaming, "PART_BYTES", 2000)
+    monkeypatch.setattr(step_store_builder, "PART_BYTES", 2000)
 
 
 @pytest.fixture(autouse=True)
 def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory that counts is a command's, not that of a test runner with thousands of tests behind it."""
     monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
+
+
+class Loose(Network):
+    """Dropout, and a batch norm, whose buffers change in training mode, and which takes no single row there."""
+
+    def features(self, observation_space: spaces.Space[Any], *, uint8_scaling: str = BY_BOUNDS) -> Any:
+        layers = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        layers.size = 8  # type: ignore[assignment]  # any attribute
+        return layers
+
+
+@pytest.fixture
+def loose() -> Learner:
+    """Behaviour cloning of such a network, in training mode."""
+    task = Task(spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(2), "env", Loose({}))
+    learner = cloning_learner(task.policy())
+    learner.to(torch.device("cpu"))
+    return learner
 
 
 @contextmanager
@@ -75,13 +102,7 @@ def loaded(data: Path, pipeline: Any = None, **options: Any) -> Iterator[Trainin
 
 def rows(steps: Any) -> list[tuple[float, ...]]:
     """Every step as numbers, in the order that it is held in."""
-    if isinstance(steps, StepStore):
-        records = torch.empty((steps.steps, steps.record.words), dtype=torch.int64)
-        steps.read(0, records)
-        columns: Any = steps.record.empty(steps.steps, torch.device("cpu"))
-        steps.record.unpack(records, columns)
-    else:
-        columns = steps
+    columns = columns_in(steps)
     flat = [leaf.reshape(len(leaf), -1).double() for name in ("obs", "actions") for leaf in leaves(columns[name])]
     return [tuple(row) for row in torch.cat(flat, 1).tolist()]
 
@@ -163,7 +184,7 @@ class MaskedAltogether(MaskedByEpisode):
 
 
 def test_parts_of_which_a_pipeline_masks_every_row_are_left_out(write_dataset: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "PART_BYTES", 1)
+    monkeypatch.setattr(step_store_builder, "PART_BYTES", 1)
     data, piece = write_dataset(), MaskedByEpisode()
     with (
         loaded(data, [piece], val_fraction=0.5) as whole,
@@ -323,13 +344,13 @@ def test_one_episode_cannot_be_split_streaming_either(write_dataset: Write, make
 
 
 def test_a_source_that_changes_between_two_readings_is_refused(write_dataset: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, readings = Lesson.episodes, []
+    real, readings = TrainingSource.episodes, []
 
-    def one_less(lesson: Lesson) -> Iterator[EpisodeBatch]:
+    def one_less(source: TrainingSource) -> Iterator[EpisodeBatch]:
         readings.append(1)
-        return (batch.select(slice(0, len(batch) + 1 - len(readings))) for batch in real(lesson))
+        return (batch.select(slice(0, len(batch) + 1 - len(readings))) for batch in real(source))
 
-    monkeypatch.setattr(Lesson, "episodes", one_less)
+    monkeypatch.setattr(TrainingSource, "episodes", one_less)
     with pytest.raises(BadData, match="11 episodes, and 12 before"), loaded(write_dataset(), streaming=True, val_fraction=0.25):
         pass
     assert not readers()
@@ -391,7 +412,7 @@ def test_a_full_disk_is_an_error_of_storage(write_dataset: Write, tmp_path: Path
 
 def test_a_limit_that_does_not_hold_torch_is_refused_before_anything_is_read(tmp_path: Path, write_dataset: Write) -> None:
     said: list[Progress] = []
-    with pytest.raises(BadConfig, match="200 MiB do not hold torch") as caught:
+    with pytest.raises(BadConfig, match="--memory-limit 200 MiB is too small: torch alone needs") as caught:
         train_bc(write_dataset(), tmp_path / "run", streaming=True, memory_limit=200 << 20, on_progress=said.append)
     assert "give at least 512 MiB" in caught.value.fix
     assert not said
@@ -422,11 +443,41 @@ def test_images_count_as_what_convolutions_make_of_them(monkeypatch: pytest.Monk
     monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
     space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     module = build_module(space, spaces.Discrete(2), hidden=(16,), action_scale="env", seed=0)
+    learner = cloning_learner(module)
     columns = {"obs": torch.zeros((1, *space.shape), dtype=torch.uint8), "actions": torch.zeros(1, dtype=torch.int64)}
-    record = RecordForm.of(columns)
-    memory_bounds.check_training_fits(512 << 20, "cpu", module, record, 32)
+    store = MemoryStore(columns)
+    memory_bounds.check_training_fits(512 << 20, "cpu", learner, store, 32)
     with pytest.raises(BadConfig, match="training this network takes"):
-        memory_bounds.check_training_fits(512 << 20, "cpu", module, record, 512)
+        memory_bounds.check_training_fits(512 << 20, "cpu", learner, store, 512)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(2, start=5), spaces.MultiDiscrete([2, 2], start=[5, 9])])
+def test_actions_that_do_not_begin_at_zero_stream(
+    tmp_path: Path, write_dataset: Write, make_batch: Make, space: spaces.Space[Any]
+) -> None:
+    batch = make_batch()
+    actions = batch.actions + 5 if isinstance(space, spaces.Discrete) else batch.actions[:, None] + np.array([5, 9])
+    data = write_dataset(replace(batch, actions=actions, action_space=space))
+    assert train_bc(data, tmp_path / "run", streaming=True, updates=2, device="cpu").updates == 2
+
+
+def test_finding_what_a_batch_takes_changes_neither_modules_nor_chance(loose: Learner) -> None:
+    before, chance = {name: tensor.clone() for name, tensor in loose.state().items()}, torch.get_rng_state()
+    columns = {"obs": torch.ones(4, 3), "actions": torch.ones(4, dtype=torch.int64)}
+    memory_bounds.check_training_fits(512 << 20, "cpu", loose, MemoryStore(columns), 32)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loose.state().items())
+    assert torch.equal(chance, torch.get_rng_state())
+    assert all(part.training for part in loose.whole.modules())
+
+
+def test_held_out_rows_are_scored_in_evaluation_mode(loose: Learner) -> None:
+    before, chance = {name: tensor.clone() for name, tensor in loose.state().items()}, torch.get_rng_state()
+    store = MemoryStore({"obs": torch.ones(40, 3), "actions": torch.ones(40, dtype=torch.int64)})
+    loader = StepLoader(store, batch_size=8, seed=0, device=torch.device("cpu"))
+    assert score(loose, loader, "fp32") == score(loose, loader, "fp32")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loose.state().items())
+    assert torch.equal(chance, torch.get_rng_state())
+    assert all(part.training for part in loose.whole.modules())
 
 
 def test_a_process_that_is_too_large_already_is_refused(

@@ -30,12 +30,11 @@ from offline_cli.errors import (
     TargetNotMet,
     UnknownEnvironment,
 )
+from offline_cli.playing.evaluate import evaluate
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import Progress
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
-from offline_cli.training.data import held_out
-from offline_cli.training.evaluate import evaluate
-from offline_cli.training.policy_files import load_policy
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
@@ -144,21 +143,6 @@ def test_two_runs_with_one_seed_give_the_same_policy_and_losses(write_dataset: W
     one, two, other = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("one", "two", "other"))
     assert one == two
     assert one != other
-
-
-def test_an_id_that_is_no_unicode_can_be_held_out() -> None:
-    assert held_out(["half a pair \ud800", "b"], 0.5, seed=0).sum() == 1
-
-
-def test_held_out_episodes_are_never_trained_on_and_follow_from_seed_and_id() -> None:
-    ids = tuple(f"e{i}" for i in range(40))
-    chosen = held_out(ids, 0.25, seed=0)
-    assert chosen.sum() == 10
-    turned = held_out(ids[::-1], 0.25, seed=0)
-    assert turned[::-1].tolist() == chosen.tolist()
-    assert held_out(ids, 0.25, seed=1).tolist() != chosen.tolist()
-    assert held_out(ids[:2], 0.001, seed=0).sum() == 1
-    assert held_out(ids[:2], 0.999, seed=0).sum() == 1
 
 
 def test_patience_stops_and_the_best_policy_is_kept(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:

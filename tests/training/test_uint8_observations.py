@@ -20,10 +20,10 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.modules.drawing import chance_size, drawn_actions
 from offline_cli.modules.networks import BY_255, BY_BOUNDS, ObservationEncoder, flattened_images
+from offline_cli.playing.evaluate import evaluate
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.spaces import Space
 from offline_cli.training.bc import train_bc
-from offline_cli.training.evaluate import evaluate
-from offline_cli.training.policy_files import load_policy
 from offline_cli.trees import Tree, flatten, map_leaves
 
 Write = Callable[..., Path]

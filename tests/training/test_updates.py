@@ -12,9 +12,12 @@ from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.policy import build_module
-from offline_cli.training.batches import WEIGHTS, StepLoader
+from offline_cli.training.algorithms.bc import bc_loss
 from offline_cli.training.flat_adam import FlatAdam
-from offline_cli.training.updates import Update, bc_loss, captured, unchanged
+from offline_cli.training.learner import cloning_learner
+from offline_cli.training.loader import WEIGHTS, StepLoader
+from offline_cli.training.stores import MemoryStore
+from offline_cli.training.updates import Update, captured, unchanged
 
 BOX = spaces.Box(-9, 9, (3,))
 
@@ -64,7 +67,7 @@ def test_rows_of_weight_zero_change_neither_loss_nor_gradient() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_updates_overfit_one_batch(precision: str) -> None:
     module, batch = make(rows=16)
-    update = Update(module, FlatAdam(module.parameters(), lr=1e-2), batch, precision=precision)
+    update = Update(cloning_learner(module), batch, lr=1e-2, precision=precision)
     before = bc_loss(module, batch).item()
     for _ in range(400):
         update()
@@ -75,20 +78,20 @@ def test_updates_overfit_one_batch(precision: str) -> None:
 
 def test_a_seeded_run_gives_known_losses() -> None:
     module, batch = make(seed=3)
-    update = Update(module, FlatAdam(module.parameters(), lr=1e-2), batch, precision="fp32")
+    update = Update(cloning_learner(module), batch, lr=1e-2)
     losses = []
     for _ in range(5):
         losses.append(bc_loss(module, batch).item())
         update()
     assert losses == pytest.approx(KNOWN, abs=2e-4)
-    assert update.loss_sum.item() == pytest.approx(sum(losses), abs=1e-4)
+    assert update.steps[0].sums["nll"].item() == pytest.approx(sum(losses), abs=1e-4)
 
 
 def test_a_seeded_run_on_box_actions_gives_known_losses_at_the_limit_of_its_spread() -> None:
     module = build_module(BOX, spaces.Box(-1.0, 1.0, (2,)), hidden=[16, 16], action_scale="normalized", seed=3)
     obs = torch.randn(32, 3, generator=torch.Generator().manual_seed(3))
     batch = {Columns.OBS: obs, Columns.ACTIONS: obs[:, :2] / 2, WEIGHTS: torch.full((32,), 1 / 32)}
-    update = Update(module, FlatAdam(module.parameters(), lr=1e-2), batch, precision="fp32")
+    update = Update(cloning_learner(module), batch, lr=1e-2)
     losses = []
     for number in range(101):
         losses += [bc_loss(module, batch).item()] if number % 50 == 0 else []
@@ -129,7 +132,7 @@ def test_weights_stay_views_of_one_tensor_so_that_loading_them_loads_the_optimiz
 
 def test_warming_up_leaves_everything_as_it_was() -> None:
     module, batch = make()
-    update = Update(module, FlatAdam(module.parameters(), lr=1e-2), batch, precision="fp32")
+    update = Update(cloning_learner(module), batch, lr=1e-2)
     update()
     before = [tensor.clone() for tensor in update.tensors()]
     places = [tensor.data_ptr() for tensor in update.tensors()]
@@ -149,29 +152,35 @@ def test_captured_and_eager_updates_agree() -> None:
 def test_updates_read_what_the_batch_holds_then_and_not_what_it_held() -> None:
     """What a captured graph relies on: tensors that are filled anew in place, here against a batch made anew each time."""
     module, _ = make()
-    optimizer = FlatAdam(module.parameters(), lr=1e-2)
     loader = columns(torch.device("cpu"))
+    update = Update(cloning_learner(module), {}, lr=1e-2)
     for number in range(50):
         loader.fill(number)
-        anew = {name: tensor.clone() for name, tensor in loader.batch.items()}
-        Update(module, optimizer, anew, precision="fp32")()
-    torch.testing.assert_close(trained(torch.device("cpu"), capture=False)["weights"], optimizer.weights, rtol=0, atol=0)
+        update.steps[0].batch = {name: tensor.clone() for name, tensor in loader.batch.items()}
+        update()
+    torch.testing.assert_close(trained(torch.device("cpu"), capture=False)["weights"], weights_of(update), rtol=0, atol=0)
+
+
+def weights_of(update: Update) -> torch.Tensor:
+    return update.steps[0].adam.weights
 
 
 def columns(device: torch.device) -> StepLoader:
     """Batches of 32 from 100 steps: the last of an epoch is padded."""
     _, data = make(rows=100)
-    return StepLoader({name: data[name] for name in (Columns.OBS, Columns.ACTIONS)}, batch_size=32, seed=0, device=device)
+    return StepLoader(
+        MemoryStore({name: data[name] for name in (Columns.OBS, Columns.ACTIONS)}), batch_size=32, seed=0, device=device
+    )
 
 
 def trained(device: torch.device, *, capture: bool) -> dict[str, torch.Tensor]:
     """Weights, sum of losses and optimizer after 50 updates on batches that change."""
     module, _ = make()
     loader = columns(device)
-    update = Update(module.to(device), FlatAdam(module.parameters(), lr=1e-2), loader.batch, precision="fp32")
+    update = Update(cloning_learner(module.to(device)), loader.batch, lr=1e-2)
     loader.fill(0)
     launch = captured(update) if capture else update
     for number in range(50):
         loader.fill(number)
-        launch()
-    return {"weights": update.optimizer.weights, "loss": update.loss_sum, **update.optimizer.tensors()}
+        launch(number)
+    return {"weights": weights_of(update), **update.optimizer_tensors()}

@@ -8,6 +8,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import filed_rows, key_of
 from offline_cli.connectors.common.episode_rows import first_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
 
@@ -18,6 +19,7 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
     """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
 
     whole_arrays = True
+    slots_too = True
     fills_obs = True
 
     def __init__(
@@ -48,3 +50,8 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
             rows = (first_rows(held, count) for _, held, count in moved)
             batch[Columns.OBS] = filed_rows((key for key, *_ in moved), rows, (count for *_, count in moved))
         return batch
+
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
+        """The latest observations (P, ...)."""
+        batch.setdefault(Columns.OBS, slots.obs)
+        return batch, slots

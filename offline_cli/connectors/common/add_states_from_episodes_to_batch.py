@@ -12,6 +12,7 @@ from offline_cli.connectors.common.rl_modules import initial_state, is_stateful,
 from offline_cli.connectors.common.sequences import Cut
 from offline_cli.connectors.common.stacking import stacked
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, EpisodeIndexError
@@ -30,6 +31,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
     """
 
     whole_arrays = True
+    slots_too = True
 
     def __init__(
         self,
@@ -60,6 +62,12 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
             for column, states in _states_of_episode(module, episode, cut, with_next).items():
                 self.add_n_batch_items(batch, column, states, len(cut), episode)
         return batch
+
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, rl_module: Any = None, **_: Any) -> tuple[Batch, Any]:
+        """The states before the latest observations (P, ...)."""
+        if is_stateful(rl_module):
+            batch.setdefault(Columns.STATE_IN, slots.states)
+        return batch, slots
 
 
 def _latest(module: Any, episode: SingleAgentEpisode) -> Tree:

@@ -28,6 +28,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
     """
 
     whole_arrays = True
+    slots_too = True
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.common.sizes import check_size
 from offline_cli.connectors.common.windows import windows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.buffers.stacking import row_count, stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
@@ -34,6 +35,7 @@ class FrameStacking(ConnectorV2):
     """
 
     whole_arrays = True
+    slots_too = True
     fills_obs = before_obs = True
 
     def __init__(
@@ -78,9 +80,7 @@ class FrameStacking(ConnectorV2):
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """`obs` with N rows (a learner pipeline), or one per episode. Raises BadPiece where the batch has `obs` already."""
-        if Columns.OBS in batch:
-            what = "obs are in the batch already"
-            raise BadPiece(what, where="FrameStacking", fix="put it before other pieces that fill obs, and only once")
+        self._check(batch)
         if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
             firsts = np.repeat(episodes.obs_starts[:-1], episodes.lengths)
             batch[Columns.OBS] = self._stacked(episodes.obs, episodes.step_rows(), firsts)
@@ -91,6 +91,17 @@ class FrameStacking(ConnectorV2):
             else:
                 self.add_batch_item(batch, Columns.OBS, self._latest(episode), episode)
         return batch
+
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
+        """`obs` with a row per slot. Raises BadPiece as above."""
+        self._check(batch)
+        batch[Columns.OBS] = map_leaves(_joined, slots.frames(self.num_frames))
+        return batch, slots
+
+    def _check(self, batch: Batch) -> None:
+        if Columns.OBS in batch:
+            what = "obs are in the batch already"
+            raise BadPiece(what, where="FrameStacking", fix="put it before other pieces that fill obs, and only once")
 
     def _every(self, episode: SingleAgentEpisode) -> Tree:
         """Leaves (T, ...): for each observation that was acted on."""
@@ -104,9 +115,13 @@ class FrameStacking(ConnectorV2):
         return map_leaves(lambda leaf: leaf[0], self._stacked(rows, np.array([row_count(rows) - 1]), 0))
 
     def _stacked(self, rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int) -> Tree:
-        def joined(frames: NDArray[Any]) -> NDArray[Any]:  # (K, N, ..., C) -> (K, ..., N * C)
-            if frames.ndim == 2:
-                return frames
-            return np.moveaxis(frames, 1, -2).reshape(len(frames), *frames.shape[2:-1], -1)
+        return map_leaves(_joined, windows(rows, ends, firsts, self.num_frames))
 
-        return map_leaves(joined, windows(rows, ends, firsts, self.num_frames))
+
+def _joined(frames: NDArray[Any]) -> NDArray[Any]:
+    """(K, N, ..., C) -> (K, ..., N * C)."""
+    if frames.ndim == 2:
+        return frames
+    if frames.ndim == 3:  # the usual case, and quicker
+        return frames.reshape(len(frames), -1)
+    return np.moveaxis(frames, 1, -2).reshape(len(frames), *frames.shape[2:-1], -1)

@@ -15,6 +15,7 @@ class TensorToNumpy(ConnectorV2):
     """Every tensor of the batch becomes an array in main memory; those on the CPU share it."""
 
     whole_arrays = True
+    slots_too = True
 
     def __call__(self, *, batch: Batch, **_: Any) -> Batch:
         """The batch with arrays, in new dicts, lists and tuples."""

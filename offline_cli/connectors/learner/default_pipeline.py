@@ -37,7 +37,7 @@ def learner_pipeline(
     where tensors go, the CPU unless told. Raises BadPiece where `custom` gives something else than pieces, SpaceMismatch where
     spaces do not fit.
     """
-    pieces = custom_pieces(custom, "learner", observation_space, action_space)
+    pieces = [] if custom is None else custom_pieces(custom, "learner", observation_space, action_space)
     if add_default_connectors_to_learner_pipeline:
         pieces += default_pieces(mapping, device)
     pipeline = LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)

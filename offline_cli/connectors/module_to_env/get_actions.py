@@ -25,6 +25,7 @@ class GetActions(ConnectorV2):
     """
 
     whole_arrays = True
+    slots_too = True
 
     def __call__(
         self,

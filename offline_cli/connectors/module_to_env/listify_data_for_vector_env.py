@@ -10,6 +10,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.batch_forms import is_multi_agent
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.errors import BadPiece
 from offline_cli.trees import map_leaves
 
@@ -22,6 +23,8 @@ class ListifyDataForVectorEnv(ConnectorV2):
     With several agents an entry is a dict by agent, in every column. Columns that are not filed by episode stay as they are.
     """
 
+    slots_too = True
+
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch. Raises BadPiece where a column has an item too many, too few or for an unknown episode."""
         for column, held in batch.items():
@@ -32,6 +35,12 @@ class ListifyDataForVectorEnv(ConnectorV2):
                 stacked = column in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
                 batch[column] = map_leaves(lambda *leaves: np.stack(leaves), *items) if stacked else items
         return batch
+
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
+        """The same; columns that no piece took apart are stacked in the order of the slots already."""
+        if any(map(is_filed, batch.values())):
+            return self(batch=batch, episodes=slots.episodes()), slots
+        return batch, slots
 
 
 def _in_order(column: str, held: dict[tuple[Any, ...], list[Any]], ids: list[str]) -> list[Any]:

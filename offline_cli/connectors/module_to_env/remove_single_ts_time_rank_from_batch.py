@@ -7,6 +7,7 @@ from typing import Any
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.rl_modules import module_of
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.errors import BadPiece
 from offline_cli.trees import map_leaves
 
@@ -19,6 +20,8 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
     Only where env-to-module noted in `shared_data` (RLlib's name, `_added_single_ts_time_rank`) that it had added one, and with
     several modules only for the items of stateful ones.
     """
+
+    slots_too = True
 
     def __call__(
         self,
@@ -44,10 +47,23 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
             self.foreach_batch_item_change_in_place(batch, column, squeezed)
         return batch
 
+    def on_slots(
+        self, *, batch: Batch, slots: SlotWindows, shared_data: dict[str, Any] | None = None, **call: Any
+    ) -> tuple[Batch, Any]:
+        """The same for columns (P, 1, ...)."""
+        if not (shared_data or {}).get("_added_single_ts_time_rank"):
+            return batch, slots
+        if slots.is_stacked:  # for good: the helper says so
+            return self(batch=batch, episodes=(), shared_data=shared_data, **call), slots
+        for column in batch:
+            if column != Columns.STATE_OUT:
+                batch[column] = map_leaves(lambda leaf, column=column: _first(leaf, column, axis=1), batch[column])
+        return batch, slots
 
-def _first(leaf: Any, column: str) -> Any:
-    shape = getattr(leaf, "shape", ())
+
+def _first(leaf: Any, column: str, *, axis: int = 0) -> Any:
+    shape = getattr(leaf, "shape", ())[axis:]
     if not shape or shape[0] != 1:
         what = f"column {column!r} has items of shape {tuple(shape)}, and (1, ...) was wanted, with an axis of one time step"
         raise BadPiece(what, where="RemoveSingleTsTimeRankFromBatch", fix="let stateful modules keep the time axis")
-    return leaf[0]
+    return leaf[:, 0] if axis else leaf[0]

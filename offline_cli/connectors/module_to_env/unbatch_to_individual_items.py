@@ -7,7 +7,8 @@ from typing import Any
 from offline_cli.connectors.batch_forms import keys_of, module_parts
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
-from offline_cli.episodes.buffers.stacking import unstack
+from offline_cli.connectors.slot_windows import SlotWindows
+from offline_cli.episodes.buffers.stacking import row_count, unstack
 from offline_cli.errors import BadPiece
 
 __all__ = ["UnBatchToIndividualItems"]
@@ -20,6 +21,7 @@ class UnBatchToIndividualItems(ConnectorV2):
     """
 
     whole_arrays = True
+    slots_too = True
 
     def __call__(
         self,
@@ -38,11 +40,23 @@ class UnBatchToIndividualItems(ConnectorV2):
                     part[column] = _filed(column, unstack(held), keys)
         return batch
 
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
+        """The batch as it is: columns stay stacked until a piece wants items. Raises BadPiece as above."""
+        for column, held in batch.items():
+            if not isinstance(held, list) and not is_filed(held):
+                _check(column, row_count(held), len(slots.live))
+        slots.is_stacked = False
+        return batch, slots
+
+
+def _check(column: str, rows: int, wanted: int) -> None:
+    if rows != wanted:
+        what = f"column {column!r} has {rows} rows, and {wanted} observations were put in"
+        raise BadPiece(what, where="UnBatchToIndividualItems", fix="let the module put out one row per row put in")
+
 
 def _filed(column: str, items: list[Any], keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Any]]:
-    if len(items) != len(keys):
-        what = f"column {column!r} has {len(items)} rows, and {len(keys)} observations were put in"
-        raise BadPiece(what, where="UnBatchToIndividualItems", fix="let the module put out one row per row put in")
+    _check(column, len(items), len(keys))
     filed: dict[tuple[Any, ...], list[Any]] = {}
     for key, item in zip(keys, items, strict=True):
         filed.setdefault(key, []).append(item)

@@ -17,7 +17,6 @@ from offline_cli.key_index import KnownIds
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.scopes import Reading, Scope
 from offline_cli.storage.adopting import Adopted, adopt
-from offline_cli.storage.hashing import fingerprint
 from offline_cli.storage.locations import Location
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.reading_pool import reading_pool
@@ -25,6 +24,7 @@ from offline_cli.storage.row_formats import RowFormat, row_format
 from offline_cli.storage.shards import OpenShard
 from offline_cli.storage.shards_ahead import ShardsAhead
 from offline_cli.storage.statistics import StatisticsBuilder
+from offline_cli.storage.trust import fingerprint
 from offline_cli.tally import Tally
 
 __all__ = ["Broken", "Examined", "examine"]

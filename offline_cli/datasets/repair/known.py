@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
@@ -20,6 +20,7 @@ from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
+from offline_cli.options.shared import COMPRESSION, RowFormat
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.layout import MANIFEST, WRITING
 from offline_cli.storage.locations import Location
@@ -31,7 +32,7 @@ from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["Known", "what_is_known"]
 
-FORMATS: Final = ("episodes", "columns")
+FORMATS: Final = get_args(RowFormat)
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE)
 
 
@@ -46,7 +47,7 @@ class Known:
     spaces_inferred: bool = False
     action_scale: str = UNKNOWN_SCALE
     environment: Environment | None = None
-    compression: str = "zstd"
+    compression: str = COMPRESSION.default
     assumptions: Mapping[str, int] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     episodes_lost: int | None = None  # of the source, on writing; None: nothing says it
@@ -178,7 +179,7 @@ def _of_shards(folder: Location, shards: Sequence[Location], env: str | None, le
         raise BadData("none of the shards can be read", where=folder.url, fix=fix)
     with opened(readable[0]) as file:
         packed = Columns.ITEM in file.schema_arrow.names
-        codec = str(file.metadata.row_group(0).column(0).compression).lower() if file.num_row_groups else "zstd"
+        codec = str(file.metadata.row_group(0).column(0).compression).lower() if file.num_row_groups else COMPRESSION.default
     source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, folder.url)
     env_spaces = None if env is None else spaces_of_env(env)
     try:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Unpack
 
 from offline_cli.datasets.repair.acting import act
 from offline_cli.datasets.repair.choice import choose
@@ -22,6 +22,8 @@ from offline_cli.datasets.repair.result import RepairResult
 from offline_cli.datasets.repair.survey import Survey, survey
 from offline_cli.datasets.repair.unlocking import force_unlock as take_note_away
 from offline_cli.errors import BadData, Locked, NoData, UsageError
+from offline_cli.options.datasets import RepairOptions
+from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
@@ -37,29 +39,21 @@ WAIT = f"wait for it; or end it, and repair at once where it ran on this machine
 RESTORE = "restore it from a copy, or write the dataset again from its source"
 
 
+@takes(RepairOptions)
 def repair(
-    out: str,
-    *,
-    dry_run: bool = False,
-    drop_broken: bool = False,
-    keep: str | None = None,
-    env: str | None = None,
-    force_unlock: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-    on_progress: OnProgress = no_progress,
-    command: Sequence[str] = (),
+    out: str, *, on_progress: OnProgress = no_progress, command: Sequence[str] = (), **options: Unpack[RepairOptions]
 ) -> RepairResult:
     """Make dataset folder `out` a dataset again, whatever a writer left there, or something damaged.
 
-    `drop_broken`: leave out shards that are missing or cannot be read, or whose sha256 is not that of the manifest; without it
-    they are named and refused. `keep`: `old` or `new`, of a dataset that was being overwritten. `env`: whose spaces are those
-    of the data, where nothing that can be read says them. `dry_run`: change nothing. `force_unlock`: remove the writer's note
-    and do nothing else, whatever its times say, unless its process runs on this machine or its bytes change within 25 s.
+    Broken shards are named and refused without `drop_broken`. `force_unlock` does nothing else, and asks neither the times nor
+    the place that the note names.
+
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
     BadConfig where nothing says the spaces, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
-    folder, began = open_location(out, storage_options), time.monotonic()
-    if force_unlock:
+    folder, began = open_location(out, options["storage_options"]), time.monotonic()
+    drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], options["env"], options["dry_run"]
+    if options["force_unlock"]:
         if drop_broken or keep is not None or env is not None:
             fix = "take the note away first, then repair"
             raise UsageError("--force-unlock does nothing else", where="--drop-broken, --keep or --env", fix=fix)

@@ -8,11 +8,10 @@ lie across them, and ids must be unique in all.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from typing import Any, cast
+from typing import Unpack, cast
 
-from offline_cli.byte_sizes import byte_size
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
 from offline_cli.datasets.validate.common_form import CommonForm
@@ -23,12 +22,15 @@ from offline_cli.datasets.validate.report import Validation
 from offline_cli.datasets.validate.source_checks import SourceChecks, Spaces, WatchedSource
 from offline_cli.datasets.validate.subjects import Subject, open_subjects
 from offline_cli.environments import spaces_of_env
-from offline_cli.errors import NoData, UsageError
+from offline_cli.errors import NoData
 from offline_cli.formats.detect import open_sources
 from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, Source
+from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
-from offline_cli.formats.tables.options import MEMORY_LIMIT, TableOptions
+from offline_cli.formats.tables.options import TableOptions
+from offline_cli.options.datasets import ValidateOptions
+from offline_cli.options.keywords import takes
+from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location, Sources, expand
@@ -36,36 +38,17 @@ from offline_cli.storage.locations import Location, Sources, expand
 __all__ = ["validate"]
 
 
-def validate(
-    sources: Sources,
-    *,
-    strict: bool = False,
-    deep: bool = False,
-    allow_lost: bool = False,
-    from_: str = "auto",
-    env: str | None = None,
-    action_scale: str | None = None,
-    mapping: str | None = None,
-    rows_as_episodes: bool = False,
-    episode_ends: str | None = None,
-    temp_dir: str | None = None,
-    memory_limit: int | str = MEMORY_LIMIT,
-    storage_options: Mapping[str, Any] | None = None,
-    on_progress: OnProgress = no_progress,
-) -> Validation:
+@takes(ValidateOptions)
+def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **options: Unpack[ValidateOptions]) -> Validation:
     """Every problem of `sources`: datasets, committed or not, and recordings of any known format.
 
-    `strict`: warnings are failures too (`Validation.passed`, `.check()`). `deep`: look at footers, rows set aside and open
-    uploads too, which reads datasets twice. `allow_lost`: episodes that a dataset lost when it was written are a note, no
-    warning. `env`: an environment whose spaces the data must fit. `action_scale`: `env` or `normalized`, where sources do not
-    say it. Of tables: `mapping`, `rows_as_episodes`, `episode_ends`, `temp_dir` and `memory_limit`, as `convert` takes them.
-    Problems are returned, not raised. Raises UsageError, BadMapping, StorageNotFound, StorageError, UnknownEnvironment.
+    With `strict`, warnings are failures too (`Validation.passed`, `.check()`). Problems are returned, not raised. Raises
+    UsageError, BadMapping, StorageNotFound, StorageError, UnknownEnvironment.
     """
     began = time.monotonic()
-    if action_scale not in (None, ENV_SCALE, NORMALIZED_SCALE):
-        fix = f"use {ENV_SCALE} or {NORMALIZED_SCALE}"
-        raise UsageError(f"no action scale is called {action_scale!r}", where="--action-scale", fix=fix)
-    tables = TableOptions(mapping, rows_as_episodes, episode_ends, temp_dir, byte_size(memory_limit, option="--memory-limit"))
+    check_values(ValidateOptions, options, command="offline-cli validate")
+    env, from_, storage_options = options["env"], options["from_"], options["storage_options"]
+    tables = TableOptions.of(options)
     env_spaces: Spaces | None = None if env is None else spaces_of_env(env)
     findings = Findings()
     tally = ListeningTally(findings)
@@ -75,13 +58,13 @@ def validate(
 
     def check_folder(own: OwnFolder) -> None:
         own.memory_limit = tables.memory_limit
-        own.check(findings, tally, deep=deep, on_progress=on_progress, allow_lost=allow_lost)
+        own.check(findings, tally, deep=options["deep"], on_progress=on_progress, allow_lost=options["allow_lost"])
 
     places = expand(sources, storage_options)
     if not places:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
     subjects = list(open_subjects(places, findings, from_=from_, open_group=open_group, check_folder=check_folder))
-    checks = _read(subjects, findings, tally, env, env_spaces, action_scale, on_progress)
+    checks = _read(subjects, findings, tally, env, env_spaces, options["action_scale"], on_progress)
     names = [subject.name for subject in subjects]
     return Validation(
         problems=findings.problems(names),
@@ -90,8 +73,8 @@ def validate(
         episodes=sum(check.episodes for check in checks),
         steps=sum(check.steps for check in checks),
         rows=tally.rows_in,
-        deep=deep,
-        strict=strict,
+        deep=options["deep"],
+        strict=options["strict"],
         hashes_unchecked=sum(subject.own.unhashed for subject in subjects if subject.own is not None),
         seconds=time.monotonic() - began,
     )

@@ -10,7 +10,7 @@ from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.folder import OwnFolder
 from offline_cli.errors import BadData, UsageError
 from offline_cli.formats.source import Source
-from offline_cli.storage.layout import holds_dataset
+from offline_cli.storage.dataset import holds_dataset
 from offline_cli.storage.locations import Location
 
 __all__ = ["OpenGroup", "Subject", "open_subjects"]

@@ -24,8 +24,11 @@ from offline_cli.errors import BadEpisode, UnsafeData
 
 __all__ = [
     "array_from_node",
+    "bin_header",
     "check_values",
     "dtype_from_type",
+    "list_header",
+    "map_header",
     "pack",
     "shape_from_node",
     "unpack",
@@ -269,3 +272,29 @@ def _complex_from_node(node: Mapping[Any, Any], *, where: str) -> complex:
         return complex(name)
     except ValueError as err:
         raise BadEpisode(f"a complex number that is none: {err}", where=where, fix=FIX) from err
+
+
+# ---- headers, for who packs the rest by hand ----
+
+
+def map_header(size: int) -> bytes:
+    """The bytes before a map of `size` pairs."""
+    return _header(size, 0x80, b"\xde", b"\xdf")
+
+
+def list_header(size: int) -> bytes:
+    """The bytes before a list of `size` values."""
+    return _header(size, 0x90, b"\xdc", b"\xdd")
+
+
+def bin_header(size: int) -> bytes:
+    """The bytes before `size` raw bytes."""
+    if size < 1 << 8:
+        return b"\xc4" + size.to_bytes(1, "big")
+    return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
+
+
+def _header(size: int, fix: int, short: bytes, long: bytes) -> bytes:
+    if size < 16:
+        return bytes([fix | size])
+    return short + size.to_bytes(2, "big") if size < 1 << 16 else long + size.to_bytes(4, "big")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.episodes.codec.arrays import pack, unpack_first
+from offline_cli.episodes.codec.arrays import bin_header, pack, unpack_first
 from offline_cli.episodes.codec.steps import Signature, Steps, empty_rows, signature
-from offline_cli.episodes.codec.strided_lists import ItemTemplate, bin_header, learn_template
+from offline_cli.episodes.codec.strided_lists import ItemTemplate, learn_template
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch, Infos
+from offline_cli.episodes.codec.arrays import list_header
 from offline_cli.episodes.codec.fields import ArrayField, clocks_bytes, flag_bytes, name_bytes, names_bytes, uint_bytes
 from offline_cli.episodes.codec.plans import ItemPlan, Slot
 from offline_cli.episodes.codec.states import packed, plain_custom_data, plain_infos
-from offline_cli.episodes.codec.strided_lists import list_header
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from offline_cli.episodes.codec.arrays import dtype_from_type, pack, shape_from_node, unpack_raw
+from offline_cli.episodes.codec.arrays import dtype_from_type, list_header, map_header, pack, shape_from_node, unpack_raw
 from offline_cli.episodes.codec.fields import (
     INSIDE,
     ArrayField,
@@ -31,8 +31,7 @@ from offline_cli.episodes.codec.fields import (
     read_uint,
 )
 from offline_cli.episodes.codec.kinds import Kinds
-from offline_cli.episodes.codec.spaces import space_in_state
-from offline_cli.episodes.codec.strided_lists import list_header, map_header
+from offline_cli.episodes.known_spaces import space_in_state
 from offline_cli.errors import OfflineCliError
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally

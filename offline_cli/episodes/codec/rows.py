@@ -17,10 +17,10 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import check_values
 from offline_cli.episodes.codec.fields import INSIDE
 from offline_cli.episodes.codec.plans import BufferSlots, ItemPlan
-from offline_cli.episodes.codec.spaces import space_in_state
 from offline_cli.episodes.codec.states import DATA_BUFFERS
-from offline_cli.episodes.codec.steps import Steps, empty_rows, in_space
+from offline_cli.episodes.codec.steps import Steps, empty_rows
 from offline_cli.episodes.codec.strided_lists import ItemTemplate
+from offline_cli.episodes.known_spaces import in_space, space_in_state
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally

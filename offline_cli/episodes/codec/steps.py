@@ -16,17 +16,17 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.episodes.buffers.stacking import EXACT_INT, STORABLE, check_widening
+from offline_cli.episodes.known_spaces import MAX_DEPTH, in_space
 from offline_cli.errors import BadEpisode
-from offline_cli.spaces import Space, tree_from_lists
+from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["Signature", "Steps", "empty_rows", "in_space", "signature"]
+__all__ = ["Signature", "Steps", "empty_rows", "signature"]
 
 Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each leaf: dotted path, dtype, shape of one row
 NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 LEAF_TYPES = (np.ndarray, np.generic, str, *NUMBERS)
-MAX_DEPTH = 32
 FIX = "record values of one structure, shape and dtype, or leave this episode out"
 
 
@@ -115,41 +115,6 @@ def _is_numbers(value: Any) -> bool:
 
 
 # ---- structure from spaces ----
-
-
-def in_space(tree: Tree, space: Space | None, *, name: str, where: str) -> Tree:
-    """`tree` with tuples for lists (msgpack knows lists only), keys in the order of `space` where the structure is its own.
-
-    Raises BadEpisode for leaves that are no arrays.
-    """
-    if isinstance(space, (spaces.Dict, spaces.Tuple)) and _same_parts(tree, space):
-        tree = tree_from_lists(tree, space)
-    return _tuples(tree, name, where, 0)
-
-
-def _same_parts(tree: Tree, space: Space) -> bool:
-    """Whether the structure is the space's: a connector may have written flat vectors over a Dict space's observations."""
-    if isinstance(space, spaces.Dict):
-        same = isinstance(tree, dict) and tree.keys() == space.spaces.keys()
-        return same and all(_same_parts(tree[key], part) for key, part in space.spaces.items())
-    if isinstance(space, spaces.Tuple):
-        same = isinstance(tree, (list, tuple)) and len(tree) == len(space.spaces)
-        return same and all(_same_parts(item, part) for item, part in zip(tree, space.spaces, strict=True))
-    return not isinstance(tree, (dict, list, tuple))
-
-
-def _tuples(tree: Tree, name: str, where: str, depth: int) -> Tree:
-    if depth > MAX_DEPTH:
-        raise BadEpisode(f"{name} is nested deeper than {MAX_DEPTH}", where=where, fix=FIX)
-    if isinstance(tree, dict):
-        if not all(isinstance(key, str) for key in tree):
-            raise BadEpisode(f"{name} has keys that are no text", where=where, fix=FIX)
-        return {key: _tuples(part, f"{name}.{key}", where, depth + 1) for key, part in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return tuple(_tuples(part, f"{name}.{i}", where, depth + 1) for i, part in enumerate(tree))
-    if not isinstance(tree, np.ndarray):
-        raise BadEpisode(f"{name} holds a {type(tree).__name__} where an array belongs", where=where, fix=FIX)
-    return tree
 
 
 def empty_rows(space: Space | None) -> Tree:

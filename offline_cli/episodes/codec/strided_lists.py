@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.episodes.codec.arrays import dtype_from_type, pack, shape_from_node, unpack_first
+from offline_cli.episodes.codec.arrays import (
+    bin_header,
+    dtype_from_type,
+    list_header,
+    map_header,
+    pack,
+    shape_from_node,
+    unpack_first,
+)
 from offline_cli.errors import OfflineCliError
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["ItemTemplate", "bin_header", "learn_template", "list_header", "map_header"]
+__all__ = ["ItemTemplate", "learn_template"]
 
 FIXINT_LOW = -32
 INT_CODES = {0xCC: ">u1", 0xCD: ">u2", 0xCE: ">u4", 0xD0: ">i1", 0xD1: ">i2", 0xD2: ">i4", 0xD3: ">i8"}
@@ -177,26 +185,3 @@ class _Builder:
         self.image += payload
         self.spans.append(span)
         return span
-
-
-def map_header(size: int) -> bytes:
-    """The bytes before a map of `size` pairs."""
-    return _header(size, 0x80, b"\xde", b"\xdf")
-
-
-def list_header(size: int) -> bytes:
-    """The bytes before a list of `size` values."""
-    return _header(size, 0x90, b"\xdc", b"\xdd")
-
-
-def bin_header(size: int) -> bytes:
-    """The bytes before `size` raw bytes."""
-    if size < 1 << 8:
-        return b"\xc4" + size.to_bytes(1, "big")
-    return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
-
-
-def _header(size: int, fix: int, short: bytes, long: bytes) -> bytes:
-    if size < 16:
-        return bytes([fix | size])
-    return short + size.to_bytes(2, "big") if size < 1 << 16 else long + size.to_bytes(4, "big")

@@ -25,7 +25,7 @@ from offline_cli.errors import BadData
 from offline_cli.formats.tables.invalid_rows import PIECE, Broken, InvalidRows
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.scopes import Scope, part_of
-from offline_cli.storage.arrow_files import let_go
+from offline_cli.storage.arrow_reading import let_go
 
 __all__ = ["csv_batches", "csv_header", "delimiter_of"]
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import UsageError
 from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.tables.mapping_text import mapping_text
+from offline_cli.options.shared import EpisodeEnds, Tables
 
 __all__ = ["EPISODE_ENDS", "MEMORY_LIMIT", "TableOptions"]
 
-EPISODE_ENDS: Final = ("flags", "t", "chain")
+EPISODE_ENDS: Final[tuple[str, ...]] = get_args(EpisodeEnds)
 LEAST_MEMORY: Final = 256 << 20  # the program itself takes half of that
 
 
@@ -37,6 +39,17 @@ class TableOptions:
         if self.memory_limit < LEAST_MEMORY:
             what = f"{self.memory_limit} bytes are too few to read a table in"
             raise UsageError(what, where="--memory-limit", fix=f"give at least {LEAST_MEMORY >> 20} MiB")
+
+    @classmethod
+    def of(cls, options: Tables) -> TableOptions:
+        """As the keywords of a function say it. Raises UsageError."""
+        return cls(
+            options["mapping"],
+            options["rows_as_episodes"],
+            options["episode_ends"],
+            options["temp_dir"],
+            byte_size(options["memory_limit"], option="--memory-limit"),
+        )
 
     def identity(self, storage_options: Mapping[str, Any] | None = None) -> list[Any]:
         """Plain values that are the same for the same reading. Raises StorageNotFound where there is no such mapping."""

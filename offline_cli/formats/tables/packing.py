@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from offline_cli.errors import BadData
 from offline_cli.formats.file_source import Openable
-from offline_cli.storage.arrow_extensions import extension_failures
+from offline_cli.storage.arrow_reading import extension_failures
 from offline_cli.storage.failures import storage_failures
 
 __all__ = ["damage", "packing_of", "seekable", "unpacked", "unpacked_head"]

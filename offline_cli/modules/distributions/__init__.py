@@ -12,6 +12,8 @@ Box actions are Gaussian with a spread of its own per dimension, in the units of
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 from gymnasium import spaces
 
@@ -20,6 +22,7 @@ from offline_cli.modules.distributions.discrete import Categorical, MultiBernoul
 from offline_cli.modules.distributions.gaussian import LOG_STD_RANGE, DiagonalGaussian
 from offline_cli.modules.distributions.head import ActionHead
 from offline_cli.modules.distributions.nested import Nested
+from offline_cli.options.shared import Scale
 from offline_cli.spaces import Space, check_supported
 
 __all__ = [
@@ -65,7 +68,7 @@ def _build(space: Space, action_scale: str) -> ActionHead:
 
 def check_scale(action_scale: str, *, where: str) -> None:
     """Raise BadConfig, with the remedy, unless Box actions of this scale can be learned."""
-    if action_scale not in ("env", "normalized"):
+    if action_scale not in get_args(Scale):
         raise BadConfig(
             f"Box actions of {action_scale} scale: env units, or a module's outputs in about [-1, 1]?",
             where=where,

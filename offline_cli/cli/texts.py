@@ -1,0 +1,70 @@
+"""Values of options that a command line writes as text: pairs, JSON objects, settings of the storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from offline_cli.byte_sizes import byte_size
+from offline_cli.errors import BadConfig, UsageError
+
+__all__ = ["STORAGE_OPTION", "json_object", "pairs", "storage_options"]
+
+STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
+
+
+def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
+    """`["a=1", "b=x"]` as `{"a": "1", "b": "x"}`. Raises UsageError naming the ones that are not KEY=VALUE, or given twice."""
+    found: dict[str, str] = {}
+    for pair in given or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{_shown(pair, option)} is not KEY=VALUE", where=option, fix=f"for example {option} key=value")
+        if key.strip() in found:
+            raise UsageError(f"{key.strip()} is given twice", where=option, fix="one value for each key")
+        found[key.strip()] = value
+    return found
+
+
+def _shown(pair: str, option: str) -> str:
+    """What was given; of a storage option, which may be a secret, the first letters."""
+    return repr(pair) if option != STORAGE_OPTION or len(pair) < 4 else repr(f"{pair[:3]}...")
+
+
+def storage_options(
+    given: Sequence[str] | None, *, cache: str | None = None, cache_size: str | None = None
+) -> Mapping[str, Any] | None:
+    """Storage options by name, None without any; `anon=true` is a bool, `key='"007"'` a string.
+
+    `cache`, `cache_size`: as --cache and --cache-size give them, which win. Raises UsageError.
+    """
+    found = {key: _value(text) for key, text in pairs(given, option=STORAGE_OPTION).items()}
+    if cache is not None:
+        found["cache"] = cache
+    if cache_size is not None:
+        found["cache_size"] = byte_size(cache_size, option="--cache-size")
+        if "cache" not in found:
+            raise UsageError("--cache-size without --cache", where="--cache-size", fix="name the folder with --cache DIR")
+    return found or None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def json_object(text: str | None, *, option: str, example: str) -> dict[str, Any] | None:
+    """`text` as a JSON object, None where it is not given. Raises BadConfig for any other text, with an example."""
+    if text is None:
+        return None
+    fix = f"for example {option} '{example}'"
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as err:
+        raise BadConfig(f"not JSON: {err}", where=option, fix=fix) from err
+    if not isinstance(found, dict):
+        raise BadConfig(f"{type(found).__name__}, no JSON object", where=option, fix=fix)
+    return found

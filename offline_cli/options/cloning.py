@@ -1,0 +1,266 @@
+"""Options of `train-bc`, and the keys of its configuration file."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
+
+from offline_cli.options.option import Form, Group, Option, reworded
+from offline_cli.options.shared import (
+    DEVICE,
+    SEED,
+    ActionScale,
+    Caching,
+    Device,
+    DryRun,
+    Environment,
+    Out,
+    Overwriting,
+    Plugins,
+    Resuming,
+    Showing,
+    SourceFormat,
+    Sources,
+    Storage,
+    TempDir,
+)
+
+if TYPE_CHECKING:
+    from offline_cli.connectors.pipeline_spec import Given
+
+__all__ = [
+    "ACTIVATION",
+    "BOUND_EPOCHS",
+    "CONFIRM_EPISODES",
+    "DEFAULT_EPOCHS",
+    "EVAL_EVERY_RANGE",
+    "HIDDEN",
+    "ConfigKeys",
+    "MlpKeys",
+    "TrainBCFlags",
+    "TrainBCOptions",
+]
+
+DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
+EVAL_EVERY_RANGE = (100, 1000)  # updates
+
+ALGORITHM: Final = Option(
+    help="What the policy is learned by: its name, and its options (docs/algorithms.md).",
+    group=Group.LEARNING,
+    default={"name": "bc"},
+    in_config=True,
+)
+NETWORK: Final = Option(
+    help="The network of the policy, and of what else the algorithm makes: its name, and its options (docs/algorithms.md).",
+    group=Group.LEARNING,
+    default={"name": "mlp"},
+    in_config=True,
+)
+HIDDEN: Final = Option(
+    help="Widths of the hidden layers of the network mlp.", group=Group.LEARNING, default=(256, 256), minimum=1, in_config=True
+)
+ACTIVATION: Final = Option(help="Activation between hidden layers.", group=Group.LEARNING, default="relu", in_config=True)
+CONFIRM_EPISODES: Final = Option(
+    help="Fresh episodes that must confirm {until_return}.", group=Group.CHECKING, default=100, minimum=1, in_config=True
+)
+
+
+class _Configured(Environment, ActionScale, total=False):
+    """What the command line and the configuration file may both say."""
+
+    batch_size: Annotated[
+        int | None,
+        Option(help="Steps per update.", group=Group.LEARNING, default=1024, minimum=1, in_config=True, metavar="N"),
+    ]
+    lr: Annotated[
+        float | None,
+        Option(help="Learning rate of Adam.", group=Group.LEARNING, default=5e-4, above=0, in_config=True, metavar="RATE"),
+    ]
+    updates: Annotated[
+        int | None,
+        Option(
+            help="Stop after this many updates; excludes {epochs}.",
+            group=Group.HOW_LONG,
+            minimum=1,
+            in_config=True,
+            metavar="N",
+        ),
+    ]
+    epochs: Annotated[
+        int | None,
+        Option(
+            help="Stop after this many passes over the data; excludes {updates}.",
+            group=Group.HOW_LONG,
+            without=f"{DEFAULT_EPOCHS}, or {BOUND_EPOCHS} with {{until_return}} or {{patience}}",
+            minimum=1,
+            in_config=True,
+            metavar="N",
+        ),
+    ]
+    until_return: Annotated[
+        float | None,
+        Option(
+            help=f"Stop once the mean return, confirmed on {CONFIRM_EPISODES.default} fresh episodes, is at least R; "
+            "else exit code 7. Needs {env}.",
+            group=Group.HOW_LONG,
+            in_config=True,
+            metavar="R",
+        ),
+    ]
+    val_fraction: Annotated[
+        float | None,
+        Option(
+            help="Share of the episodes held out for validation.",
+            group=Group.CHECKING,
+            without="none",
+            above=0,
+            below=1,
+            in_config=True,
+            metavar="F",
+        ),
+    ]
+    patience: Annotated[
+        int | None,
+        Option(
+            help="Stop after this many checks without a better validation loss. Needs {val_fraction}.",
+            group=Group.HOW_LONG,
+            minimum=1,
+            in_config=True,
+            metavar="N",
+        ),
+    ]
+    eval_every: Annotated[
+        int | None,
+        Option(
+            help="Updates between two checks.",
+            group=Group.CHECKING,
+            without="an epoch, but from {} to {}".format(*EVAL_EVERY_RANGE),
+            minimum=1,
+            in_config=True,
+            metavar="N",
+        ),
+    ]
+    eval_episodes: Annotated[
+        int | None,
+        Option(
+            help="Episodes played per check, greedily.",
+            group=Group.CHECKING,
+            default=20,
+            minimum=1,
+            in_config=True,
+            metavar="N",
+        ),
+    ]
+    checkpoint_every: Annotated[
+        int | None,
+        Option(
+            help="Updates between two checkpoints; fewer in cloud storage where uploads are slow.",
+            group=Group.CHECKING,
+            default=500,
+            minimum=1,
+            in_config=True,
+            metavar="N",
+        ),
+    ]
+    device: Annotated[Device | None, DEVICE]
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"] | None,
+        Option(
+            help="Arithmetic of the network; weights and the optimizer are always fp32, and auto is.",
+            group=Group.WHERE,
+            default="auto",
+            in_config=True,
+        ),
+    ]
+    seed: Annotated[int | None, replace(SEED, group=Group.LEARNING)]
+    streaming: Annotated[
+        bool | None,
+        Option(
+            help="Keep the steps on disk while training, and in memory only what {memory_limit} allows.",
+            group=Group.WHERE,
+            default=False,
+            in_config=True,
+        ),
+    ]
+    memory_limit: Annotated[
+        int | str | None,
+        Option(
+            help="Memory that the process may take. Data that does not fit is refused without {streaming}.",
+            group=Group.WHERE,
+            without="1GiB with {streaming} (on a GPU 4GiB), else any",
+            minimum=1,
+            in_config=True,
+            form=Form.SIZE,
+            as_text="512MiB, 4GiB, or a number of bytes.",
+            metavar="SIZE",
+        ),
+    ]
+
+
+class MlpKeys(TypedDict, total=False):
+    """Options of the network mlp, which its table may hold as well."""
+
+    hidden: Annotated[tuple[int, ...], HIDDEN]
+    activation: Annotated[Literal["relu", "tanh", "silu", "gelu"], ACTIVATION]
+
+
+class ConfigKeys(_Configured, MlpKeys, total=False):
+    """Keys of the configuration file."""
+
+    algorithm: Annotated[Mapping[str, Any], ALGORITHM]
+    network: Annotated[Mapping[str, Any], NETWORK]
+    confirm_episodes: Annotated[int, CONFIRM_EPISODES]
+    log_every: Annotated[
+        int,
+        Option(help="Updates between two rows of metrics.jsonl.", group=Group.CHECKING, default=50, minimum=1, in_config=True),
+    ]
+    threads: Annotated[
+        int | None,
+        Option(
+            help="CPU threads of the network.",
+            group=Group.WHERE,
+            without="1 for small networks, which is fastest there; else one per core, at most 8",
+            minimum=1,
+            in_config=True,
+        ),
+    ]
+
+
+@reworded(
+    temp_dir={"help": "Where {streaming} keeps the steps."},
+    dry_run="Check options, environment and all data, write nothing.",
+)
+class TrainBCOptions(_Configured, SourceFormat, TempDir, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+    """Keywords of `train_bc`."""
+
+    config: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            help="TOML file with these options and the network's (keys: docs/config.md); what is given here wins.",
+            group=Group.LEARNING,
+            form=Form.FILE,
+            metavar="FILE",
+        ),
+    ]
+    pipeline: Annotated[
+        "Given",
+        Option(
+            help="Pipeline file of kind learner (docs/connectors.md), through which the policy learns and plays.",
+            group=Group.LEARNING,
+            form=Form.FILE,
+            metavar="FILE",
+        ),
+    ]
+    module_id: Annotated[
+        str | None,
+        Option(
+            help="Learn from the episodes of this module; needed where the data holds several.",
+            group=Group.DATA,
+            metavar="NAME",
+        ),
+    ]
+
+
+@reworded(out={"help": "Run folder to make: a path or a URL.", "metavar": "RUN"})
+class TrainBCFlags(Sources, Out, Caching, Showing, total=False):
+    """What the command line of `train-bc` takes besides."""

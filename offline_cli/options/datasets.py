@@ -1,0 +1,155 @@
+"""Options of `convert`, `inspect`, `validate` and `repair`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Required
+
+from offline_cli.options.option import Form, Group, Option, reworded
+from offline_cli.options.shared import (
+    ENV_FORMS,
+    ROW_FORMAT,
+    ActionScale,
+    Caching,
+    DryRun,
+    Environment,
+    Limit,
+    Out,
+    Overwriting,
+    Resuming,
+    RowFormat,
+    Shards,
+    Showing,
+    Sources,
+    Storage,
+    Tables,
+)
+
+__all__ = [
+    "WORKERS",
+    "ConvertFlags",
+    "ConvertOptions",
+    "InspectFlags",
+    "InspectOptions",
+    "RepairFlags",
+    "RepairOptions",
+    "ValidateFlags",
+    "ValidateOptions",
+]
+
+WORKERS: Final = Option(
+    help="Parquet files read at a time; processes for much JSON.", group=Group.WHERE, default=4, minimum=1, metavar="N"
+)
+
+
+@reworded(
+    env=f"Source of spaces for recordings without any: {ENV_FORMS}.",
+    dry_run="Read and count everything, show what would be written, write nothing.",
+)
+class ConvertOptions(Tables, Environment, ActionScale, Limit, Shards, Resuming, Overwriting, DryRun, Storage, total=False):
+    """Keywords of `convert`."""
+
+    to: Annotated[RowFormat, ROW_FORMAT]
+    on_error: Annotated[
+        Literal["fail", "skip", "quarantine"],
+        Option(
+            help="What an unreadable row does: end the command, be counted, or be set aside with reason and place.",
+            group=Group.DATA,
+            default="fail",
+        ),
+    ]
+    workers: Annotated[int, WORKERS]
+
+
+class ConvertFlags(Sources, Out, Caching, Showing, total=False):
+    """What the command line of `convert` takes besides."""
+
+
+class InspectOptions(Tables, Storage, total=False):
+    """Keywords of `inspect`."""
+
+    expect: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            help="Fail with exit code 7 unless the result has these values, such as episodes=100.",
+            group=Group.CHECKING,
+            form=Form.PAIRS,
+            metavar="KEY=VALUE",
+        ),
+    ]
+    on_error: Annotated[
+        Literal["fail", "skip"],
+        Option(help="What an unreadable row does: end the command, or be counted.", group=Group.DATA, default="fail"),
+    ]
+
+
+class InspectFlags(Sources, Showing, total=False):
+    """What the command line of `inspect` takes besides."""
+
+
+@reworded(env=f"Environment whose spaces the data must fit: {ENV_FORMS}.")
+class ValidateOptions(Tables, Environment, ActionScale, Storage, total=False):
+    """Keywords of `validate`."""
+
+    strict: Annotated[bool, Option(help="Fail on warnings too, not on errors alone.", group=Group.CHECKING, default=False)]
+    deep: Annotated[
+        bool,
+        Option(
+            help="Look closer at a dataset, which reads it twice: footers, rows set aside, open uploads.",
+            group=Group.CHECKING,
+            default=False,
+        ),
+    ]
+    allow_lost: Annotated[
+        bool,
+        Option(
+            help="Episodes that were lost when a dataset was written are a note, also under {strict}.",
+            group=Group.CHECKING,
+            default=False,
+        ),
+    ]
+
+
+class ValidateFlags(Sources, Showing, total=False):
+    """What the command line of `validate` takes besides."""
+
+
+@reworded(
+    env=f"Environment whose spaces the data has, if nothing else says: {ENV_FORMS}.",
+    dry_run="Say what would be done, change nothing.",
+)
+class RepairOptions(Environment, DryRun, Storage, total=False):
+    """Keywords of `repair`."""
+
+    drop_broken: Annotated[
+        bool,
+        Option(
+            help="Leave out shards that are missing, unreadable, or not what the manifest's sha256 says.",
+            group=Group.DATA,
+            default=False,
+        ),
+    ]
+    keep: Annotated[
+        str | None,
+        Option(
+            help="Of a dataset that was being overwritten: the one that was there, or what there is of the new one. "
+            "GENERATION: the 8 hex digits in the names of its shards.",
+            group=Group.DATA,
+            metavar="old|new|GENERATION",
+        ),
+    ]
+    force_unlock: Annotated[
+        bool,
+        Option(
+            help="Remove the writer's note, _writing.json, and nothing else; refused while it changes within 25 s, "
+            "or its process runs on this machine.",
+            group=Group.DATA,
+            default=False,
+        ),
+    ]
+
+
+class RepairFlags(Showing, total=False):
+    """What the command line of `repair` takes besides."""
+
+    out: Required[
+        Annotated[str, Option(help="Dataset folder: a path or URL.", group=Group.DATA, is_argument=True, metavar="D")]
+    ]

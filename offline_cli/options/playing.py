@@ -1,0 +1,156 @@
+"""Options of `record` and `evaluate`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Required, TypedDict
+
+from offline_cli.options.option import Form, Group, Option, reworded
+from offline_cli.options.shared import (
+    ENV_FORMS,
+    MAX_BYTES,
+    ROW_FORMAT,
+    Acting,
+    DryRun,
+    Environment,
+    Out,
+    Overwriting,
+    Plugins,
+    Resuming,
+    RowFormat,
+    Shards,
+    Showing,
+    Storage,
+)
+
+__all__ = ["EvaluateFlags", "EvaluateOptions", "RecordFlags", "RecordOptions", "Vectorize"]
+
+Vectorize = Literal["auto", "sync", "async", "vector_entry_point"]
+
+
+class Slots(TypedDict, total=False):
+    """Copies of the environment that play."""
+
+    num_envs: Annotated[
+        int,
+        Option(
+            help="Copies of the environment that play side by side, per runner.",
+            group=Group.WHERE,
+            default=16,
+            minimum=1,
+            metavar="N",
+        ),
+    ]
+    num_env_runners: Annotated[
+        int, Option(help="Processes that play; 0: this one does.", group=Group.WHERE, default=0, minimum=0, metavar="N")
+    ]
+    step_timeout: Annotated[
+        float | None,
+        Option(
+            help="End with exit code 3 where a step or reset of the environment takes longer.",
+            group=Group.PLAYING,
+            without="no limit",
+            above=0,
+            metavar="SECONDS",
+        ),
+    ]
+
+
+@reworded(
+    step_timeout="End with exit code 3, whole episodes kept, where a step or reset of the environment takes longer.",
+    dry_run="Check options, environment and policy, write nothing.",
+)
+class RecordOptions(Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+    """Keywords of `record`."""
+
+    policy: Required[
+        Annotated[
+            str,
+            Option(
+                help="What plays: random, a run folder of train-bc, sb3:FILE (loading one runs the pickled code in it), "
+                "or python:package.module:attribute.",
+                group=Group.PLAYING,
+                short="-p",
+                metavar="P",
+            ),
+        ]
+    ]
+    episodes: Annotated[
+        int | None,
+        Option(help="Episodes to record; excludes {steps}.", group=Group.HOW_LONG, minimum=1, short="-n", metavar="N"),
+    ]
+    steps: Annotated[
+        int | None,
+        Option(help="Record the fewest whole episodes that have so many steps.", group=Group.HOW_LONG, minimum=1, metavar="N"),
+    ]
+    format: Annotated[RowFormat, ROW_FORMAT]
+    vectorize: Annotated[
+        Vectorize,
+        Option(
+            help="Copies in turn, a process each, or the environment's own vector class, which auto takes where there is one "
+            "with the same spaces. With the first two, episodes do not depend on {num_envs} and {num_env_runners}.",
+            group=Group.WHERE,
+            default="auto",
+        ),
+    ]
+    max_bytes_per_file: Annotated[int | None, MAX_BYTES]
+    first_episode: Annotated[
+        int,
+        Option(
+            help="Index of the first episode: any one can be recorded again alone.",
+            group=Group.HOW_LONG,
+            default=0,
+            minimum=0,
+            metavar="I",
+        ),
+    ]
+    env_kwargs: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            help="Arguments to make the environment with: a JSON object.",
+            group=Group.PLAYING,
+            form=Form.JSON,
+            example='{"gravity": 9.8}',
+            metavar="JSON",
+        ),
+    ]
+    wrappers: Annotated[
+        Sequence[str],
+        Option(
+            help="Wrappers around the environment, inner first: module:Class, or one of gymnasium.wrappers.",
+            group=Group.PLAYING,
+            default=(),
+            form=Form.NAMES,
+            flag="--wrapper",
+            metavar="W",
+        ),
+    ]
+
+
+class RecordFlags(Out, Showing, total=False):
+    """What the command line of `record` takes besides."""
+
+    env: Required[
+        Annotated[
+            str,
+            Option(help=f"Environment to play in: {ENV_FORMS}.", group=Group.DATA, is_argument=True, metavar="ENV"),
+        ]
+    ]
+
+
+class EvaluateOptions(Environment, Acting, Slots, Plugins, Storage, total=False):
+    """Keywords of `evaluate`."""
+
+    episodes: Annotated[
+        int, Option(help="Episodes to play.", group=Group.HOW_LONG, default=100, minimum=1, short="-n", metavar="N")
+    ]
+    min_return: Annotated[
+        float | None,
+        Option(help="Fail with exit code 7 if the mean return is below R.", group=Group.CHECKING, metavar="R"),
+    ]
+
+
+class EvaluateFlags(Showing, total=False):
+    """What the command line of `evaluate` takes besides."""
+
+    run: Required[
+        Annotated[str, Option(help="Run folder that train-bc made.", group=Group.DATA, is_argument=True, metavar="RUN")]
+    ]

@@ -1,0 +1,186 @@
+"""A process per slot: copies that play at the same time; refuses to wait for one that has died.
+
+Processes come from a fork server, which is started before this process has threads to lose (torch's, Arrow's), and from a fresh
+interpreter where the system has none. Observations travel through shared memory (gymnasium's utilities), the rest through
+pipes. A worker ends with its pipe; one that hangs is ended after a parent that is killed (`engines/orphans.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory
+from numpy.typing import NDArray
+
+from offline_cli.engines.fork_server import process_context
+from offline_cli.engines.orphans import ended, ends_with_parent, signals_are_its_parents
+from offline_cli.engines.watchdog import watched
+from offline_cli.environments import open_environment
+from offline_cli.errors import OfflineCliError
+from offline_cli.playing.infos import owned
+from offline_cli.playing.slots import RAISED, Index, SlotFailure
+from offline_cli.playing.starting import started
+from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
+from offline_cli.spaces import Space
+from offline_cli.step_values import flag_of, reward_of
+from offline_cli.trees import Tree, map_leaves
+from offline_cli.waiting import current
+
+__all__ = ["AsyncSlots"]
+
+Answer = tuple[float, bool, bool, Mapping[str, Any] | None]
+GRACE = 5.0  # seconds for the environments to close, and
+HURRIED = 1.5  # after a stop
+
+
+class AsyncSlots:
+    """See Slots. Raises what `open_environment` raises in a worker."""
+
+    def __init__(
+        self, name: str, kwargs: Mapping[str, Any], wrappers: Sequence[str], count: int, observation_space: Space, padded: int
+    ) -> None:
+        context = process_context("offline_cli.playing.async_slots")  # which knows no torch
+        memory = create_shared_memory(observation_space, n=count, ctx=context)
+        self._shared: Tree = read_from_shared_memory(observation_space, memory, n=count)
+        self.obs = zero_rows(observation_space, padded)
+        self.infos: NDArray[np.object_] | None = None
+        self.rewards = np.zeros(count)
+        self.terminated, self.truncated, self.ended = np.zeros((3, count), np.bool_)
+        self.ready = np.ones(count, np.bool_)
+        self.any_ended, self.any_ready = False, True
+        self._pipes: list[Connection] = []
+        self._workers: list[Any] = []
+        self._waiting = current()
+        self._held = ExitStack()
+        try:
+            self._held.enter_context(watched())
+            for slot in range(count):
+                ours, theirs = context.Pipe()
+                args = (name, dict(kwargs), tuple(wrappers), slot, count, observation_space, memory, theirs)
+                worker = context.Process(target=_work, args=args, daemon=True, name=f"environment-{slot}")
+                self._pipes.append(ours)
+                started(worker)
+                self._workers.append(worker)
+                theirs.close()
+            with self._waiting.within("making", f"{name} to be made by {count} processes"):
+                for slot in range(count):
+                    self._answer(slot, "making it")
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, slots: Index, seeds: list[int]) -> None:
+        """See Slots."""
+        for slot, seed in zip(slots.tolist(), seeds, strict=True):
+            self._send(slot, "reset", seed)
+        self._waiting.enter("reset")
+        for slot in slots.tolist():
+            self._keep(slot, self._answer(slot, "reset")[3])
+        self._waiting.leave()
+        self._take(slots)
+        self.ready[slots] = False
+        self.any_ready = bool(self.ready.any())
+
+    def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
+        """See Slots."""
+        slots = np.flatnonzero(live)
+        for slot in slots.tolist():
+            self._send(slot, "step", rows_of(actions, slot))
+        self._waiting.enter("step")
+        for slot in slots.tolist():
+            self.rewards[slot], self.terminated[slot], self.truncated[slot], info = self._answer(slot, "step")
+            self._keep(slot, info)
+        self._waiting.leave()
+        self._take(slots)
+        self.ended = (self.terminated | self.truncated) & live
+        self.any_ended = bool(self.ended.any())
+        if self.any_ended:
+            self.ready |= self.ended
+            self.any_ready = True
+
+    def _send(self, slot: int, doing: str, given: Any) -> None:
+        with suppress(BrokenPipeError):  # it has died; `_answer` says so
+            self._pipes[slot].send((doing, given))
+
+    def _answer(self, slot: int, doing: str) -> Answer:
+        self._waiting.slot = slot
+        self._waiting.calls += 1
+        try:
+            found, value = self._pipes[slot].recv()
+        except (EOFError, OSError) as err:  # the latter in the middle of a message
+            self._workers[slot].join(GRACE)
+            code = self._workers[slot].exitcode
+            raise SlotFailure(slot, doing, f"the end of its process, with exit code {code}") from err
+        if isinstance(value, OfflineCliError):
+            raise value
+        if not found:
+            raise SlotFailure(slot, doing, str(value))
+        answer: Answer = value
+        return answer
+
+    def _take(self, slots: Index) -> None:
+        map_leaves(lambda target, leaf: target.__setitem__(slots, leaf[slots]), self.obs, self._shared)
+
+    def _keep(self, slot: int, info: Mapping[str, Any] | None) -> None:
+        if self.infos is None:
+            if not info:
+                return
+            self.infos = np.full(len(self._pipes), None)
+        self.infos[slot] = info or None
+
+    def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
+        """See Slots."""
+        return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
+
+    def close(self) -> None:
+        """Have each worker close its copy; end those that do not come back."""
+        for pipe in self._pipes:
+            pipe.close()
+        ended(self._workers, HURRIED if self._waiting.hurried else GRACE)
+        self._held.close()
+
+
+def _work(
+    name: str,
+    kwargs: Mapping[str, Any],
+    wrappers: Sequence[str],
+    slot: int,
+    count: int,
+    space: Space,
+    memory: Any,
+    pipe: Connection,
+) -> None:
+    """A worker: one copy, which answers until the pipe ends."""
+    signals_are_its_parents()
+    ends_with_parent()
+    write = row_writer(read_from_shared_memory(space, memory, n=count))
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            environment = open_environment(name, kwargs, wrappers)
+        except OfflineCliError as err:
+            pipe.send((False, err))
+            return
+        pipe.send((True, (0.0, False, False, None)))
+        with environment:
+            env = environment.singles(1)[0]
+            while True:
+                doing, given = pipe.recv()
+                pipe.send(_done(env, doing, given, partial(write, slot)))
+
+
+def _done(env: Any, doing: str, given: Any, write: Callable[[Tree], None]) -> tuple[bool, Any]:
+    try:
+        if doing == "reset":
+            observation, info = env.reset(seed=given)
+            reward, terminated, truncated = 0.0, False, False
+        else:
+            observation, reward, terminated, truncated, info = env.step(given)
+        write(observation)
+        return True, (reward_of(reward), flag_of(terminated), flag_of(truncated), owned(info) or None)
+    except RAISED as err:  # it may not travel itself
+        return False, repr(err)

@@ -1,0 +1,85 @@
+"""A policy asked in blocks of a fixed number of rows, so that a row's result is the same whatever plays beside it.
+
+Float results differ in the last digits with the shape of a batch. So a policy always sees the same number of rows, padded,
+whatever the number of slots; how many, `policies/block_rows.py` finds out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.playing.actor import PolicyFailure
+from offline_cli.playing.slots import Index, Slots
+from offline_cli.policies.block_rows import RAISED
+from offline_cli.policies.observation_rows import rows_of
+from offline_cli.policies.policy import Acted, Policy
+from offline_cli.trees import Tree, map_leaves
+
+__all__ = ["Blocks"]
+
+
+class Blocks:
+    """A policy for a fixed number of slots, whose observations come padded to whole blocks. See Actor."""
+
+    def __init__(self, policy: Policy, slots: int, *, rows: int | None) -> None:
+        """`rows`: of a block; None: all slots are one, for an environment whose results depend on their number anyway."""
+        self._policy = policy
+        self._slots = slots
+        self._rows = slots if rows is None or policy.rows_alike else rows
+        self.padded = -(-slots // self._rows) * self._rows
+        self._chance = np.full((self.padded, policy.chance_size), 0.5)
+
+    def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
+        """Observations: leaves (padded, ...); chance: (slots, size). Gives `slots` rows. Raises PolicyFailure."""
+        if self._rows == self._slots:
+            return self._block(observations, chance, 0)
+        if self._policy.chance_size:
+            self._chance[: self._slots] = chance
+        starts = range(0, self.padded, self._rows)
+        blocks = [slice(at, at + self._rows) for at in starts]
+        parts = [self._block(rows_of(observations, block), self._chance[block], block.start) for block in blocks]
+        return self._joined(parts)
+
+    def begin(self, slots: Index, episodes: Index, at: Slots) -> None:
+        """Nothing: it looks at observations alone."""
+
+    def end(self, slots: Index, at: Slots, finals: Tree, infos: NDArray[Any] | None) -> None:
+        """Nothing."""
+
+    def went_on(self, at: Slots, live: NDArray[np.bool_]) -> None:
+        """Nothing."""
+
+    def _joined(self, parts: list[Acted]) -> Acted:
+        """The rows of all blocks, without those that were padding."""
+        actions = self._rows_of_all([part.actions for part in parts])
+        apart = parts[0].for_env is not parts[0].actions
+        return Acted(
+            actions,
+            self._rows_of_all([part.for_env for part in parts]) if apart else actions,
+            {name: self._rows_of_all([part.extras[name] for part in parts]) for name in parts[0].extras},
+        )
+
+    def _rows_of_all(self, trees: list[Tree]) -> Tree:
+        if len(trees) == 1:
+            return rows_of(trees[0], slice(0, self._slots))
+        return map_leaves(lambda *parts: np.concatenate(parts)[: self._slots], *trees)
+
+    def _block(self, observations: Tree, chance: NDArray[np.float64], start: int) -> Acted:
+        try:
+            return self._policy.act(observations, chance)
+        except RAISED as err:  # some policies are a user's code
+            row = self._first_bad_row(observations, chance)
+            raise PolicyFailure(start + row, err) from err
+
+    def _first_bad_row(self, observations: Tree, chance: NDArray[np.float64]) -> int:
+        """The first row that the policy raises for in a block of copies of it; 0 where it minds none alone."""
+        for row in range(len(chance)):
+            same = np.full(len(chance), row)
+            try:
+                self._policy.act(rows_of(observations, same), chance[same])
+            except RAISED:  # the same failure again, which is what is looked for
+                return row
+        return 0

@@ -1,0 +1,244 @@
+"""Plays one runner's share of a plan, and hands what comes to a sink, which gives whole episodes.
+
+Episodes begin in the order of their numbers, and all that come before one that is kept are kept: nothing favours short ones. A
+slot that has no episode to play stands still, or plays on unrecorded where the environment's own vector class steps all slots.
+
+A long episode holds back those after it, which are whole and wait in memory. Beyond HELD_BYTES of them no new one begins until
+it has ended. That is counted by steps and not by time, so that it is the same in every run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadData
+from offline_cli.playing.actor import Actor, PolicyFailure
+from offline_cli.playing.chance import Chance
+from offline_cli.playing.plan import Plan
+from offline_cli.playing.sink import Sink
+from offline_cli.playing.slots import SlotFailure, Slots
+from offline_cli.policies.policy import Acted
+from offline_cli.trees import leaves
+from offline_cli.waiting import Overdue, current
+
+__all__ = ["EnvRunner", "too_long"]
+
+HELD_BYTES: Final = 256 << 20
+REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be given out
+Index = NDArray[np.int64]
+Taken = TypeVar("Taken")
+
+
+def too_long(plan: Plan, where: str, *, doing: str = "reset", more: str = "") -> BadData:
+    """What a user is told where a step or reset takes longer than it may; `more`: of the fix."""
+    what = f"the environment takes longer than --step-timeout {plan.step_timeout or 0:g} s ({doing})"
+    return BadData(what, where=where, fix=f"check the environment with this policy, or a longer --step-timeout{more}")
+
+
+class EnvRunner(Generic[Taken]):
+    """Runner `runner` of a plan. Its own episodes are counted 0, 1, 2, ...; their indices in the plan are `indices`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        runner: int,
+        slots: Slots,
+        actor: Actor,
+        chance: Chance,
+        sink: Sink[Taken],
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`stopped` is asked before every step; when it says yes, `batches` gives what is whole and ends."""
+        self._plan, self._runner = plan, runner
+        self._waiting = current()
+        self._waiting.words = self.place
+        self._slots, self._actor, self._chance = slots, actor, chance
+        self._sink, self._stopped = sink, stopped
+        count = len(slots.ready)
+        self._live = np.zeros(count, np.bool_)
+        self._live_count = 0
+        self._playing = np.full(count, -1, np.int64)  # own episode number of each slot
+        self._length = np.zeros(count, np.int64)  # steps of it so far
+        self._wanted = plan.share(runner)
+        self._begun = 0  # episodes
+        self._taken = 0  # steps, of whatever has begun
+        self._lengths: dict[int, int] = {}  # of whole episodes behind one that is not whole
+        self._whole = 0  # episodes in line that are whole, and
+        self._whole_steps = 0  # their steps
+
+    def indices(self, episodes: Index) -> Index:
+        """Indices in the plan of own episode numbers."""
+        return self._plan.indices(self._runner, episodes)
+
+    # ---- the whole ----
+
+    def batches(self) -> Iterator[Taken]:
+        """Whole episodes, until there are enough.
+
+        Raises BadData where environment or policy raise, or a step takes longer than it may, naming the episode; what was whole
+        before has been given out.
+        """
+        failure: BadData | None = None
+        until = time.monotonic() + REPORT_SECONDS
+        try:
+            self._begin_some()
+            self._fill_padding()
+            while not self._enough() and not self._stopped():
+                self._step()
+                if self._sink.full or time.monotonic() > until:
+                    yield from self.left()
+                    until = time.monotonic() + REPORT_SECONDS
+        except BadData as err:
+            failure = err
+        except Overdue as err:
+            if not (err.timed_out or self._plan.keeps_what_is_whole):
+                raise
+            failure = self._too_long() if err.timed_out else None
+        finally:
+            self._waiting.leave()
+        yield from self.left()
+        if failure is not None and not self._stopped():  # a stop often reaches what the environment itself has started, too
+            raise failure
+
+    def _fill_padding(self) -> None:
+        """A real observation in the rows that no slot has, so that a policy need not cope with any other."""
+        for leaf in leaves(self._slots.obs):
+            if len(leaf) > len(self._live):
+                leaf[len(self._live) :] = leaf[0]
+
+    def left(self) -> Iterator[Taken]:
+        """What is whole and has not been given out; from another thread only while this one does not come back."""
+        taken = self._sink.take(limit=self._whole)
+        if taken is not None:
+            yield taken
+
+    def _enough(self) -> bool:
+        steps = self._plan.steps
+        return self._whole == self._wanted or (steps is not None and self._whole_steps >= steps)
+
+    # ---- a step ----
+
+    def _step(self) -> None:
+        slots, sink = self._slots, self._sink
+        acted = self._act()
+        sink.act(slots.obs, slots.infos, acted)
+        try:
+            slots.step(acted.for_env, self._live)
+        except SlotFailure as err:
+            raise self._blamed(err) from err
+        sink.reward(slots.rewards)
+        self._length += 1
+        self._taken += self._live_count
+        try:
+            if slots.any_ended:
+                self._end((slots.ended & self._live).nonzero()[0])
+            self._actor.went_on(slots, self._live)
+        except PolicyFailure as err:
+            self._blame_policy(err)
+        if slots.any_ready:
+            self._begin_some()
+
+    def _act(self) -> Acted:
+        waiting = self._waiting
+        waiting.enter("policy")
+        try:
+            acted = self._actor.act(self._slots.obs, self._chance.draw())
+        except PolicyFailure as err:
+            self._blame_policy(err)
+        waiting.leave()
+        return acted
+
+    # ---- beginnings and ends ----
+
+    def _begin_some(self) -> None:
+        room = self._room()
+        if not room:
+            return
+        slots = (self._slots.ready & ~self._live).nonzero()[0][:room]
+        if not len(slots):
+            return
+        episodes = self._begun + np.arange(len(slots))
+        self._begun += len(slots)
+        self._playing[slots], self._length[slots], self._live[slots] = episodes, 0, True
+        self._live_count += len(slots)
+        indices = self.indices(episodes)
+        try:
+            self._slots.begin(slots, self._plan.reset_seeds(indices))
+        except SlotFailure as err:
+            raise self._blamed(err) from err
+        self._chance.begin(slots, indices)
+        self._actor.begin(slots, indices, self._slots)
+        self._sink.begin(slots, episodes)
+
+    def _room(self) -> int:
+        """How many more episodes may begin."""
+        if self._plan.steps is not None and self._taken >= self._plan.steps:
+            return 0  # those that have begun have as many steps already, and they come first
+        waiting = (self._taken - self._whole_steps) * self._sink.row_bytes
+        if waiting > HELD_BYTES and self._begun > self._whole:
+            return 0
+        return len(self._live) if self._wanted is None else self._wanted - self._begun
+
+    def _end(self, slots: Index) -> None:
+        finals, infos = self._slots.finals(slots)
+        self._sink.end(slots, (self._slots.terminated[slots], self._slots.truncated[slots]), finals, infos)
+        self._live[slots] = False
+        self._live_count -= len(slots)
+        self._lengths.update(zip(self._playing[slots].tolist(), self._length[slots].tolist(), strict=True))
+        while self._whole in self._lengths and not self._enough():
+            self._whole_steps += self._lengths.pop(self._whole)
+            self._whole += 1
+        self._actor.end(slots, self._slots, finals, infos)  # last: should it fail, the episode is whole all the same
+
+    # ---- blame ----
+
+    def place(self) -> str:
+        """What is waited for, in words; asked from other threads, too."""
+        doing, slot = self._waiting.doing, self._waiting.slot
+        who = f"runner {self._runner}, " if self._plan.in_processes else ""
+        if doing == "policy":
+            return f"{who}the policy in {self._plan.env}, after {self._taken} steps"
+        if slot is None:
+            return f"{who}{self._plan.env}, its vector class, after {self._taken} steps ({doing})"
+        return f"{who}slot {slot}: {self._place(slot)} ({doing})"
+
+    def at(self) -> tuple[int, int, int]:
+        """Slot, episode and step that are waited for, -1 for the slot where it is none of one slot; from other threads, too."""
+        slot = self._waiting.slot
+        if slot is None or not self._waiting.doing:
+            return -1, 0, 0
+        return slot, int(self.indices(self._playing[slot])), int(self._length[slot])
+
+    def _too_long(self) -> BadData:
+        slot, doing = self._waiting.slot, self._waiting.doing
+        return too_long(self._plan, self.place(), doing=doing, more="" if slot is None else self._seed(slot))
+
+    def _place(self, slot: int) -> str:
+        episode = int(self.indices(self._playing[slot]))
+        return f"{self._plan.env}, episode {episode}, step {int(self._length[slot])}"
+
+    def _seed(self, slot: int) -> str:
+        """For an error's fix: the seed of the slot's episode, where episodes have one."""
+        if self._plan.own_class:
+            return ""
+        return f"; its seed was {self._plan.reset_seeds(self.indices(self._playing[[slot]]))[0]}"
+
+    def _blamed(self, failure: SlotFailure) -> BadData:
+        fix = "check the environment with this policy"
+        if failure.slot is None:
+            place = f"{self._plan.env}, its vector class, after {self._taken} steps"
+        else:
+            place = self._place(failure.slot)
+            fix += self._seed(failure.slot)
+        return BadData(f"the environment raised {failure.cause} ({failure.doing})", where=place, fix=fix)
+
+    def _blame_policy(self, failure: PolicyFailure) -> NoReturn:
+        slot = failure.row if failure.row < len(self._live) else 0
+        error = self._plan.policy_failed(failure, self._place(slot), self._seed(slot))
+        raise error from (error.__cause__ if error is failure.cause else failure)

@@ -1,0 +1,167 @@
+"""Plays the policy of a run and measures its return."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import Unpack
+
+from offline_cli.converting.misfits import misfits
+from offline_cli.engines.overseer import Overseer
+from offline_cli.environments import Environment, open_environment
+from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
+from offline_cli.modules.devices import choose_device, choose_threads, use_threads
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.options.keywords import takes
+from offline_cli.options.playing import EvaluateOptions
+from offline_cli.options.values import check_values
+from offline_cli.playing.evaluation_plan import ROUND, EvaluationPlan
+from offline_cli.playing.evaluation_result import EvaluateResult
+from offline_cli.playing.evaluation_rollouts import Played, play, played_by_runners, way_to_step
+from offline_cli.playing.seeds import Purpose
+from offline_cli.policies.pieces import Pieces, read_pieces
+from offline_cli.policies.play_pieces import PlayPieces
+from offline_cli.policies.run_policy import LoadedPolicy, load_policy
+from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.storage.locations import Location
+
+__all__ = ["evaluate"]
+
+
+@takes(EvaluateOptions)
+def evaluate(
+    run: str | os.PathLike[str] | Location,
+    *,
+    on_progress: OnProgress = no_progress,
+    **options: Unpack[EvaluateOptions],
+) -> EvaluateResult:
+    """Play `episodes` whole episodes greedily, or with drawn actions where `explore`; the first that start, all to their end.
+
+    A policy that was trained through a pipeline plays between the pieces of it that belong beside the environment, as they were
+    after training. `env_to_module` takes their place: a pipeline file of that kind, or the learner's, pieces, or what builds
+    them; what pieces of the same names learned in training goes to them. `module_to_env` likewise, after the policy.
+
+    The result is the same for any `num_envs` and `num_env_runners`, but for pieces that learn while they play. An environment's
+    own vector class, which plays where there are no pieces, has as many copies as its rounds have.
+
+    Of a run that is not finished the policy of its last checkpoint plays.
+
+    `run` may be a URL; `env` None: a gymnasium id that the run was trained with. The same seed and number of episodes give the
+    same result; none of these episodes is played during training.
+
+    Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
+    for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
+    BadData where the environment or a piece raises, or a step takes longer than `step_timeout`; MissingPackage where it lacks
+    something; MissingDevice; UsageError for options outside their limits; TargetNotMet for a mean below `min_return`.
+    """
+    check_values(EvaluateOptions, options, command="offline-cli evaluate")
+    episodes, seed, explore, min_return = options["episodes"], options["seed"], options["explore"], options["min_return"]
+    num_envs, num_env_runners, step_timeout = options["num_envs"], options["num_env_runners"], options["step_timeout"]
+    target, name = choose_device(options["device"]), run.url if isinstance(run, Location) else os.fspath(run)
+    asked = read_pieces(options["env_to_module"], options["module_to_env"], options["lookback"])
+    if num_env_runners:
+        asked.check_travels()
+    loaded = load_policy(run, options["storage_options"], plugins=options["plugins"])
+    module = loaded.module
+
+    def report(done: int) -> None:
+        on_progress(Progress("evaluating", done, episodes, "episodes"))
+
+    played_in, threads = _named(options["env"], loaded.description["environment"], name), choose_threads(module, ROUND)
+    with (
+        Overseer(played_in, step_timeout=None if num_env_runners else step_timeout) as overseer,
+        overseer.guarding(),
+        open_environment(played_in) as environment,
+        use_threads(threads),
+    ):
+        pieces = _pieces(loaded, asked)
+        if pieces is None:
+            _check_fits(module, environment, name)
+        else:
+            pieces.check(environment, module.observation_space, module.action_space, where=name)
+        if num_env_runners:
+            plan = EvaluationPlan(
+                env=played_in,
+                env_kwargs={},
+                wrappers=(),
+                policy=name,
+                explore=explore,
+                seed=seed,
+                vectorize=way_to_step(environment, pieces),
+                num_envs=num_envs,
+                runners=num_env_runners,
+                device=target.type,
+                episodes=episodes,
+                pieces=asked,
+                in_processes=True,
+                step_timeout=step_timeout,
+                threads=threads,
+                files=loaded.files,
+            )
+            played = played_by_runners(plan, on_episodes=report)
+        else:
+            played = play(
+                module.to(target),
+                environment,
+                episodes,
+                seed=seed,
+                purpose=Purpose.EVALUATE,
+                explore=explore,
+                pieces=pieces,
+                num_envs=num_envs,
+                step_timeout=step_timeout,
+                on_episodes=report,
+            )
+    result = _result(played, environment.name, explore, seed, loaded.checkpoint)
+    if min_return is not None and not played.mean >= min_return:  # so that a NaN passes no gate
+        raise TargetNotMet(
+            f"a mean return of {played.mean:.2f} ± {played.ci95:.2f}, {min_return:g} wanted",
+            where=f"{run} in {environment.name}",
+            fix="train longer or on better data",
+            details=result.as_dict(),
+        )
+    return result
+
+
+def _pieces(loaded: LoadedPolicy, asked: Pieces) -> PlayPieces | None:
+    """What the policy plays between; None: nothing is given, it was trained without pieces, and it remembers nothing."""
+    if not asked and loaded.trained is None and not loaded.module.is_stateful():
+        return None
+    return PlayPieces(*asked.sides(), trained=loaded.trained, lookback=asked.lookback)
+
+
+def _check_fits(module: RLModule, environment: Environment, run: str) -> None:
+    """Raise SpaceMismatch, with every difference, unless the policy can play there."""
+    problems = [
+        *misfits(module.observation_space, environment.observation_space, inferred=False, what="observations"),
+        *misfits(module.action_space, environment.action_space, inferred=False, what="actions"),
+    ]
+    if problems:
+        fix = "name the environment that the policy was trained for, wrapped as it was"
+        raise SpaceMismatch.of([text.replace("the data", "the policy") for text in problems], where=run, fix=fix)
+
+
+def _named(asked: str | None, trained_with: str | None, run: str) -> str:
+    """The environment's name. A `module:` or `python:` one is code, which a run folder does not get to choose."""
+    if asked is not None:
+        return asked
+    if trained_with is None or ":" in trained_with:
+        known = f"--env {shlex.quote(trained_with)}" if trained_with else "--env with the environment to play in"
+        raise BadConfig("no environment to play in", where=run, fix=known)
+    return trained_with
+
+
+def _result(played: Played, environment: str, explore: bool, seed: int, checkpoint: int | None) -> EvaluateResult:
+    return EvaluateResult(
+        episodes=len(played.returns),
+        return_mean=played.mean,
+        return_std=played.std,
+        return_ci95=played.ci95,
+        return_min=float(played.returns.min()),
+        return_max=float(played.returns.max()),
+        length_mean=float(played.lengths.mean()),
+        environment=environment,
+        explore=explore,
+        seed=seed,
+        checkpoint=checkpoint,
+    )

@@ -1,0 +1,146 @@
+"""What determines the episodes that are played, as one value that travels between processes.
+
+Seeds. Episode i, counted from 0 over the whole recording, is reset with `environment_seed(seed, i)`, and what chance the policy
+takes comes from a generator of its own, seeded with `chance_seed(seed, i)`. No other figure goes in, so the number of slots
+and of runners cannot matter. Environment seeds of one recording never repeat, and their highest two bits keep them apart
+from those that `evaluate` and `train_bc` play with. An environment's own vector class has one generator for all its slots,
+seeded per runner; episodes then follow from the number of slots and runners too, and from where a resumed recording went on.
+(`evaluation_plan.py` says how evaluations do it.)
+
+Share of work. Runner r of R plays the episodes first + r, first + r + R, first + r + 2R, ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.playing.actor import PolicyFailure
+from offline_cli.playing.seeds import BITS_BELOW_PURPOSE, Purpose, draw
+from offline_cli.policies.pieces import Pieces
+
+__all__ = ["OWN_CLASS", "Plan", "chance_seed", "environment_seed"]
+
+OWN_CLASS: Final = "vector_entry_point"
+CHANCE, VECTOR = 1, 2  # what a seed is for, besides recording
+Index = NDArray[np.int64]
+
+
+def environment_seed(seed: int, episode: int) -> int:
+    """The seed, of 31 bits, that episode `episode` of a recording is reset with."""
+    return (int(Purpose.RECORD) << BITS_BELOW_PURPOSE) | ((draw(seed, Purpose.RECORD) + episode) % (1 << BITS_BELOW_PURPOSE))
+
+
+def chance_seed(seed: int, episode: int) -> list[int]:
+    """Entropy of the generator that a policy's chance in episode `episode` comes from."""
+    return [seed, int(Purpose.RECORD), CHANCE, episode]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that the episodes follow from, and how the work is shared."""
+
+    env: str
+    env_kwargs: Mapping[str, Any]  # plain JSON values
+    wrappers: tuple[str, ...]
+    policy: str
+    explore: bool
+    seed: int
+    vectorize: str  # "sync" | "async" | "vector_entry_point"
+    num_envs: int  # slots per runner
+    runners: int  # at least 1
+    device: str  # "cpu" | "cuda"
+    first: int = 0  # index of the first episode to play
+    episodes: int | None = None  # how many to play from there; None: see steps
+    steps: int | None = None  # play the fewest episodes that have so many
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # for the run folder of a policy
+    pieces: Pieces = field(default_factory=Pieces)  # pipelines that the user gave
+    in_processes: bool = False  # whether runners are processes of their own
+    plugins: tuple[str, ...] = ()  # packages whose code the policy's run folder may name
+    step_timeout: float | None = None  # seconds that a step or reset may take; no part of what the episodes are
+    threads: int | None = 1  # of torch, per runner; None: as many as there are
+
+    @property
+    def own_class(self) -> bool:
+        """Whether the environment's own vector class plays, so that episodes have no seed of their own."""
+        return self.vectorize == OWN_CLASS
+
+    @property
+    def keeps_what_is_whole(self) -> bool:
+        """Whether episodes that are whole count where playing is broken off."""
+        return True
+
+    # ---- episodes ----
+
+    def identity(self, fingerprint: str) -> str:
+        """The same text for recordings of which one is a beginning of the other; `fingerprint`: the policy's."""
+        known = [self.env, dict(self.env_kwargs), self.wrappers, fingerprint, self.explore, self.seed]
+        known += [OWN_CLASS, self.num_envs, self.runners] if self.own_class else []
+        known += [self.pieces.described()] if self.pieces.described() else []
+        return json.dumps(known, sort_keys=True)
+
+    def share(self, runner: int) -> int | None:
+        """How many episodes runner `runner` plays; None: as many as it takes."""
+        return None if self.episodes is None else dealt(self.episodes, runner, self.runners)
+
+    def slots(self, runner: int) -> int:
+        """Slots of a runner: no more than there are episodes, unless their number changes the episodes."""
+        share = self.share(runner)
+        return self.num_envs if self.own_class or share is None else max(1, min(self.num_envs, share))
+
+    def indices(self, runner: int, own: Index) -> Index:
+        """Indices of the episodes that runner `runner` counts as 0, 1, 2, ..."""
+        return self.first + runner + own * self.runners
+
+    def ids(self, fingerprint: str, episodes: Index) -> tuple[str, ...]:
+        """An id for each episode index: 32 hex digits that follow from policy, environment, seeds and index."""
+        known = self.identity(fingerprint) + (f" from {self.first}" if self.own_class else "")
+        base = hashlib.blake2b(known.encode(), digest_size=16)
+        return tuple(_extended(base, index) for index in episodes.tolist())
+
+    # ---- seeds ----
+
+    def reset_seeds(self, episodes: Index) -> list[int]:
+        """What the environment is reset with for each of these; none where an own vector class plays."""
+        return [] if self.own_class else [environment_seed(self.seed, index) for index in episodes.tolist()]
+
+    @property
+    def example_seed(self) -> int:
+        """What an environment is reset with to show what its observations look like: the first episode's."""
+        return environment_seed(self.seed, self.first)
+
+    def chance_key(self, episode: int) -> list[int]:
+        """Entropy of the generator that the policy's chance in an episode comes from."""
+        return chance_seed(self.seed, episode)
+
+    def vector_seed(self, runner: int) -> int:
+        """The seed, of 31 bits, of runner `runner`'s own vector class, from episode `first` on."""
+        return draw(self.seed, Purpose.RECORD, VECTOR, runner, self.first) >> 32
+
+    # ---- failures ----
+
+    def policy_failed(self, failure: PolicyFailure, where: str, seed: str) -> Exception:
+        """What a user is told where the policy, or a piece around it, raised; `seed`: of the fix."""
+        what, fix = f"{failure.who} raised {failure.cause!r}", f"check {failure.who} with this environment"
+        if isinstance(failure.cause, OfflineCliError):
+            what, fix = f"{failure.who}: {failure.cause.what_in_one_line}", failure.cause.fix
+        return BadData(what, where=where, fix=f"{fix}{seed}")
+
+
+def dealt(episodes: int, runner: int, runners: int) -> int:
+    """How many of so many episodes runner `runner` gets where they are dealt in turn."""
+    return max(0, -(-(episodes - runner) // runners))
+
+
+def _extended(base: Any, index: int) -> str:
+    digest = base.copy()
+    digest.update(index.to_bytes(8, "little"))
+    text: str = digest.hexdigest()
+    return text

@@ -1,0 +1,139 @@
+"""A plan brought to life: environment, slots, policy, chance and sink of one runner.
+
+Used by this process where there are no runner processes, and by each of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+from offline_cli.environments import Environment, open_environment
+from offline_cli.errors import BadData
+from offline_cli.modules.devices import use_threads
+from offline_cli.playing.actor import Actor
+from offline_cli.playing.async_slots import AsyncSlots
+from offline_cli.playing.blocks import Blocks
+from offline_cli.playing.chance import Chance, EpisodeChance, RoundChance, SharedChance
+from offline_cli.playing.env_runner import EnvRunner
+from offline_cli.playing.evaluation_plan import EvaluationPlan
+from offline_cli.playing.infos import unchecked
+from offline_cli.playing.own_vector_slots import OwnVectorSlots, RoundSlots
+from offline_cli.playing.piped_actor import PipedActor
+from offline_cli.playing.plan import Plan
+from offline_cli.playing.sink import MakeSink
+from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots
+from offline_cli.policies.block_rows import BLOCK_ROWS, block_rows
+from offline_cli.policies.by_name import open_policy, policy_of_run
+from offline_cli.policies.piped_policy import PipedPolicy
+from offline_cli.policies.policy import Policy
+from offline_cli.spaces import Space
+from offline_cli.waiting import current
+
+__all__ = ["open_planned", "open_runner", "policy_of"]
+
+Taken = TypeVar("Taken")
+
+
+def open_planned(plan: Plan) -> Environment:
+    """The plan's environment. Raises as `open_environment` does."""
+    return open_environment(plan.env, plan.env_kwargs, plan.wrappers)
+
+
+def policy_of(plan: Plan, environment: Environment) -> Policy | PipedPolicy:
+    """The plan's policy for `environment`. Raises as `open_policy` does."""
+    kind: dict[str, Any] = {"explore": plan.explore, "device": plan.device, "pieces": plan.pieces}
+    if isinstance(plan, EvaluationPlan) and plan.files is not None:
+        return policy_of_run(plan.files.loaded(), plan.policy, environment, **kind)
+    return open_policy(
+        plan.policy,
+        environment,
+        **kind,
+        storage_options=plan.storage_options,
+        plugins=plan.plugins,
+        example=lambda: environment.singles(1)[0].reset(seed=plan.example_seed)[0],
+    )
+
+
+@contextmanager
+def open_runner(
+    plan: Plan,
+    runner: int,
+    *,
+    environment: Environment,
+    policy: Policy | PipedPolicy,
+    sink: MakeSink[Taken],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[EnvRunner[Taken]]:
+    """Runner `runner`, with as many threads of torch as the plan says; its slots are closed at the end.
+
+    Raises as `open_environment` does.
+    """
+    spaces = environment.observation_space, environment.action_space
+    with nullcontext() if plan.threads is None else use_threads(plan.threads), _words_kept():
+        actor = _actor(plan, policy, spaces[0], plan.slots(runner))
+        with _slots(plan, runner, environment, policy, actor.padded) as slots:
+            count = len(slots.ready)
+            yield EnvRunner(
+                plan,
+                runner,
+                slots,
+                actor,
+                _chance(plan, runner, count, policy.chance_size),
+                sink(plan, runner, count, spaces, policy.fingerprint),
+                stopped=stopped,
+            )
+
+
+@contextmanager
+def _words_kept() -> Iterator[None]:
+    """Whoever says within it what is waited for is let go of at the end."""
+    waiting = current()
+    before = waiting.words
+    try:
+        yield
+    finally:
+        waiting.words = before
+
+
+def _actor(plan: Plan, policy: Policy | PipedPolicy, observation_space: Space, slots: int) -> Actor:
+    block = plan.block if isinstance(plan, EvaluationPlan) else BLOCK_ROWS
+    if isinstance(policy, PipedPolicy):
+        return PipedActor(
+            policy,
+            slots,
+            block=None if plan.own_class else block,
+            records=not isinstance(plan, EvaluationPlan),
+            ids=lambda indices: plan.ids(policy.fingerprint, indices),
+        )
+    return Blocks(policy, slots, rows=None if plan.own_class else block_rows(policy, observation_space, slots, block))
+
+
+def _slots(
+    plan: Plan, runner: int, environment: Environment, policy: Policy | PipedPolicy, padded: int
+) -> AbstractContextManager[Slots]:
+    count, space = plan.slots(runner), environment.observation_space
+    if isinstance(plan, EvaluationPlan):
+        if plan.own_class:
+            return closing(RoundSlots(environment.vector(count), space, plan.env))
+        return closing(
+            SyncSlots(environment.singles(count), space, padded, unchecked if isinstance(policy, PipedPolicy) else None)
+        )
+    if plan.own_class:
+        try:
+            return closing(OwnVectorSlots(environment.vector(count), space, plan.vector_seed(runner), plan.env))
+        except SlotFailure as err:
+            what = f"its vector class raised {err.cause} ({err.doing})"
+            raise BadData(what, where=plan.env, fix="--vectorize sync, or mend the class") from err
+    if plan.vectorize == "async":
+        return closing(AsyncSlots(plan.env, plan.env_kwargs, plan.wrappers, count, space, padded))
+    return closing(SyncSlots(environment.singles(count), space, padded))
+
+
+def _chance(plan: Plan, runner: int, slots: int, size: int) -> Chance:
+    if not plan.own_class:
+        return EpisodeChance(plan, slots, size)
+    if isinstance(plan, EvaluationPlan):
+        return RoundChance(plan, slots, size)
+    return SharedChance(plan.vector_seed(runner), slots, size)

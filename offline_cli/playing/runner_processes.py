@@ -1,0 +1,376 @@
+"""Several runners, each in a process of its own, merged into one sequence of episodes, whoever is faster.
+
+In a recording runner r plays every R-th episode. The parent takes a batch from each in turn and puts the episodes in the order
+of their numbers; of an evaluation it takes whatever comes. Who is ahead waits at its full pipe, so that memory stays bounded. A
+runner ends when its pipe does: after its last episode, when the parent has enough, and when the parent is killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+
+from offline_cli.engines.fork_server import process_context
+from offline_cli.engines.orphans import ended, ends_with_parent, signals_are_its_parents
+from offline_cli.engines.overseer import Overseer
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.playing.env_runner import EnvRunner, too_long
+from offline_cli.playing.plan import Plan
+from offline_cli.playing.runner_factory import open_planned, open_runner, policy_of
+from offline_cli.playing.sink import MakeSink
+from offline_cli.playing.starting import started
+from offline_cli.policies.piped_policy import PipedPolicy
+from offline_cli.policies.policy import Policy
+from offline_cli.waiting import WORKERS, Ending, Mirrored, Overdue, current, use
+
+__all__ = ["outcomes_of_processes", "played_by_processes"]
+
+PATIENCE: Final = 0.1  # seconds between two looks at whether to stop
+GRACE: Final = 5.0  # seconds for runners to close their environments, and
+HURRIED: Final = 1.5  # after a stop, or where one hangs
+LAST_STEP: Final = 30.0  # seconds for runners to end their step, and say what their pieces learned
+STOPPED: Final = 7.0  # seconds after a stop in which runners are listened to; each ends its step within 6 if it can
+AT_ONCE: Final = 2.5  # after a second signal
+GAP: Final = 1.0  # seconds between two such looks, after which this process may have been stopped
+Taken = TypeVar("Taken")
+HELD: Final = 5.0  # seconds without a sign of life, beyond --step-timeout, after which a runner's interpreter is held
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the pieces of a runner have learned: what it says last but one."""
+
+    state: Mapping[str, Any] | str  # text: why it cannot be sent
+
+
+def played_by_processes(
+    plan: Plan,
+    sink: MakeSink[EpisodeBatch],
+    *,
+    stopped: Callable[[], bool],
+    states: list[Mapping[str, Any] | str] | None = None,
+) -> Generator[EpisodeBatch, None, None]:
+    """Whole episodes in order. Raises what a runner raises, after all episodes that come before the failure.
+
+    `states`: gets what the pieces of each runner have learned, or why that is not known; None: nobody wants it.
+    """
+    return _played(plan, sink, _merged, stopped, states)
+
+
+def outcomes_of_processes(plan: Plan, sink: MakeSink[Taken]) -> Generator[Taken, None, None]:
+    """What the runners have, in any order. Raises what a runner raises."""
+    return _played(plan, sink, _gathered, lambda: False, None)
+
+
+def _played(
+    plan: Plan,
+    sink: MakeSink[Taken],
+    merge: Callable[[list[_Inbox[Taken]], _Stop], Iterator[Taken]],
+    stopped: Callable[[], bool],
+    states: list[Mapping[str, Any] | str] | None,
+) -> Generator[Taken, None, None]:
+    context = process_context("offline_cli.playing.runner_processes")
+    stop = _Stop(context.RawValue("b", 0), stopped)
+    inboxes: list[_Inbox[Taken]] = []
+    waiting = current()
+    words = waiting.words
+    waiting.words = lambda: "; ".join(inbox.sight.told() for inbox in inboxes)
+    waiting.enter(WORKERS)
+    try:
+        for number in range(plan.runners):
+            ours, theirs = context.Pipe(duplex=False)
+            seen = context.RawArray("d", 4)
+            args = (plan, number, sink, theirs, stop.value, states is not None, seen)
+            process = context.Process(target=_run, args=args, name=f"runner-{number}")
+            started(process)  # no daemon: asynchronous slots are processes of its own
+            theirs.close()
+            inboxes.append(_Inbox(process, ours, _Sight(plan, number, seen)))
+        for batch in merge(inboxes, stop):
+            waiting.leave()
+            yield batch
+            waiting.enter(WORKERS)
+    finally:
+        waiting.enter(WORKERS)
+        stop.value.value = stop.value.value or 1
+        if states is not None:
+            until = time.monotonic() + LAST_STEP
+            states += [inbox.state(until, stop) for inbox in inboxes]
+        for inbox in inboxes:
+            inbox.close()
+        waiting.leave()
+        ended([inbox.process for inbox in inboxes], HURRIED if stop.since or any(it.is_held for it in inboxes) else GRACE)
+        waiting.words = words
+
+
+class _Stop:
+    """Whether to stop, for the runners to see, and since when they have been told."""
+
+    def __init__(self, value: Any, stopped: Callable[[], bool]) -> None:
+        self.value, self._stopped = value, stopped
+        self.since = 0.0  # 0: not yet
+        self.hurried = 0.0  # since when they are to be ended at once
+
+    def is_over(self) -> bool:
+        """Tell the runners, if they are to stop; whether they have had their time."""
+        if not self.since and self._stopped():
+            self.value.value, self.since = 1, time.monotonic()
+        if not self.hurried and current().at_once:
+            self.value.value, self.hurried = 2, time.monotonic()
+            self.since = self.since or self.hurried
+        now = time.monotonic()
+        return bool(self.since) and now > (min(self.since + STOPPED, (self.hurried or now) + AT_ONCE))
+
+
+class _Sight:
+    """Where a runner is, as its overseer says in shared memory: when it looked, the slot (-1: none), episode and step."""
+
+    def __init__(self, plan: Plan, number: int, seen: Any) -> None:
+        self.plan, self._number, self._seen = plan, number, seen
+        self._asked = self._since = 0.0  # when it was last asked for, and since when without a gap
+
+    def look(self, runner: EnvRunner[Any] | None) -> None:
+        """In the runner: put down where it is."""
+        at = (-1, 0, 0) if runner is None else runner.at()
+        self._seen[:] = [time.monotonic(), *at]
+
+    def put(self, runner: EnvRunner[Any] | None) -> None:
+        """In the runner, at each call of the environment: put down where it is, and no sign of life."""
+        self._seen[1:] = (-1, 0, 0) if runner is None else runner.at()
+
+    def told(self) -> str:
+        """In words."""
+        _, slot, episode, step = self._seen
+        place = "" if slot < 0 else f", slot {slot:.0f}, episode {episode:.0f}, step {step:.0f}"
+        return f"runner {self._number}: {self.plan.env}{place}"
+
+    def is_held(self) -> bool:
+        """Whether the runner's interpreter has been held for longer than a step may take."""
+        limit, when, slot, now = self.plan.step_timeout, self._seen[0], self._seen[1], time.monotonic()
+        if now > self._asked + GAP:  # the runner may have been stopped with us, and has to come to itself first
+            self._since = now
+        self._asked = now
+        return limit is not None and slot >= 0 and bool(when) and now > max(when, self._since) + limit + HELD
+
+    def failure(self) -> BadData:
+        """What a user is told then."""
+        what = f"the environment takes longer than --step-timeout {self.plan.step_timeout:g} s, and holds its interpreter"
+        fix = "check the environment with this policy, or a longer --step-timeout"
+        return BadData(what, where=self.told(), fix=f"{fix}{_going_on(self.plan)}")
+
+
+class _Inbox(Generic[Taken]):
+    """What has come from one runner and has not been taken."""
+
+    def __init__(self, process: Any, pipe: Connection, sight: _Sight) -> None:
+        self.process, self.pipe, self.sight = process, pipe, sight
+        self.is_held = False  # whether it was given up because it hangs
+        self._waiting: list[Taken] = []  # one or none
+        self._state: Mapping[str, Any] | str | None = None
+
+    def wait(self, stop: _Stop) -> bool:
+        """Have a batch; False: the runner has no more, or does not come back after a stop. Raises what the runner raised."""
+        while not self._waiting:
+            while not self.pipe.poll(PATIENCE):
+                if stop.is_over():
+                    self.is_held = True
+                    return False
+                if self.sight.is_held():
+                    self.is_held = True
+                    raise self.sight.failure()
+            stop.is_over()
+            try:
+                message = self.pipe.recv()
+            except (EOFError, OSError) as err:  # the latter in the middle of a message
+                if stop.since:
+                    return False
+                self.process.join(GRACE)
+                what = f"a runner process ended with exit code {self.process.exitcode}"
+                fix = f"--num-env-runners 0 shows what happens{_going_on(self.sight.plan)}"
+                raise BadData(what, where=str(self.process.name), fix=fix) from err
+            if message is None:
+                return False
+            if isinstance(message, OfflineCliError):
+                raise message
+            if isinstance(message, _Told):
+                self._state = message.state
+            else:
+                self._waiting.append(message)
+        return True
+
+    def state(self, until: float, stop: _Stop) -> Mapping[str, Any] | str:
+        """What the runner's pieces have learned, or why that is not known. It has been told to stop; the rest is left aside."""
+        while self._state is None:
+            if not self.pipe.poll(PATIENCE):
+                if self.is_held or stop.is_over() or time.monotonic() > until:
+                    return f"{self.process.name} did not end its step in time"
+                continue
+            try:
+                message = self.pipe.recv()
+            except (EOFError, OSError):
+                return f"{self.process.name} has died"
+            if isinstance(message, _Told):
+                self._state = message.state
+        return self._state
+
+    def look(self) -> Taken:
+        """What `wait` has found."""
+        return self._waiting[0]
+
+    def take(self, left: Taken | None = None) -> Taken:
+        """The same, to be dealt with; `left` of it is looked at again."""
+        [found] = self._waiting
+        self._waiting = [] if left is None else [left]
+        return found
+
+    def close(self) -> None:
+        self.pipe.close()
+
+
+def _going_on(plan: Plan) -> str:
+    """For an error's fix: only what keeps whole episodes can be resumed."""
+    return "; the same command with --resume goes on" if plan.keeps_what_is_whole else ""
+
+
+def _merged(inboxes: list[_Inbox[EpisodeBatch]], stop: _Stop) -> Iterator[EpisodeBatch]:
+    """Episodes of the inboxes in turn, one from each: 0, 1, ..., R-1, 0, 1, ...; ends at the first that has none."""
+    while True:
+        have, failure = _waited(inboxes, stop)
+        if have < len(inboxes):  # the last round is a part of one
+            if have:
+                yield EpisodeBatch.concat([_first_of(inbox, 1) for inbox in inboxes[:have]])
+            if failure is not None:
+                raise failure
+            return
+        rounds = min(len(inbox.look()) for inbox in inboxes)
+        together = EpisodeBatch.concat([_first_of(inbox, rounds) for inbox in inboxes])
+        yield together.select(np.arange(len(together)).reshape(len(inboxes), rounds).T.ravel())
+
+
+def _first_of(inbox: _Inbox[EpisodeBatch], count: int) -> EpisodeBatch:
+    """The first episodes of an inbox, which keeps the others."""
+    batch = inbox.look()
+    return inbox.take(batch.select(slice(count, len(batch))) if count < len(batch) else None).select(slice(0, count))
+
+
+def _gathered(inboxes: list[_Inbox[Taken]], stop: _Stop) -> Iterator[Taken]:
+    """All that comes, whoever has it first."""
+    open_ = list(inboxes)
+    while open_:
+        ready = wait_for([inbox.pipe for inbox in open_], PATIENCE)
+        if stop.is_over():
+            return
+        for inbox in [inbox for inbox in open_ if inbox.pipe in ready or inbox.sight.is_held()]:
+            if inbox.wait(stop):
+                yield inbox.take()
+            else:
+                open_.remove(inbox)
+
+
+def _waited(inboxes: list[_Inbox[Any]], stop: _Stop) -> tuple[int, OfflineCliError | None]:
+    """How many of the inboxes, from the first on, have a batch, and what the next one failed with."""
+    for have, inbox in enumerate(inboxes):
+        try:
+            if not inbox.wait(stop):
+                return have, None
+        except OfflineCliError as err:
+            return have, err
+    return len(inboxes), None
+
+
+def _run(plan: Plan, number: int, sink: MakeSink[Any], pipe: Connection, stop: Any, tells: bool, seen: Any) -> None:
+    """A runner process; `tells`: what its pieces have learned, too."""
+    signals_are_its_parents()
+    ends_with_parent()
+    runner = _Runner(plan, number, sink, pipe, stop, tells, _Sight(plan, number, seen))
+    with suppress(BrokenPipeError, ConnectionResetError):  # the parent has enough, or is gone
+        runner.run()
+    pipe.close()
+
+
+class _Runner:
+    """What a runner process does."""
+
+    def __init__(
+        self, plan: Plan, number: int, sink: MakeSink[Any], pipe: Connection, stop: Any, tells: bool, sight: _Sight
+    ) -> None:
+        self._plan, self._number, self._sink, self._pipe = plan, number, sink, pipe
+        self._stop, self._tells, self._sight = stop, tells, sight
+        self._policy: Policy | PipedPolicy | None = None
+        self._playing: EnvRunner[Any] | None = None
+
+    def run(self) -> None:
+        """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where nobody listens."""
+        plan, failure = self._plan, None
+        Ending.is_ours = True
+        self._sight.look(None)  # the first sign of life
+        if plan.step_timeout is not None:
+            use(Mirrored(lambda slot: self._sight.put(None if slot is None else self._playing)))
+        overseer = Overseer(
+            plan.env,
+            step_timeout=plan.step_timeout,
+            asked=lambda: int(self._stop.value),
+            on_look=lambda: self._sight.look(self._playing),
+            is_watched=False,
+        )
+        overseer.on_stuck = self._left_behind
+        with overseer:
+            try:
+                with open_planned(plan) as environment:
+                    self._policy = policy_of(plan, environment)
+                    given: dict[str, Any] = {"environment": environment, "policy": self._policy}
+                    with open_runner(
+                        plan, self._number, sink=self._sink, stopped=_to_stop(self._stop), **given
+                    ) as self._playing:
+                        for batch in self._playing.batches():
+                            self._pipe.send(batch)
+                    self._playing = None
+            except OfflineCliError as err:
+                failure = err
+            except Overdue as err:  # before a runner was there
+                failure = too_long(plan, plan.env) if err.timed_out and not self._stop.value else None
+            self._end(failure)
+
+    def _end(self, failure: OfflineCliError | None) -> None:
+        if self._tells:
+            _tell(self._policy.pipelines.get_state() if isinstance(self._policy, PipedPolicy) else {}, self._pipe)
+        self._pipe.send(failure)
+
+    def _left_behind(self, error: OfflineCliError) -> OfflineCliError:
+        """In another thread, where the one that plays does not come back: send what is whole, and end."""
+        with suppress(OSError):
+            for batch in () if self._playing is None else self._playing.left():
+                self._pipe.send(batch)
+            self._end(error if isinstance(error, BadData) else None)
+        os._exit(1)
+
+
+def _tell(state: Mapping[str, Any], pipe: Connection) -> None:
+    try:
+        told = ForkingPickler.dumps(_Told(state))
+    except Exception as err:  # noqa: BLE001  states may be anything
+        told = ForkingPickler.dumps(_Told(f"a state that cannot leave its process: {err!r}"))
+    pipe.send_bytes(told)
+
+
+def _to_stop(stop: Any) -> Callable[[], bool]:
+    """Whether the parent says so, or is gone, which is looked at every hundredth time."""
+    parent = multiprocessing.parent_process()
+    asked = 0
+
+    def answer() -> bool:
+        nonlocal asked
+        asked += 1
+        return bool(stop.value) or (asked % 100 == 0 and (parent is None or not parent.is_alive()))
+
+    return answer

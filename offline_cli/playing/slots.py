@@ -1,0 +1,138 @@
+"""Copies of an environment that play side by side, one episode per slot; refuses to step an episode beyond its end.
+
+Three kinds share one contract: `SyncSlots` here, `AsyncSlots` (a process per slot) and `OwnVectorSlots` (the environment's own
+vector class). gymnasium's SyncVectorEnv and AsyncVectorEnv are not used: they cannot leave a slot alone that has no episode to
+play, do not say which copy raised, and turn infos into arrays. Per-episode seeds, order of calls and results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.environments import Env
+from offline_cli.playing.infos import owned
+from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
+from offline_cli.spaces import Space
+from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
+from offline_cli.trees import Tree
+from offline_cli.waiting import current
+
+__all__ = ["RAISED", "SlotFailure", "Slots", "SyncSlots"]
+
+RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
+Index = NDArray[np.int64]
+KeepInfo = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class SlotFailure(Exception):
+    """An environment raised; `slot` None: nobody knows which copy."""
+
+    def __init__(self, slot: int | None, doing: str, cause: str) -> None:
+        super().__init__(cause)
+        self.slot, self.doing, self.cause = slot, doing, cause
+
+
+class Slots(Protocol):
+    """S slots, and where each of them is."""
+
+    obs: Tree  # leaves (padded, *shape): the observation each slot is at; may be other arrays after each call
+    infos: NDArray[np.object_] | None  # (S,) the info that came with it, or None; None: there never was any
+    rewards: NDArray[np.float64]  # (S,) of the last step, as are the flags
+    terminated: NDArray[np.bool_]  # (S,)
+    truncated: NDArray[np.bool_]  # (S,)
+    ended: NDArray[np.bool_]  # (S,) slots whose last step was the end of an episode, recorded or not
+    ready: NDArray[np.bool_]  # (S,) slots that may begin an episode now
+    any_ended: bool
+    any_ready: bool
+
+    def begin(self, slots: Index, seeds: list[int]) -> None:
+        """Begin an episode in each of these, which are ready. Raises SlotFailure."""
+
+    def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
+        """One step in the slots that are `live`; actions: leaves (S, ...). Raises SlotFailure."""
+
+    def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
+        """The real last observations, leaves (k, *shape), and infos of slots that ended in the last step."""
+
+    def close(self) -> None:
+        """Let everything go."""
+
+
+class SyncSlots:
+    """Single copies, stepped in turn in this process."""
+
+    def __init__(self, envs: list[Env], observation_space: Space, padded: int, info: KeepInfo | None = owned) -> None:
+        """`info`: what is kept of an info; None: nothing."""
+        count = len(envs)
+        self._envs, self._info = envs, info
+        self._waiting = current()
+        self.obs = zero_rows(observation_space, padded)
+        self._write = row_writer(self.obs)
+        self.infos: NDArray[np.object_] | None = None
+        self.rewards = np.zeros(count)
+        self.terminated, self.truncated, self.ended = np.zeros((3, count), np.bool_)
+        self.ready = np.ones(count, np.bool_)
+        self.any_ended, self.any_ready = False, True
+
+    def begin(self, slots: Index, seeds: list[int]) -> None:
+        """See Slots."""
+        waiting = self._waiting
+        waiting.enter("reset")
+        for slot, seed in zip(slots.tolist(), seeds, strict=True):
+            waiting.slot = slot
+            waiting.calls += 1
+            try:
+                observation, info = self._envs[slot].reset(seed=seed)
+                self._write(slot, observation)
+                self._keep(slot, info)
+            except RAISED as err:
+                raise SlotFailure(slot, "reset", repr(err)) from err
+        waiting.leave()
+        self.ready[slots] = False
+        self.any_ready = bool(self.ready.any())
+
+    def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
+        """See Slots."""
+        envs, write, rewards, terminated, truncated = self._envs, self._write, self.rewards, self.terminated, self.truncated
+        plain, waiting = isinstance(actions, np.ndarray), self._waiting
+        waiting.enter("step")
+        for slot in np.flatnonzero(live).tolist():
+            waiting.slot = slot
+            waiting.calls += 1
+            action = actions[slot] if plain else rows_of(actions, slot)
+            try:
+                observation, reward, ended, cut, info = envs[slot].step(action)
+                rewards[slot] = reward if type(reward) in REWARDS else reward_of(reward)
+                terminated[slot] = ended if type(ended) in FLAGS else flag_of(ended)
+                truncated[slot] = cut if type(cut) in FLAGS else flag_of(cut)
+                write(slot, observation)
+                if info or self.infos is not None:
+                    self._keep(slot, info)
+            except RAISED as err:
+                raise SlotFailure(slot, "step", repr(err)) from err
+        waiting.leave()
+        self.ended = (terminated | truncated) & live
+        self.any_ended = bool(self.ended.any())
+        if self.any_ended:
+            self.ready |= self.ended
+            self.any_ready = True
+
+    def _keep(self, slot: int, info: Mapping[str, Any]) -> None:
+        if self._info is None:
+            return
+        if self.infos is None:
+            if not info:
+                return
+            self.infos = np.full(len(self._envs), None)
+        self.infos[slot] = self._info(info) or None
+
+    def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
+        """See Slots."""
+        return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
+
+    def close(self) -> None:
+        """Nothing: who opened the copies closes them."""

@@ -1,0 +1,176 @@
+"""What other packages add through entry points: algorithms, networks, connector pieces.
+
+Nothing is imported before it is named. A name in the user's own command, config or pipeline file is enough; a name that comes
+from a run folder, manifest or checkpoint is not: the user has to name the package that registered it (`--plugin NAME`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, TypeVar
+
+from offline_cli.errors import BadConfig, MissingPackage, UsageError
+
+__all__ = [
+    "ALGORITHMS",
+    "CONNECTORS",
+    "NETWORKS",
+    "OPTION",
+    "Plugin",
+    "check_plugins",
+    "is_registered",
+    "plugin",
+    "plugin_behind",
+    "plugins",
+    "registered_class",
+]
+
+Base = TypeVar("Base")
+
+ALGORITHMS: Final = "offline_cli.algorithms"
+NETWORKS: Final = "offline_cli.networks"
+CONNECTORS: Final = "offline_cli.connectors"
+KINDS: Final = {ALGORITHMS: "algorithm", NETWORKS: "network", CONNECTORS: "piece"}
+OPTION: Final = "--plugin"
+
+_log = logging.getLogger(__name__)
+_loaded: dict[str, str] = {}  # packages that registered what was imported, by the top module of that
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One name that a package has registered; not imported."""
+
+    kind: str  # "algorithm", "network", "piece"
+    name: str
+    package: str  # the distribution, as pip knows it
+    entry: EntryPoint
+
+    def load(self) -> Any:
+        """Import it. Raises MissingPackage, which names the package, whatever the import raises."""
+        _loaded[self.entry.module.partition(".")[0]] = self.package
+        try:
+            return self.entry.load()
+        except (Exception, SystemExit) as err:  # it is somebody's code, and any may come of it
+            raise MissingPackage(
+                f"{self.kind} {self.name!r} of the package {self.package} cannot be imported: {err!r}",
+                where=f"{self.kind} {self.name}, registered by {self.package}",
+                fix=f"pip install --upgrade {self.package}; python -c 'import {self.entry.module}' shows where it fails",
+            ) from err
+
+
+def plugins(group: str) -> list[Plugin]:
+    """What installed packages have registered in `group`, sorted by name."""
+    found = [Plugin(KINDS[group], entry.name, _package(entry), entry) for entry in entry_points(group=group)]
+    return sorted(dict.fromkeys(found), key=lambda one: (one.name, one.package))
+
+
+def is_registered(group: str, name: str) -> bool:
+    """Whether a package has registered the name."""
+    return any(one.name == name for one in plugins(group))
+
+
+def plugin(group: str, name: str, *, named: Collection[str] | None = None) -> Plugin | None:
+    """The registered `name`; None: no package has registered it.
+
+    `named`: the packages that the user named, where the name is not the user's own; None: it is.
+
+    Raises BadConfig where two packages registered the name, and, with the option to give, where `named` lacks its package.
+    """
+    found = [one for one in plugins(group) if one.name == name]
+    if named is not None and len(found) > 1:
+        found = [one for one in found if _is_named(one, named)] or found
+    if not found:
+        return None
+    packages = list(dict.fromkeys(one.package for one in found))
+    if len(packages) > 1:
+        what = f"{KINDS[group]} {name!r} is registered by {' and by '.join(packages)}"
+        raise BadConfig(what, where=f"{KINDS[group]} {name}", fix="uninstall one of these packages")
+    if named is not None and not _is_named(found[0], named):
+        what = (
+            f"{KINDS[group]} {name!r} is code of the package {packages[0]}; no code is imported because a run folder names it"
+        )
+        raise BadConfig(what, where=f"{KINDS[group]} {name}", fix=f"if you trust that package: {OPTION} {packages[0]}")
+    return found[0]
+
+
+def registered_class(
+    group: str, name: str, base: type[Base], *, ours: Collection[str], derive_from: str, named: Collection[str] | None
+) -> type[Base]:
+    """The class of that name in `group`, derived from `base`. `named`: see `plugin`; `ours`: names that need no package.
+
+    Raises BadConfig for an unknown name, a package that is not named, and what is no class of `base` (`derive_from` says where
+    that is), or lacks a part; MissingPackage for a plug-in that cannot be imported.
+    """
+    kind, where = KINDS[group], f"{KINDS[group]}.name"
+    found = plugin(group, name, named=named)
+    if found is None:
+        known = [*ours, *(one.name for one in plugins(group))]
+        near = get_close_matches(name, known, n=1)
+        fix = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}; or install the package that registers it"
+        raise BadConfig(f"no {kind} {name!r}", where=where, fix=fix)
+    loaded = found.load()
+    said = f"{kind} {name!r} of the package {found.package}"
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        what = f"{said} is {loaded!r}, and no class derived from {base.__name__}"
+        raise BadConfig(what, where=where, fix=f"derive it from {derive_from}")
+    lacking: frozenset[str] = getattr(loaded, "__abstractmethods__", frozenset())
+    if lacking:
+        what = f"{said} lacks {', '.join(sorted(lacking))}"
+        raise BadConfig(what, where=where, fix="define what docs/algorithms.md lists without a default")
+    return loaded
+
+
+def check_plugins(packages: Collection[str]) -> None:
+    """Import what the packages that the user named have registered; what cannot be imported is a note, until it is needed.
+
+    Raises MissingPackage for a package that is not installed, or registers nothing; UsageError for one text in place of
+    several.
+    """
+    if isinstance(packages, str):
+        raise UsageError(f"plugins is the text {packages!r}", where="plugins", fix=f"plugins=[{packages!r}]")
+    known = [one for group in KINDS for one in plugins(group)]
+    broken = []
+    for package in packages:
+        theirs = [one for one in known if _is_named(one, [package])]
+        if not theirs:
+            what = f"no installed package {package!r} registers an algorithm, a network or a piece"
+            names = ", ".join(dict.fromkeys(one.package for one in known)) or "none"
+            raise MissingPackage(what, where=f"{OPTION} {package}", fix=f"pip install {package} (installed plug-ins: {names})")
+        for one in theirs:
+            try:
+                one.load()
+            except MissingPackage as err:
+                broken.append(err.what)
+    if broken:
+        _log.warning("note: %s", "; ".join(broken))
+
+
+def plugin_behind(err: BaseException) -> tuple[str, str] | None:
+    """The package whose code raised, or called what raised, with file and line of it; None: no plug-in was on the way."""
+    found = None
+    trace = err.__traceback__
+    while trace is not None:
+        code = trace.tb_frame
+        package = _loaded.get(str(code.f_globals.get("__name__", "")).partition(".")[0])
+        if package is not None:
+            found = package, f"{code.f_code.co_filename}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _is_named(one: Plugin, packages: Collection[str]) -> bool:
+    return _plain(one.package) in map(_plain, packages)
+
+
+def _plain(package: str) -> str:
+    """Names of distributions are equal whatever their case and separators (PEP 503)."""
+    return package.lower().replace("_", "-").replace(".", "-")
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.module.partition(".")[0]

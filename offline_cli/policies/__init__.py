@@ -1,0 +1,1 @@
+"""What plays: policies by name, the policies of run folders, and the pipelines that a policy plays between."""

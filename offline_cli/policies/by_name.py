@@ -1,0 +1,215 @@
+"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; refuses spaces that do not fit."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.converting.misfits import misfits
+from offline_cli.environments import Environment
+from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.policies.model_policy import ModelPolicy, is_transposed_image, load_model
+from offline_cli.policies.module_policy import ModulePolicy, fingerprint_of
+from offline_cli.policies.observation_rows import zero_rows
+from offline_cli.policies.pieces import Pieces
+from offline_cli.policies.piped_policy import PipedPolicy
+from offline_cli.policies.play_pieces import PlayPieces
+from offline_cli.policies.policy import Policy
+from offline_cli.policies.python_policy import FunctionPolicy, imported
+from offline_cli.policies.random_policy import RandomPolicy
+from offline_cli.policies.run_policy import LoadedPolicy, load_policy
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, map_leaves
+
+__all__ = ["open_policy", "policy_of_run"]
+
+RANDOM, SB3, PYTHON = "random", "sb3:", "python:"
+KINDS = ("observations", "actions")
+
+
+def open_policy(
+    name: str,
+    environment: Environment,
+    *,
+    explore: bool,
+    device: str = "cpu",
+    pieces: Pieces | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = (),
+    example: Callable[[], Tree] | None = None,
+) -> Policy | PipedPolicy:
+    """The policy of that name, ready to play in the environment.
+
+    `explore`: with chance, where the policy knows any; `random` always is. `pieces`: pipelines that the user gave; a module is
+    played through pipelines without them too, where it was trained so or carries a state. `example`: gives a real
+    observation, for a policy that raises for invented ones. `plugins`: packages whose code a run folder may name.
+
+    Raises SpaceMismatch, naming both sides; BadConfig for what is no policy, and for pipelines around what is no module;
+    MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
+    when it is imported, loaded or tried.
+    """
+    play = _Play(name, environment, Pieces() if pieces is None else pieces, explore, device)
+    if name == RANDOM:
+        play.refuse_pieces("random")
+        return RandomPolicy(environment.action_space)
+    if name.startswith(SB3):
+        play.refuse_pieces("a model of stable-baselines3")
+        model, fingerprint = load_model(name.removeprefix(SB3), device=device)
+        _check_model(model, environment, name)
+        return ModelPolicy(model, environment.action_space, explore=explore, fingerprint=fingerprint)
+    if name.startswith(PYTHON):
+        return _python(play, example)
+    if "://" not in name and name.split(":")[0] in ("rllib", "onnx"):
+        raise BadConfig("this kind of policy cannot be recorded yet", where=f"--policy {name}", fix=_forms())
+    return _of_run(play, load_policy(name, storage_options, plugins=plugins))
+
+
+def policy_of_run(
+    loaded: LoadedPolicy, name: str, environment: Environment, *, explore: bool, device: str, pieces: Pieces
+) -> Policy | PipedPolicy:
+    """The same for the policy of run folder `name`, which has been read."""
+    return _of_run(_Play(name, environment, pieces, explore, device), loaded)
+
+
+def _of_run(play: _Play, loaded: LoadedPolicy) -> Policy | PipedPolicy:
+    return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Play:
+    """What a policy is opened for."""
+
+    name: str
+    environment: Environment
+    pieces: Pieces
+    explore: bool
+    device: str
+
+    def module(self, module: RLModule, fingerprint: str, trained: TrainedPipeline | None) -> Policy | PipedPolicy:
+        """The quick way where nothing is in between, and nothing remembered."""
+        if self.explore and getattr(module, "action_head", None) is None:  # as some classes in RLlib's manner have it
+            what = f"{type(module).__name__} draws from a distribution class of its own, and those draws follow no seed"
+            fix = "--no-explore, or leave the distribution to the action head that fits the action space"
+            raise BadConfig(what, where=f"--policy {self.name}", fix=fix)
+        if self.pieces or trained is not None or module.is_stateful() or module.in_rllibs_manner:
+            play = PlayPieces(*self.pieces.sides(), trained=trained, lookback=self.pieces.lookback)
+            where = f"--policy {self.name} in {self.environment.name}"
+            play.check(self.environment, module.observation_space, module.action_space, where=where)
+            between = PipedPolicy(
+                module,
+                play,
+                self.environment,
+                explore=self.explore,
+                device=torch.device(self.device),
+                fingerprint=fingerprint,
+                learned=self.pieces.learned,
+            )
+            if module.in_rllibs_manner and not (self.pieces or module.is_stateful()):
+                self._check_outputs(module)
+            return between
+        spaces = self.environment.observation_space, self.environment.action_space
+        theirs = module.observation_space, module.action_space
+        _check_fits(list(zip(theirs, spaces, KINDS, strict=True)), self.name, self.environment)
+        policy = ModulePolicy(module, explore=self.explore, device=torch.device(self.device), fingerprint=fingerprint)
+        policy.play_in(spaces[1])
+        return policy
+
+    def _check_outputs(self, module: RLModule) -> None:
+        """Raise BadConfig, naming what is missing, for a module that puts out nothing to act on."""
+        kind, where = type(module).__name__, f"--policy {self.name}"
+        seen = map_leaves(
+            lambda leaf: torch.as_tensor(leaf, device=self.device), zero_rows(self.environment.observation_space, 1)
+        )
+        forward = module.forward_exploration if self.explore else module.forward_inference
+        try:
+            with torch.inference_mode():
+                outputs = forward({Columns.OBS: seen})
+        except OfflineCliError:
+            raise
+        except Exception as err:
+            fix = "check the module by itself, in Python"
+            raise BadData(f"{kind} raised {err!r} for an observation of zeros", where=where, fix=fix) from err
+        wanted = (Columns.ACTIONS, Columns.ACTION_DIST_INPUTS)
+        if not any(name in outputs for name in wanted):
+            what = f"{kind} puts out {sorted(map(str, outputs))}, neither {wanted[0]!r} nor {wanted[1]!r}"
+            raise BadConfig(what, where=where, fix="return one of the two from its forward methods")
+
+    def refuse_pieces(self, what: str) -> None:
+        """Raise BadConfig where the user gave pipelines, which need a network between them."""
+        if self.pieces:
+            fix = "--wrapper changes what it sees and does; or an RLModule: a run folder, python:package.module:attribute"
+            raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {self.name}", fix=fix)
+
+
+def _forms() -> str:
+    return f"{RANDOM}, a run folder of train-bc, {SB3}FILE or {PYTHON}package.module:attribute"
+
+
+def _python(play: _Play, example: Callable[[], Tree] | None) -> Policy | PipedPolicy:
+    name, environment = play.name, play.environment
+    found = imported(name.removeprefix(PYTHON), lambda kind: _made(kind, environment))
+    if isinstance(found, RLModule):
+        return play.module(found, _hash_of_weights(found), None)
+    predicts = callable(getattr(found, "predict", None))
+    if not (predicts or callable(found)):
+        what = f"it is {type(found).__name__}, which cannot be called"
+        raise BadConfig(what, where=f"--policy {name}", fix="name a function")
+    play.refuse_pieces("an object with predict" if predicts else "a function")
+    _check_model(found, environment, name)
+    if predicts:
+        return ModelPolicy(found, environment.action_space, explore=play.explore, fingerprint=name)
+    spaces = environment.observation_space, environment.action_space
+    return FunctionPolicy(found, name.removeprefix(PYTHON), *spaces, explore=play.explore, example=example)
+
+
+def _made(kind: type[Any], environment: Environment) -> Any:
+    """An object of this class: without arguments, or of the environment's spaces where it is a module in RLlib's manner."""
+    if not issubclass(kind, RLModule):
+        return kind()
+    parameters = inspect.signature(kind).parameters.values()
+    given: dict[str, Any] = {
+        "observation_space": environment.observation_space,
+        "action_space": environment.action_space,
+        "model_config": {},
+    }
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # weights that nobody loads are the same in each process
+        return kind(**given)
+
+
+def _hash_of_weights(module: RLModule) -> str:
+    return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in module.state_dict().values())).hexdigest()
+
+
+def _check_model(model: Any, environment: Environment, name: str) -> None:
+    """As `_check_fits`, for what may have no spaces, or see images another way round."""
+    observation_space, action_space = environment.observation_space, environment.action_space
+    theirs = [getattr(model, "observation_space", None), getattr(model, "action_space", None)]
+    if isinstance(theirs[0], gym.Space) and is_transposed_image(theirs[0], observation_space):
+        theirs[0] = observation_space
+    ours = [observation_space, action_space]
+    triples = zip(theirs, ours, KINDS, strict=True)
+    _check_fits([(left, right, what) for left, right, what in triples if isinstance(left, gym.Space)], name, environment)
+
+
+def _check_fits(sides: list[tuple[Space, Space, str]], name: str, environment: Environment) -> None:
+    """Raise SpaceMismatch, with every difference, for sides (the policy's, the environment's, what of)."""
+    problems = [
+        text.replace("the data has", "the policy has", 1)
+        for theirs, ours, what in sides
+        for text in misfits(theirs, ours, inferred=False, what=what)
+    ]
+    if problems:
+        fix = "an environment that the policy was trained for, wrapped as it was"
+        raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)

@@ -1,0 +1,115 @@
+"""An RLModule as a policy to record, that of a `train-bc` run for one; refuses to carry a state from step to step.
+
+What a state, or pieces around the module, are needed for is `piped_policy.py`'s.
+
+Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions: they are certain.
+Box actions are recorded as RLlib's are, with the scale `normalized`: the module's own outputs, which may lie beyond [-1, 1],
+before they are stretched to the bounds and clipped. Integer boxes are recorded as the environment takes them; their
+`action_logp` is of the action before it was rounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offline_cli.columns import Columns
+from offline_cli.modules.distributions import ActionHead
+from offline_cli.modules.drawing import chance_size, drawn_actions
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.straight import straight_forward
+from offline_cli.policies.policy import Acted
+from offline_cli.policies.run_policy import LoadedPolicy
+from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.trees import Tree, flatten, leaves, map_leaves
+
+__all__ = ["ModulePolicy", "fingerprint_of", "is_of_floats"]
+
+
+class ModulePolicy:
+    """An RLModule in evaluation mode."""
+
+    rows_alike = False
+    shows_numbers = True
+
+    def __init__(self, module: RLModule, *, explore: bool, device: torch.device, fingerprint: str) -> None:
+        """For environments with the module's own action space; see `play_in`."""
+        assert not module.is_stateful(), "a module with a state is played through pipelines"
+        self.fingerprint = fingerprint
+        self._module = module.to(device).eval()
+        self._head: ActionHead = module.action_head
+        self._device, self._on_cpu, self._explore = device, device.type == "cpu", explore
+        self._straight = straight_forward(self._module)
+        self.chance_size = chance_size(self._head) if explore else 0
+        self._certain = np.zeros(0, np.float32)
+        self.play_in(module.action_space)
+
+    def play_in(self, action_space: Space) -> None:
+        """Play in an environment with this action space, which the policy fits, from now on."""
+        self._head.play_in(action_space)
+        self._raw = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items() if is_of_floats(leaf)}
+        self.action_scale = "normalized" if self._raw else "env"
+
+    def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
+        """See Policy."""
+        if self._straight is not None:  # nothing in it keeps gradients
+            return self._acted(self._straight(self._tensors(observations)), chance)
+        with torch.inference_mode():
+            forward = self._module.forward_exploration if self._explore else self._module.forward_inference
+            return self._acted(forward({Columns.OBS: self._tensors(observations)})[Columns.ACTION_DIST_INPUTS], chance)
+
+    def _acted(self, inputs: Tensor, chance: NDArray[np.float64]) -> Acted:
+        return self._explored(inputs, chance) if self._explore else self._greedy(inputs)
+
+    def _tensors(self, tree: Tree) -> Tree:
+        if isinstance(tree, np.ndarray) and self._on_cpu:  # the usual case
+            return torch.from_numpy(tree)
+        return map_leaves(lambda leaf: torch.as_tensor(leaf, device=self._device), tree)
+
+    def _greedy(self, inputs: Tensor) -> Acted:
+        recorded, for_env = self._both(self._head.greedy(inputs))
+        found = _array(inputs)
+        if len(self._certain) != len(found):
+            self._certain = np.zeros(len(found), np.float32)
+        return Acted(recorded, for_env, {Columns.ACTION_DIST_INPUTS: found, Columns.ACTION_LOGP: self._certain})
+
+    def _explored(self, inputs: Tensor, chance: NDArray[np.float64]) -> Acted:
+        numbers = torch.as_tensor(chance, dtype=inputs.dtype, device=inputs.device)
+        drawn = drawn_actions(self._head, inputs, numbers)
+        logp = self._head.logp(inputs, drawn)
+        return Acted(*self._both(drawn), {Columns.ACTION_DIST_INPUTS: _array(inputs), Columns.ACTION_LOGP: _array(logp)})
+
+    def _both(self, actions: Tree) -> tuple[Tree, Tree]:
+        """Actions as they are recorded, and as the environment takes them."""
+        arrays = _array(actions) if isinstance(actions, Tensor) else map_leaves(_array, actions)
+        for_env = self._head.for_env(arrays)
+        if not self._raw:
+            return for_env, for_env
+        pairs = zip(flatten(arrays), leaves(for_env), strict=True)
+        typed = iter([raw.astype(self._raw[path], copy=False) if path in self._raw else whole for (path, raw), whole in pairs])
+        return map_leaves(lambda _: next(typed), arrays), for_env
+
+
+def fingerprint_of(loaded: LoadedPolicy) -> str:
+    """Of a run's policy: weights, and description with the pieces it was trained through and a hash of what they learned."""
+    digest = hashlib.sha256(json.dumps(loaded.description, sort_keys=True).encode())
+    for name, tensor in sorted(loaded.module.state_dict().items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    found: NDArray[Any] = (tensor.cpu() if tensor.is_cuda else tensor).numpy()
+    return found
+
+
+def is_of_floats(space: Space) -> bool:
+    """Whether its actions have a scale: not so where they are whole numbers."""
+    return isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"

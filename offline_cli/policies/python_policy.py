@@ -1,0 +1,213 @@
+"""`python:package.module:attribute` as a policy: a function, a class, a module or a model; refuses actions that fit no space.
+
+The attribute may be
+
+* a function of observations. Whether it takes one observation or a batch (leaves (B, *shape)) is found out by calling it with
+  a batch of invented observations, and with one if that gives no batch of actions; where it raises for both, with real ones.
+  It gives actions, or a dict with `actions` and extra model outputs by name. A parameter called `explore` gets that flag; one
+  called `rng` gets a numpy Generator, or for a batch a list of B, that follows from the episode and the step, so that draws
+  from it are the same however the recording is cut up.
+* a class, which is made without arguments, or any object that can be called: as the function.
+* an RLModule: as the module of a run; or a class of those in RLlib's manner, which is made from the environment's spaces.
+* an object with `predict(observations, deterministic=...)`, a model of stable-baselines3 for one.
+
+Where it has `observation_space` and `action_space`, these are held against the environment's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, SpaceMismatch
+from offline_cli.import_path import add_current_folder
+from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
+from offline_cli.policies.policy import Acted
+from offline_cli.policies.uniform import sampled
+from offline_cli.spaces import Space, describe, leaf_spaces
+from offline_cli.trees import Tree, flatten, map_leaves, paths
+
+__all__ = ["FunctionPolicy", "imported"]
+
+ACTIONS = "actions"
+TRIED = 3  # rows of the batch that a function is tried with
+SEED_BITS = 53  # of a uniform number
+
+
+class FunctionPolicy:
+    """A function of observations, one at a time or in batches."""
+
+    rows_alike = False
+    shows_numbers = False
+    action_scale = "env"
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        name: str,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        explore: bool,
+        example: Callable[[], Tree] | None = None,
+    ) -> None:
+        """`example` gives a real observation, which is asked for where the function raises for invented ones.
+
+        Raises SpaceMismatch where it gives no actions of that space, BadData where it raises whatever it is given.
+        """
+        self.fingerprint = f"python:{name}"
+        self._call, self._name, self._space, self._explore = call, name, action_space, explore
+        wanted = _parameters(call)
+        self._takes_explore, self._takes_rng = "explore" in wanted, "rng" in wanted
+        self._leaves = leaf_spaces(action_space)
+        self.chance_size = int(self._takes_rng)
+        try:
+            self._batched = self._takes_batches(sampled(observation_space, TRIED))
+        except BadData:
+            if example is None:
+                raise
+            self._batched = self._takes_batches(_repeated(example(), observation_space))
+
+    def _takes_batches(self, observations: Tree) -> bool:
+        chance = np.full((TRIED, self.chance_size), 0.5)
+        try:
+            self._batch(observations, chance)
+        except Exception as batched:  # noqa: BLE001  a function of one observation may fail in any way
+            try:
+                self._one(observations, chance, 0)
+            except SpaceMismatch:
+                raise
+            except Exception as single:
+                what = f"the policy raises for a batch of observations ({batched!r}) and for one ({single!r})"
+                raise BadData(what, where=self._where, fix="check the policy by itself, in Python") from single
+            return False
+        return True
+
+    @property
+    def _where(self) -> str:
+        return f"--policy python:{self._name}"
+
+    def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
+        """See Policy."""
+        if self._batched:
+            actions, extras = self._batch(observations, chance)
+        else:
+            rows = [self._one(observations, chance, row) for row in range(_count(observations))]
+            actions = map_leaves(lambda *values: np.stack(values), *(row[0] for row in rows))
+            extras = {
+                name: map_leaves(lambda *values: np.stack(values), *(row[1][name] for row in rows)) for name in rows[0][1]
+            }
+        return Acted(actions, actions, extras)
+
+    def _batch(self, observations: Tree, chance: NDArray[np.float64]) -> tuple[Tree, Mapping[str, Tree]]:
+        rngs = [_rng(row) for row in chance] if self._takes_rng else None
+        count = _count(observations)
+        return self._checked(self._called(observations, rngs), (count,))
+
+    def _one(self, observations: Tree, chance: NDArray[np.float64], row: int) -> tuple[Tree, Mapping[str, Tree]]:
+        rng = _rng(chance[row]) if self._takes_rng else None
+        return self._checked(self._called(rows_of(observations, row), rng), ())
+
+    def _called(self, observations: Tree, rng: Any) -> Any:
+        options: dict[str, Any] = {"explore": self._explore} if self._takes_explore else {}
+        return self._call(observations, **options, **({"rng": rng} if self._takes_rng else {}))
+
+    def _checked(self, answer: Any, batch: tuple[int, ...]) -> tuple[Tree, Mapping[str, Tree]]:
+        """Actions in the space's dtypes, and extra outputs. Raises SpaceMismatch."""
+        extras: dict[str, Tree] = {}
+        if isinstance(answer, Mapping) and ACTIONS in answer and ACTIONS not in getattr(self._space, "spaces", ()):
+            extras = {str(name): map_leaves(np.asarray, value) for name, value in answer.items() if name != ACTIONS}
+            answer = answer[ACTIONS]
+        actions = self._fitted(_tree(answer, self._space), batch)
+        wrong = [name for name, tree in extras.items() for _, leaf in flatten(tree) if leaf.shape[: len(batch)] != batch]
+        if wrong:
+            raise self._mismatch(f"extra model outputs of other lengths than its actions: {', '.join(wrong)}")
+        return actions, extras
+
+    def _fitted(self, actions: Tree, batch: tuple[int, ...]) -> Tree:
+        if paths(actions) != list(self._leaves):
+            raise self._mismatch(f"actions with the parts {paths(actions)}")
+        fitted = {path: self._leaf(leaf, self._leaves[path], batch) for path, leaf in flatten(actions)}
+        pending = iter(fitted.values())
+        return map_leaves(lambda _: next(pending), actions)
+
+    def _leaf(self, leaf: NDArray[Any], space: Space, batch: tuple[int, ...]) -> NDArray[Any]:
+        dtype = np.dtype(space.dtype)
+        if leaf.shape != (*batch, *(space.shape or ())):
+            raise self._mismatch(f"actions of shape {leaf.shape} for {batch[0] if batch else 'one'} observations")
+        if leaf.dtype.kind not in "biuf" or (leaf.dtype.kind == "f" and dtype.kind != "f"):
+            raise self._mismatch(f"actions of type {leaf.dtype}")
+        return leaf.astype(dtype, copy=False)
+
+    def _mismatch(self, what: str) -> SpaceMismatch:
+        fix = "a policy that gives actions of the environment's action space"
+        return SpaceMismatch(
+            f"the policy gives {what}, the environment takes {describe(self._space)}", where=self._where, fix=fix
+        )
+
+
+def _tree(value: Any, space: Space) -> Tree:
+    """`value` with arrays as leaves, and lists as tuples where the space has a Tuple."""
+    inner = getattr(space, "spaces", None)
+    if inner is None:
+        return np.asarray(value)
+    if isinstance(value, Mapping) and hasattr(inner, "items"):
+        return {key: _tree(value[key], part) if key in value else np.empty(0) for key, part in inner.items()}
+    if isinstance(value, (tuple, list)) and len(value) == len(inner):
+        return tuple(_tree(item, part) for item, part in zip(value, inner, strict=True))
+    return np.asarray(value)
+
+
+def _repeated(observation: Tree, space: Space) -> Tree:
+    rows = zero_rows(space, TRIED)
+    write = row_writer(rows)
+    for row in range(TRIED):
+        write(row, observation)
+    return rows
+
+
+def _count(observations: Tree) -> int:
+    return len(next(leaf for _, leaf in flatten(observations)))
+
+
+def _rng(chance: NDArray[np.float64]) -> np.random.Generator:
+    return np.random.default_rng(int(chance[0] * 2.0**SEED_BITS))
+
+
+def _parameters(call: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(call).parameters)
+    except (TypeError, ValueError):  # some built-in functions do not tell
+        return set()
+
+
+def imported(name: str, made: Callable[[type[Any]], Any] = lambda kind: kind()) -> Any:
+    """The attribute that `package.module:attribute` names, for a class what `made` makes of it.
+
+    Raises BadConfig, MissingPackage, BadData.
+    """
+    where, fix = f"--policy python:{name}", "python:package.module:attribute, importable from the current folder"
+    module, colon, attribute = name.rpartition(":")
+    if not colon or not module or module.startswith("."):
+        raise BadConfig("it names no module and attribute", where=where, fix=fix)
+    add_current_folder()
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        return made(found) if inspect.isclass(found) else found
+    except OfflineCliError as err:
+        err.where = f"{where}: {err.where}"
+        raise
+    except ModuleNotFoundError as err:
+        if f"{module}.".startswith(f"{err.name}."):
+            raise BadConfig(f"there is no module {err.name!r}", where=where, fix=fix) from err
+        package = (err.name or "what it needs").partition(".")[0]
+        raise MissingPackage(f"the policy needs a package: {err}", where=where, fix=f"pip install {package}") from err
+    except AttributeError as err:
+        raise BadConfig(str(err), where=where, fix=fix) from err
+    except (Exception, SystemExit) as err:  # it is a user's code, and any may come of it
+        raise BadData(f"importing the policy raised {err!r}", where=where, fix="check the policy by itself, in Python") from err

@@ -1,0 +1,264 @@
+"""The policy of a run folder, read from its files: description in JSON, weights in safetensors, what connector pieces learned
+in msgpack. Files that do not fit each other are BadData.
+
+Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
+has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
+network of another package, which is imported where the user names that package, and a pipeline or none.
+
+Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
+to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.state_bytes import state_from_bytes
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
+from offline_cli.modules.network import Network
+from offline_cli.modules.network_registry import MLP, OURS, network_kind
+from offline_cli.modules.networks import BY_255, BY_BOUNDS
+from offline_cli.modules.policy import build_module, fewest_numbers
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.plugins import NETWORKS, OPTION, check_plugins, is_registered
+from offline_cli.policies.checkpoint_tensors import policy_weights
+from offline_cli.policies.run_checkpoints import checkpoint_bytes
+from offline_cli.policies.run_files import (
+    CONFIG,
+    LEARNED,
+    POLICY,
+    POLICY_KEYS,
+    RESULT,
+    UNSEALED,
+    WEIGHTS,
+    check_learned,
+    json_object,
+    tensors_of,
+)
+from offline_cli.spaces import space_from_json
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.schemas import mistakes_by
+
+__all__ = [
+    "ALONE",
+    "FORMAT",
+    "OF_NETWORK",
+    "UINT8_SCALING",
+    "WITH_PIECES",
+    "LoadedPolicy",
+    "RunFiles",
+    "load_policy",
+    "policy_of",
+    "read_run",
+    "scaling_of",
+]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FORMAT = "offline-cli-policy"
+SMALLEST = 2  # bytes of a weight
+ALONE, WITH_PIECES, OF_NETWORK = 1, 2, 3  # versions
+UINT8_SCALING = "uint8_scaling"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPolicy:
+    """The policy of a run folder."""
+
+    module: RLModule  # on the CPU
+    description: Mapping[str, Any]  # policy.json
+    trained: TrainedPipeline | None  # what it takes to play it; None: it plays without pieces
+    checkpoint: int | None = None  # the update of the checkpoint that it is from, in a run that is not finished
+    is_sealed: bool = True  # whether each of its files has a hash, which fits
+    files: RunFiles | None = None  # what it was read from, where that was a run folder
+
+
+def scaling_of(description: Mapping[str, Any], *, where: str) -> str:
+    """How the described policy takes uint8 observations. Raises BadData for a way that is not known."""
+    found = description.get(UINT8_SCALING, BY_255)
+    if found not in (BY_BOUNDS, BY_255):
+        fix = "play it with the version of offline-cli that it was trained with, or a newer one"
+        raise BadData(f"{UINT8_SCALING} is {found!r} in {POLICY}, which this version does not know", where=where, fix=fix)
+    return str(found)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The files that a run's policy is read from, as bytes that travel between processes."""
+
+    text: bytes = field(repr=False)  # policy.json
+    weights: bytes = field(repr=False)  # policy.safetensors, or a checkpoint's tensors
+    learned: bytes | None = field(repr=False)  # connectors.msgpack; None: there is none
+    where: str
+    checkpoint: int | None  # the update of the checkpoint that the weights are of; None: the run is finished
+    plugins: tuple[str, ...] = ()  # packages whose code these files may name
+
+    def loaded(self) -> LoadedPolicy:
+        """The policy. Raises BadData for broken files, BadConfig and MissingPackage as `load_policy` does."""
+        is_checkpoint = self.checkpoint is not None
+        files = self.text, self.weights, self.learned
+        found = policy_of(*files, where=self.where, of_checkpoint=is_checkpoint, plugins=self.plugins)
+        return replace(found, checkpoint=self.checkpoint, files=self)
+
+
+def load_policy(
+    run: str | os.PathLike[str] | Location,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    plugins: Sequence[str] = (),
+) -> LoadedPolicy:
+    """The policy of a run, local or remote; of one that is not finished the last checkpoint's, and a note says so.
+
+    `plugins`: packages whose networks and pieces may be imported because the run folder names them. Raises MissingPackage for a
+    package that is not installed, or cannot be imported; BadConfig where the run has a network of a package that is not named.
+
+    Raises StorageNotFound, NoData for a folder that is no run, Uncommitted for one without a checkpoint yet, BadData for broken
+    files.
+    """
+    check_plugins(plugins)
+    files = replace(read_run(run, storage_options), plugins=tuple(plugins))
+    loaded = files.loaded()
+    if files.checkpoint is not None:
+        _log.warning(
+            "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d",
+            files.where,
+            files.checkpoint,
+        )
+    if not loaded.is_sealed:
+        _log.warning(UNSEALED, files.where)
+    return loaded
+
+
+def read_run(run: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> RunFiles:
+    """The files of a run's policy. Raises StorageNotFound, NoData, Uncommitted as `load_policy` does."""
+    folder = open_location(run, storage_options)
+    if folder.exists() and not folder.join(CONFIG).is_file():
+        raise NoData("not a run folder of train-bc", where=str(folder), fix="name the folder that train-bc --out made")
+    last = None if folder.join(RESULT).is_file() else checkpoint_bytes(replace(folder, cache=None))
+    described = folder.join(POLICY).is_file()
+    if folder.exists() and not (described and (last is not None or folder.join(WEIGHTS).is_file())):
+        fix = f"`offline-cli train-bc ... --out {run} --resume`, with what it was started with, finishes it"
+        raise Uncommitted("the run is not finished and holds no policy yet", where=str(folder), fix=fix)
+    text = folder.join(POLICY).read_bytes()
+    learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
+    update, weights = (None, folder.join(WEIGHTS).read_bytes()) if last is None else last
+    return RunFiles(text, weights, learned, str(folder), update)
+
+
+def policy_of(
+    text: bytes,
+    weights: bytes,
+    learned: bytes | None,
+    *,
+    where: str,
+    of_checkpoint: bool = False,
+    plugins: Collection[str] = (),
+) -> LoadedPolicy:
+    """The policy that these files' bytes are; `learned`: None where there is no such file. Raises BadData for broken ones, and
+    for a network of another package BadConfig, MissingPackage as `load_policy` does.
+
+    `of_checkpoint`: the weights are among those of a checkpoint. `plugins`: packages whose code may be imported.
+    """
+    of_weights = "tensors.safetensors of its last checkpoint" if of_checkpoint else WEIGHTS
+    description, has_seal = _read(POLICY, lambda: json_object(text, POLICY_KEYS), where)
+    tensors, have_seal = _read(of_weights, lambda: tensors_of(weights), where)
+    kind = _kind_of_network(description, where, plugins)
+    try:
+        module = _built(description, len(weights), kind, where)
+        module.load_state_dict(policy_weights(tensors, module) if of_checkpoint else tensors)
+        trained = _trained(description, learned, where, plugins)
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+        BadConfig,
+        UnsupportedSpace,
+        SafetensorError,
+    ) as err:
+        raise BadData(f"the policy cannot be read: {err}", where=where, fix="train again") from err
+    return LoadedPolicy(module, description, trained, is_sealed=has_seal and have_seal)
+
+
+def _read(name: str, read: Callable[[], tuple[T, bool]], where: str) -> tuple[T, bool]:
+    """What `read` gives of the file called `name`. Raises BadData, naming it, where it is broken or damaged."""
+    try:
+        return read()
+    except (ValueError, TypeError, OverflowError, SafetensorError) as err:
+        raise BadData(f"the policy cannot be read: {name}: {err}", where=where, fix="train again") from err
+
+
+def _trained(
+    description: Mapping[str, Any], learned: bytes | None, where: str, plugins: Collection[str]
+) -> TrainedPipeline | None:
+    """What the description and `LEARNED` say of the pipeline. Raises ValueError, KeyError, BadData where they are broken."""
+    if description["version"] == ALONE or (description["version"] == OF_NETWORK and "pipeline" not in description):
+        return None
+    told = description["pipeline"]
+    document, pieces = told["document"], told["pieces"]
+    if not isinstance(document, (dict, type(None))) or not isinstance(pieces, list):
+        raise ValueError(f"{POLICY} tells of no pipeline")
+    check_learned(learned, told)
+    assert learned is not None
+    state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
+    return TrainedPipeline(document, state, f"{where}/{POLICY}", tuple(map(str, pieces)), tuple(plugins))
+
+
+def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> type[Network]:
+    """Raises BadConfig, MissingPackage for code that is not named, or not there."""
+    if description.get("version") != OF_NETWORK:
+        return network_kind(MLP)
+    told = description.get("network")
+    name = told.get("name") if isinstance(told, Mapping) else None
+    if not isinstance(name, str) or name in OURS:  # ours are described as in versions 1 and 2, whose sizes are checked
+        what = f"the policy cannot be read: {POLICY} names no network of another package"
+        raise BadData(what, where=where, fix="train again")
+    if not is_registered(NETWORKS, name):
+        package = description.get("package")
+        what = f"the network {name!r} of the run is not installed; the run says that the package {package!r} registers it"
+        raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
+    return network_kind(name, named=plugins)
+
+
+def _built(description: Mapping[str, Any], size: int, kind: type[Network], where: str) -> RLModule:
+    """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
+    if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES, OF_NETWORK):
+        raise ValueError(f"format {description['format']} version {description['version']}")
+    if not isinstance(description["environment"], (str, type(None))):
+        raise ValueError(f"its environment is {description['environment']!r}")
+    observation_space = space_from_json(description["observation_space"], where=where)
+    action_space = space_from_json(description["action_space"], where=where)
+    if description["version"] == OF_NETWORK:
+        options = {name: value for name, value in description["network"].items() if name != "name"}
+        wrong = mistakes_by(options, {**kind.schema, "type": "object", "additionalProperties": False})
+        if wrong:
+            raise ValueError(f"options of its network: {'; '.join(wrong)}")
+        return kind(options).policy(
+            observation_space,
+            action_space,
+            action_scale=description["action_scale"],
+            uint8_scaling=scaling_of(description, where=where),
+        )
+    hidden = [int(width) for width in description["hidden"]]
+    if min(hidden, default=1) < 1 or fewest_numbers(observation_space, action_space, hidden) * SMALLEST > size:
+        raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
+    return build_module(
+        observation_space,
+        action_space,
+        hidden=hidden,
+        activation=description["activation"],
+        action_scale=description["action_scale"],
+        uint8_scaling=scaling_of(description, where=where),
+    )

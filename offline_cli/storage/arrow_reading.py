@@ -1,0 +1,129 @@
+"""How Arrow reads our files: its threads see no Python file, and no bytes become Python objects.
+
+Arrow's own threads, which fetch column chunks and decode them, let go of a Python file, or of the bytes that it gave, some time
+after the caller has its result. One that does so while the interpreter ends is ended by force, in the middle of C++, and that
+aborts the process (`terminate called without an active exception`). So a file of this machine is read by Arrow itself; any
+other without Arrow's threads: one that no option keeps them from is waited for (`let_go`).
+
+Packages register extension types with Arrow (Ray its tensors, and Python objects). A column of Ray's pickled objects is
+unpickled by Ray wherever a value of it becomes a Python object, where ray is imported. So such columns never leave a reader of
+files: `without_objects` gives their bytes, as Arrow does where ray is not imported. Arrow gives a registered type the metadata
+that a file's columns carry, as soon as the schema is read, and lets through whatever the type makes of them: a TypeError of
+Ray's, for one. To the reader that is a broken file, as any other is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
+from weakref import ReferenceType
+
+import pyarrow as pa
+
+__all__ = ["OBJECTS", "arrow_file", "extension_failures", "let_go", "threads_may_read", "without_objects"]
+
+LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing left to do
+PAUSE: Final = 0.0005  # seconds between two looks
+SHORTEST: Final = 0.00002  # the first: mostly they are done by then, and small files come by the thousand
+OBJECTS: Final = "ray.data.arrow_pickled_object"
+EXTENSION_NAME: Final = b"ARROW:extension:name"
+MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of metadata
+
+
+def arrow_file(stream: Any) -> AbstractContextManager[Any]:
+    """What Arrow should read in place of `stream`, an open file: the same file, opened once more by Arrow, or `stream`."""
+    raw = getattr(stream, "raw", None)
+    if os.name == "posix" and isinstance(raw, io.FileIO):
+        try:
+            again: AbstractContextManager[Any] = pa.OSFile(f"/dev/fd/{stream.fileno()}")
+        except OSError:  # no /dev here
+            pass
+        else:
+            return again
+    return nullcontext(stream)
+
+
+def threads_may_read(source: Any) -> bool:
+    """Whether Arrow's threads may have `source`."""
+    return isinstance(source, pa.OSFile)
+
+
+def let_go(file: ReferenceType[Any]) -> None:
+    """Wait until Arrow has let go of a file that nothing else refers to any more."""
+    until, pause = time.monotonic() + LONGEST, SHORTEST
+    while file() is not None and time.monotonic() < until:
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE)
+
+
+# ---- extension types ----
+
+
+def without_objects(data: Any) -> Any:
+    """A table or record batch with bytes in place of pickled objects, of whose type the fields' metadata tells."""
+    if not any(map(_holds_objects, data.schema.types)):
+        return data
+    for index, field in enumerate(data.schema):
+        plain = _plain(field)
+        if plain is not field:
+            data = data.set_column(index, plain, data.column(index).cast(plain.type))
+    return data
+
+
+def _holds_objects(kind: Any) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.extension_name == OBJECTS or _holds_objects(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _holds_objects(kind.value_type)
+    return any(_holds_objects(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _plain(field: Any) -> Any:
+    """The field itself where it holds no objects."""
+    if not _holds_objects(field.type):
+        return field
+    if isinstance(field.type, pa.BaseExtensionType) and field.type.extension_name == OBJECTS:
+        metadata = {**(field.metadata or {}), EXTENSION_NAME: OBJECTS.encode()}
+        return field.with_type(field.type.storage_type).with_metadata(metadata)
+    return field.with_type(_plain_type(field.type))
+
+
+def _plain_type(kind: Any) -> Any:
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if types.is_struct(kind):
+        return pa.struct([_plain(kind.field(number)) for number in range(kind.num_fields)])
+    if types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_field), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_field))
+    return pa.list_(_plain(kind.value_field)) if types.is_list(kind) else kind
+
+
+@contextmanager
+def extension_failures() -> Iterator[None]:
+    """Within it, what a registered type raises of the metadata in a file becomes pa.ArrowInvalid."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_a_type(error):
+            raise
+        raise pa.ArrowInvalid(f"the metadata of a column's type: {type(error).__name__}: {error}") from error
+
+
+def _is_of_a_type(error: Exception) -> bool:
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_name == MAKER:
+            return True
+        frame = frame.tb_next
+    return False

@@ -1,0 +1,99 @@
+"""Algorithm, what a run learns by: the columns it reads, the modules it makes, their losses, and what follows an update.
+
+An algorithm knows no loop, file or device. Whatever an update changes is a parameter or a (persistent) buffer of its modules:
+these are saved in checkpoints, moved to the device, and put back after a CUDA graph's warm-up. Losses and what follows them run
+inside a captured graph there: they never read a value back from the device, nor branch on one, and all shapes are static.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from torch import Tensor, nn
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.spaces import Space
+from offline_cli.training.algorithms.task import Task
+
+__all__ = ["LOSS", "POLICY", "Algorithm", "Batch", "Group", "Modules"]
+
+POLICY: Final = "policy"
+LOSS: Final = "loss"
+RESERVED: Final = frozenset(("", "val"))  # names that would give a column of metrics.jsonl a second meaning
+
+Batch = Mapping[str, Any]
+"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, 0 in rows that pad."""
+
+Modules = Mapping[str, nn.Module]
+"""Modules by name; the first is the policy, an RLModule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Modules whose parameters are stepped together, by one Adam; groups are stepped one after the other, in their order."""
+
+    modules: tuple[str, ...]
+    losses: tuple[str, ...]  # the names of what `loss` gives; metrics.jsonl has each as `NAME_loss` where there are several
+    loss: Callable[[Batch], Mapping[str, Tensor]]  # () each; their sum is minimised
+    every: int = 1  # stepped in each `every`-th update: 2 in updates 2, 4, 6, ...
+    lr: float | None = None  # None: the run's
+    then: Callable[[], None] | None = None  # follows each step, without gradients: moves target copies, for example
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in self.losses if name in RESERVED]
+        if wrong or not (self.modules and self.losses and self.every > 0):
+            raise ValueError(f"a group of modules {self.modules}, with losses {self.losses}, every {self.every} updates")
+
+
+class Algorithm(ABC):
+    """One way of learning. An object holds the run's options; modules come from `modules` and are handed back in."""
+
+    schema: ClassVar[Mapping[str, Any]] = {"properties": {}}  # a JSON Schema; `properties` are the options of the table
+
+    columns: tuple[str, ...] = (Columns.OBS, Columns.ACTIONS)  # that it learns from, of those the learner pipeline gives
+    refresh_every: int | None = None  # updates after which the pipeline computes all columns anew; None: they stay
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """`options`: checked by the schema, its defaults filled in."""
+        self.options = dict(options)
+
+    def check(self, observation_space: Space, action_space: Space) -> None:  # noqa: B027  most algorithms learn in any
+        """Raise BadConfig for spaces that the algorithm cannot learn in; called before any data is read."""
+
+    def extend(self, pipeline: ConnectorPipelineV2) -> None:  # noqa: B027  the default pieces do for many
+        """Add the connector pieces that make `columns` to the learner pipeline, which has the user's and the default pieces."""
+
+    @abstractmethod
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        """Fresh modules; the first is "policy", from `task.policy()`."""
+
+    @abstractmethod
+    def groups(self, modules: Modules) -> Sequence[Group]:
+        """How the modules are fitted; a module in no group changes in a `then` alone."""
+
+    def rl_module(self, modules: Modules) -> nn.Module:
+        """What connector pieces get as `rl_module`: the policy, or a module that has `compute_values(batch)` for
+        GeneralAdvantageEstimation.
+        """
+        return modules[POLICY]
+
+    def scores(self, modules: Modules, batch: Batch) -> dict[str, Tensor]:
+        """How good the policy is on held-out rows, a tensor of any shape for each score; a check takes means over all rows.
+
+        `loss` is what checks compare by: lower is better. Here it is the negative log-likelihood of the recorded actions, in
+        nats; beside it `accuracy` or `mse` of greedy actions. Rows here do not pad, and there are no `weights`.
+        """
+        return cloning_scores(modules[POLICY], batch)
+
+
+def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
+    """(B,) `loss`, the negative log-likelihood of the recorded actions in nats, and `accuracy` or `mse` of greedy ones."""
+    assert isinstance(policy, RLModule)
+    inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+    head = policy.action_head
+    return {LOSS: -head.logp(inputs, batch[Columns.ACTIONS]), **head.scores(inputs, batch[Columns.ACTIONS])}

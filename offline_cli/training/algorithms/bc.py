@@ -1,0 +1,36 @@
+"""Behaviour cloning: the likelihood of the recorded actions is maximised (Pomerleau 1991)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from offline_cli.columns import Columns
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Batch, Group, Modules
+from offline_cli.training.algorithms.task import Task
+from offline_cli.training.loader import WEIGHTS
+
+__all__ = ["BC", "bc_loss"]
+
+NLL = "nll"
+
+
+def bc_loss(policy: RLModule, batch: Batch) -> Tensor:
+    """() the weighted mean of the negative log-likelihood of the recorded actions, in nats."""
+    inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+    return -torch.dot(policy.action_head.logp(inputs, batch[Columns.ACTIONS]), batch[WEIGHTS])
+
+
+class BC(Algorithm):
+    """One module, one loss."""
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        return {POLICY: task.policy()}
+
+    def groups(self, modules: Modules) -> Sequence[Group]:
+        policy = cast(RLModule, modules[POLICY])
+        return [Group((POLICY,), (NLL,), lambda batch: {NLL: bc_loss(policy, batch)})]

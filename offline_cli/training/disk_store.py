@@ -1,0 +1,232 @@
+"""Steps on disk, read in any order of small units; of any size, while memory holds two pools of them.
+
+The steps lie in one file as records, in windows that were shuffled before they were written (`ShuffledWriter`). So a unit (a
+fixed number of neighbouring records) is a random sample of its window, and a handful of units from all over the file is close
+to a random sample of all steps, wherever they came from. An epoch takes a pool of units at a time (`EpochOrder`): while batches
+come from one pool, a thread reads the next; a batch may span pools.
+
+Decision: windows and not partitions that every step is dealt to, which would be exactly random, because those want the number
+of steps beforehand or a second pass on disk, as many write buffers as there are partitions, and a bound on how many these may
+be. Windows cost one sequential write, need no index, and have no largest size. (Shuffled blocks, shuffled again as they are
+read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile", 3.2; there without the shuffle before writing.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from offline_cli.errors import UsageError
+from offline_cli.storage.temp_file import TempFile
+from offline_cli.training.epoch_order import EpochOrder, PoolPlan, of_window
+from offline_cli.training.step_records import RecordForm
+from offline_cli.trees import Tree, flatten
+
+__all__ = ["DiskStore", "ShuffledWriter", "StoreForm"]
+
+UNITS_PER_POOL: Final = 256
+PERMUTATION: Final = 8  # bytes per record of a pool
+SCRATCH: Final = 1 << 20  # bytes of records that are put in order and written at a time
+READ_BYTES: Final = 4 << 20  # read at a time where steps come in the order of the store
+
+
+@dataclass(frozen=True, slots=True)
+class StoreForm:
+    """Sizes, in records; they follow from memory limit and size of a record alone, so that a resumed run has them too."""
+
+    window: int
+    pool: int  # that is in memory at a time while training; a second one is on its way
+    unit: int  # divides both
+
+    @classmethod
+    def within(cls, window_bytes: int, pool_bytes: int, record: RecordForm) -> StoreForm:
+        """The sizes for so much memory. Raises UsageError where it does not hold a few records."""
+        pool = pool_bytes // (record.nbytes + PERMUTATION)
+        if min(pool, window_bytes // record.nbytes) < 2:
+            what = f"one step takes {record.nbytes / 1e6:,.1f} MB, of which the memory limit does not hold a few"
+            raise UsageError(what, where="--memory-limit", fix="raise it")
+        unit = max(1, pool // UNITS_PER_POOL)
+        return cls(window=max(1, window_bytes // record.nbytes // unit) * unit, pool=pool // unit * unit, unit=unit)
+
+    @property
+    def units_per_pool(self) -> int:
+        """Of all pools but the last of an epoch."""
+        return self.pool // self.unit
+
+
+class DiskStore:
+    """Records in a temporary file; `close` ends it."""
+
+    def __init__(self, record: RecordForm, form: StoreForm, temp_dir: str | None) -> None:
+        """Raises StorageError where no file can be made in `temp_dir`."""
+        self.record: RecordForm = record
+        self.form = form
+        self.steps = 0
+        self._file = TempFile(temp_dir, holding="steps").__enter__()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="step-reader")  # the one that reads, once all is written
+
+    def append(self, records: Tensor) -> None:
+        """Write `records` (n, words) at the end. Raises StorageError, for instance where the disk is full."""
+        self._file.append(_bytes(records))
+        self.steps += len(records)
+
+    def read(self, first: int, target: Tensor) -> None:
+        """Fill `target` (n, words) with the records from `first` on; in the store's thread."""
+        self._file.read_into(first * self.record.nbytes, _bytes(target))
+
+    def reader(self, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> _DiskReader:
+        """See Store. What does not live on the CPU gets its batches by way of the host."""
+        return _DiskReader(self, batch, order, device)
+
+    def first(self) -> dict[str, Any]:
+        """See Store."""
+        records = torch.empty((1, self.record.words), dtype=torch.int64)
+        self.thread.submit(self.read, 0, records).result()
+        columns = self.record.empty(1, torch.device("cpu"))
+        self.record.unpack(records, columns)
+        return columns
+
+    def close(self) -> None:
+        """Give memory and disk back, once a read that is under way has ended."""
+        self.thread.shutdown(wait=True, cancel_futures=True)
+        self._file.__exit__(None, None, None)
+
+
+class ShuffledWriter:
+    """Fills a store with steps in a random order, window by window; the same steps in the same order, whatever the parts."""
+
+    def __init__(self, store: DiskStore, *, seed: int) -> None:
+        self._store, self._seed, self._windows, self._held = store, seed, 0, 0
+        self._window = torch.empty((store.form.window, store.record.words), dtype=torch.int64)
+
+    def add(self, records: Tensor) -> None:
+        """Take `records` (n, words)."""
+        while len(records):
+            part = records[: len(self._window) - self._held]
+            self._window[self._held : self._held + len(part)] = part
+            self._held += len(part)
+            records = records[len(part) :]
+            if self._held == len(self._window):
+                self._write()
+
+    def finish(self) -> None:
+        """Write what is left; nothing can be added any more."""
+        if self._held:
+            self._write()
+        del self._window
+
+    def _write(self) -> None:
+        order = of_window(self._seed, self._windows, self._held)
+        for part in torch.split(order, max(1, SCRATCH // self._store.record.nbytes)):
+            self._store.append(self._window[part])
+        self._windows, self._held = self._windows + 1, 0
+
+
+class _DiskReader:
+    """Gathers whole records."""
+
+    def __init__(self, store: DiskStore, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> None:
+        rows = len(next(leaf for _, leaf in flatten(dict(batch))))
+        records = torch.zeros((rows, store.record.words), dtype=torch.int64, device=device)
+        self.targets: Sequence[Tensor] = [records]
+        self.is_resident = device.type == "cpu"
+        self._pairs = store.record.pairs(records, batch)
+        self._store, self._device, self._pools = store, device, _Pools(store, order)
+
+    def gather(self, epoch: int, first: int, rows: int, targets: Sequence[Tensor]) -> None:
+        """See StoreReader; padding is the batch's own first step."""
+        records = targets[0]
+        self._pools.gather(epoch, first, records[:rows])
+        records[rows:] = records[0]
+
+    def settle(self) -> None:
+        """Copy each leaf out of the records."""
+        for view, leaf in self._pairs:
+            leaf.copy_(view)
+
+    def replace(self, columns: Mapping[str, Tree]) -> None:
+        raise AssertionError("columns on disk stay: see `bc._setup`")
+
+    def in_order(self, rows: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """See StoreReader."""
+        store, record = self._store, self._store.record
+        per_read = max(1, READ_BYTES // (rows * record.nbytes)) * rows
+        for first in range(0, store.steps, per_read):
+            records = torch.empty((min(per_read, store.steps - first), record.words), dtype=torch.int64)
+            store.thread.submit(store.read, first, records).result()
+            for part in torch.split(records, rows):
+                batch = record.empty(len(part), self._device)
+                record.unpack(part.to(self._device), batch)
+                yield batch, len(part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Some of the steps of an epoch, in memory."""
+
+    number: int  # counted through all epochs
+    first: int  # step of its epoch
+    order: Tensor  # (n,) int64
+    records: Tensor  # (n or more, words)
+
+
+class _Pools:
+    """The steps of every epoch in their order. Two pools have memory, and take turns."""
+
+    def __init__(self, store: DiskStore, order: EpochOrder) -> None:
+        self._store, self._order = store, order
+        self._per_epoch = -(-store.steps // store.form.pool)
+        rows = min(store.form.pool, store.steps)
+        self._spare = [torch.empty((rows, store.record.words), dtype=torch.int64) for _ in range(2)]
+        self._now: _Pool | None = None
+        self._next: tuple[int, Future[_Pool]] | None = None
+
+    def gather(self, epoch: int, first: int, target: Tensor) -> None:
+        """Fill `target` (n, words) with the steps from number `first` of that epoch on. Raises StorageError."""
+        starts = self._plan(epoch).starts
+        while len(target):
+            number = int(torch.searchsorted(starts, first, right=True)) - 1
+            pool = self._pool(epoch * self._per_epoch + number)
+            chosen = pool.order[first - pool.first :][: len(target)]
+            torch.index_select(pool.records, 0, chosen, out=target[: len(chosen)])
+            target, first = target[len(chosen) :], first + len(chosen)
+
+    def _plan(self, epoch: int) -> PoolPlan:
+        form = self._store.form
+        return self._order.plan(epoch, self._store.steps, form.unit, form.units_per_pool)
+
+    def _pool(self, number: int) -> _Pool:
+        """That pool; the one after it is read meanwhile."""
+        if self._now is None or self._now.number != number:
+            if self._now is not None:
+                self._spare.append(self._now.records)
+            if self._next is not None and self._next[0] != number:  # somebody goes back, or begins elsewhere
+                self._spare.append(self._next[1].result().records)
+                self._next = None
+            asked = self._ask_for(number) if self._next is None else self._next[1]
+            self._now = asked.result()
+            self._next = number + 1, self._ask_for(number + 1)
+        return self._now
+
+    def _ask_for(self, number: int) -> Future[_Pool]:
+        return self._store.thread.submit(self._read, number, self._spare.pop())
+
+    def _read(self, number: int, memory: Tensor) -> _Pool:
+        """In the store's thread: the units in the order of the file, and then an order for all their steps."""
+        epoch, index = divmod(number, self._per_epoch)
+        form, plan, rows = self._store.form, self._plan(epoch), 0
+        units = plan.units[index * form.units_per_pool :][: form.units_per_pool].sort().values
+        for begin in (units * form.unit).tolist():
+            size = min(form.unit, self._store.steps - begin)
+            self._store.read(begin, memory[rows : rows + size])
+            rows += size
+        return _Pool(number, int(plan.starts[index]), self._order.of_pool(number, rows), memory)
+
+
+def _bytes(records: Tensor) -> Any:
+    return records.numpy().data

@@ -1,0 +1,149 @@
+"""An algorithm with its modules, for one run: made from configuration and spaces, moved, saved and put back as a whole."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from offline_cli.errors import BadConfig
+from offline_cli.modules.network import Network
+from offline_cli.modules.network_registry import network_kind
+from offline_cli.modules.networks import BY_BOUNDS
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.spaces import Space
+from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Group
+from offline_cli.training.algorithms.registry import BC, algorithm_kind, own_algorithms
+from offline_cli.training.algorithms.task import Task
+from offline_cli.training.config import BCConfig
+
+__all__ = ["Learner", "Setup", "cloning_learner"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setup:
+    """What a run learns by, known before any data."""
+
+    algorithm: Algorithm
+    network: Network
+    seed: int = 0
+    uint8_scaling: str = BY_BOUNDS
+
+    @classmethod
+    def of(cls, config: BCConfig) -> Self:
+        """What a resolved configuration names."""
+        options = {name: value for name, value in config.algorithm.items() if name != "name"}
+        algorithm = algorithm_kind(config.algorithm["name"])(options)
+        network = network_kind(config.network["name"])(config.network_options)
+        return cls(algorithm, network, config.seed)
+
+    def learner(self, observation_space: Space, action_space: Space, action_scale: str) -> Learner:
+        """Fresh modules for these spaces, which follow from the seed. Raises BadConfig, UnsupportedSpace."""
+        self.algorithm.check(observation_space, action_space)
+        task = Task(observation_space, action_space, action_scale, self.network, self.seed, self.uint8_scaling)
+        return Learner.of(self.algorithm, task)
+
+    def with_scaling(self, uint8_scaling: str) -> Setup:
+        """The same, for policies that take uint8 observations so."""
+        return replace(self, uint8_scaling=uint8_scaling)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learner:
+    """An algorithm and the modules it has made."""
+
+    algorithm: Algorithm
+    modules: Mapping[str, nn.Module]
+    groups: Sequence[Group]
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, task: Task) -> Self:
+        """Raises BadConfig for an algorithm whose modules and groups do not fit together: its author's mistakes."""
+        modules = algorithm.modules(task)
+        kind = type(algorithm).__name__
+        where = f"algorithm {kind}"
+        if next(iter(modules), None) != POLICY or modules[POLICY] is not task.made:
+            fix = f"return {{{POLICY!r}: task.policy(), ...}}: run folders keep what is made there"
+            raise BadConfig(f"{kind}.modules gives no {POLICY!r} first, made by task.policy()", where=where, fix=fix)
+        groups = list(algorithm.groups(modules))
+        unknown = [name for group in groups for name in group.modules if name not in modules]
+        if unknown or not groups:
+            fix = f"one of {', '.join(modules)}"
+            raise BadConfig(f"{kind}.groups names the module {unknown[0] if unknown else None!r}", where=where, fix=fix)
+        grouped = [name for group in groups for name in group.modules]
+        losses = [name for group in groups for name in group.losses]
+        twice = [name for name in (*grouped, *losses) if grouped.count(name) > 1 or losses.count(name) > 1]
+        if twice:
+            fix = "one group for each module, and another name for each loss"
+            raise BadConfig(f"{kind}.groups names {twice[0]!r} twice", where=where, fix=fix)
+        learner = cls(algorithm, modules, groups)
+        stepped = [(id(parameter), name) for group in groups for name, parameter in learner.parameters_of(group)]
+        counts = Counter(number for number, _ in stepped)
+        shared = [name for number, name in stepped if counts[number] > 1]
+        if shared:
+            fix = "modules that share parameters belong in one group"
+            raise BadConfig(f"{kind} has {shared[0]} stepped by two groups", where=where, fix=fix)
+        return learner
+
+    @property
+    def policy(self) -> RLModule:
+        policy = self.modules[POLICY]
+        assert isinstance(policy, RLModule), "made by task.policy()"
+        return policy
+
+    @property
+    def losses(self) -> list[str]:
+        """The names of all losses."""
+        return [name for group in self.groups for name in group.losses]
+
+    @property
+    def whole(self) -> nn.Module:
+        """All modules as one, to count or move their weights."""
+        return nn.ModuleList(self.modules.values())
+
+    def rl_module(self) -> nn.Module:
+        """What connector pieces get, on the CPU, as their columns are: a copy where the modules are elsewhere."""
+        module = self.algorithm.rl_module(self.modules)
+        is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+        return module if is_on_cpu else copy.deepcopy(module).cpu()
+
+    def to(self, device: torch.device) -> None:
+        """Move every module there, ready to train."""
+        self.whole.to(device).train()
+
+    def parameters_of(self, group: Group) -> list[tuple[str, nn.Parameter]]:
+        """Each parameter once, with a name for errors; what needs no gradient is not stepped. Raises BadConfig for none."""
+        prefixed = len(self.modules) > 1
+        named = [
+            (f"{module}.{name}" if prefixed else name, parameter)
+            for module in group.modules
+            for name, parameter in self.modules[module].named_parameters()
+            if parameter.requires_grad
+        ]
+        if not named:
+            what = f"the group of {', '.join(group.modules)} has no parameter to train"
+            raise BadConfig(what, where=f"algorithm {type(self.algorithm).__name__}", fix="leave that group out")
+        return list({id(parameter): (name, parameter) for name, parameter in named}.values())
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers of all modules, by `module.name`, in place: `copy_` into them."""
+        return {
+            f"{module}.{name}": tensor for module, part in self.modules.items() for name, tensor in part.state_dict().items()
+        }
+
+    def others(self) -> dict[str, Tensor]:
+        """Of `state` what belongs to no group: target copies and buffers."""
+        stepped = {parameter.data_ptr() for group in self.groups for _, parameter in self.parameters_of(group)}
+        return {name: tensor for name, tensor in self.state().items() if tensor.data_ptr() not in stepped}
+
+
+def cloning_learner(policy: RLModule) -> Learner:
+    """Behaviour cloning of a policy that is there already."""
+    algorithm = own_algorithms(BC)[BC]({})
+    modules = {POLICY: policy}
+    return Learner(algorithm, modules, algorithm.groups(modules))

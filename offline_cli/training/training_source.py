@@ -1,0 +1,335 @@
+"""Where a run's episodes come from: sources and learner pipeline, checked against each other before an episode is read.
+
+Decisions:
+
+* One policy learns from the episodes of one module: the only one there, or the one that the caller names.
+* NaN and infinity are refused in actions and in observations that were acted on; the observation after the last action is never
+  learned from, and may be anything.
+* Extra model outputs that nothing uses are left out before sources are compared. Pieces of a user's pipeline may use any
+  output, and do not say which: they get those that all sources share, and where one asks for another, the error names the
+  source without it. Without such a pipeline only those are used that the algorithm learns from, and `loss_mask`, which marks
+  rows that are not learned from.
+
+What else the learner pipeline gets: `applying/learner_episodes.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from offline_cli.applying.learner_episodes import check_known_scale, in_learner_units, learner_spaces, with_steps
+from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.pipeline_spec import Given, GivenPipeline, Side, read_given
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
+from offline_cli.converting.extra_outputs import ExtraOutputs
+from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.environments import Environment
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData, OfflineCliError
+from offline_cli.formats.memory import EpisodeLimit
+from offline_cli.formats.source import Source
+from offline_cli.formats.tables.options import TableOptions
+from offline_cli.policies.play_pieces import PlayPieces, beside_learner, plays_alone
+from offline_cli.progress import OnProgress
+from offline_cli.scopes import Scope
+from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
+from offline_cli.storage.locations import Sources
+from offline_cli.storage.urls import is_of_bucket
+from offline_cli.training.config import BCConfig
+from offline_cli.training.data_summary import place_of_first
+from offline_cli.training.learner import Learner, Setup
+from offline_cli.training.learner_columns import choices_of, learner_columns
+from offline_cli.trees import Tree, flatten
+
+__all__ = ["TrainingSource", "of_one_module", "open_training_source"]
+
+PLACE: Final = "learner pipeline"
+OPTION: Final = "--module-id"
+MAX_NAMED: Final = 10  # modules in one message
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class TrainingSource:
+    """Episodes and their pipeline; a context manager, at whose end no source is open."""
+
+    where: str  # the sources, for messages
+    locations: Sequence[str]  # each of them
+    action_scale: str
+    spaces: tuple[Space, Space]  # of observations and actions before the pipeline
+    announced: tuple[Space, Space]  # and after it
+    pipeline: ConnectorPipelineV2
+    given: GivenPipeline
+    beside: Side
+    environment: Environment | None
+    pieces: PlayPieces | None  # what the policy plays between in `environment`; None: no pieces
+    alone: bool  # the policy plays without pieces
+    module_id: str | None  # whose episodes are learned from; None: there is one module
+    learner: Learner  # learns from the columns, and gives pieces their module
+    extras: UsedExtras
+    _open: Callable[[], EpisodeStream]
+    _streams: Scope  # owns those that are open
+    _opened: list[EpisodeStream] = field(default_factory=list)  # one that nobody has read yet
+    _modules: Counter[str] = field(default_factory=Counter)  # episodes of each, of the reading at hand
+    _learned: tuple[TrainedPipeline | None, PlayPieces | None] | None = None  # once the pieces learn no more
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._streams.__exit__(kind, error, trace)
+
+    def episodes(self) -> Iterator[EpisodeBatch]:
+        """All episodes of the module that have a step, as they were recorded; each call reads the sources.
+
+        Raises what reading raises, and BadConfig at the end of the data where it holds several modules or not the one wanted.
+        """
+        with self._streams.part() as held:
+            stream = held.enter(self._opened.pop() if self._opened else self._open())
+            self._modules = Counter()
+            batches = filter(len, map(with_steps, stream))
+            yield from of_one_module(batches, self.module_id, where=self.where, seen=self._modules)
+
+    @property
+    def fetched(self) -> bool:
+        """Whether parts of some of the sources are fetched before they are read."""
+        return any(map(is_of_bucket, self.locations))
+
+    @property
+    def reads_every_leaf(self) -> bool:
+        """Whether anything that an episode holds may be learned from; else its observations and actions alone."""
+        return not self.given.is_default or not {Columns.OBS, Columns.ACTIONS}.issuperset(self.learner.algorithm.columns)
+
+    @property
+    def module(self) -> str | None:
+        """The module whose episodes were read; None before they were."""
+        return self.module_id or next(iter(self._modules), None)
+
+    def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
+        """`episodes`, with actions as a network learns them. Raises BadData for values outside the spaces."""
+        observations, actions = self.spaces
+        _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where)
+        _check_values(episodes, episodes.actions, actions, "actions", self.where)
+        return in_learner_units(episodes, actions, self.action_scale)
+
+    def columns(self, episodes: EpisodeBatch) -> dict[str, Tree]:
+        """What the pipeline makes of checked episodes, which may be no rows: see `learner_columns`.
+
+        Raises BadEpisode where a piece asks for an extra model output that not all sources have in one form.
+        """
+        try:
+            return learner_columns(
+                self.pipeline,
+                episodes,
+                self.announced,
+                where=self.where,
+                asked=self.learner.algorithm.columns,
+                rl_module=self.learner.rl_module(),
+            )
+        except OfflineCliError as err:
+            missed = None if self.extras.kept is None else self.extras.kept.missed_by(err)
+            if missed is None:
+                raise
+            raise missed from err
+
+    def learned(self) -> tuple[TrainedPipeline | None, PlayPieces | None]:
+        """What the policy takes to play, once the pieces have seen all that they learn from; from then on they learn no more.
+
+        Raises BadPiece for a state that cannot be saved, and whatever keeps the policy from playing in `environment`.
+        """
+        if self._learned is None:
+            self.pipeline.freeze()
+            trained = None if self.alone else _trained(self.given, self.pipeline)
+            self._learned = trained, self._pieces_with(trained)
+        return self._learned
+
+    def _pieces_with(self, trained: TrainedPipeline | None) -> PlayPieces | None:
+        if self.environment is None or self.pieces is None:
+            return self.pieces
+        pieces = replace(self.pieces, trained=trained)
+        pieces.check(self.environment, *self.announced, where=PLACE)  # learned states have to find their pieces now, not later
+        return pieces
+
+    @property
+    def name(self) -> str:
+        """The pipeline's, which a run that is resumed has to share; empty: the default one."""
+        beside = "" if self.beside is None else f"; beside the environment {GivenPipeline(self.beside).name}"
+        return self.given.name + beside
+
+
+def open_training_source(
+    sources: Sources,
+    config: BCConfig,
+    setup: Setup,
+    *,
+    environment: Environment | None,
+    pipeline: Given,
+    env_to_module: Given,
+    from_: str,
+    module_id: str | None,
+    storage_options: Mapping[str, Any] | None,
+    on_progress: OnProgress,
+    tables: TableOptions | None = None,
+    episode_limit: EpisodeLimit | None = None,
+) -> TrainingSource:
+    """Open `sources`, build the pipeline for them, and the modules of the algorithm for what comes out of it.
+
+    Raises what `read_episodes` raises; BadConfig for an unknown scale of Box actions, and where either pipeline is wrong;
+    SpaceMismatch where the policy could not play in `environment` or a piece cannot take the spaces.
+    """
+    given, beside = GivenPipeline.read(pipeline), read_given(env_to_module, "env_to_module", "learner")
+
+    def opened() -> EpisodeStream:
+        return read_episodes(
+            sources,
+            from_=from_,
+            env=config.env,
+            action_scale=config.action_scale,
+            tables=tables,
+            episode_limit=episode_limit,
+            extras=extras,
+            storage_options=storage_options,
+            on_progress=on_progress,
+        )
+
+    extras = UsedExtras(given, setup.algorithm.columns)
+    with Scope() as scope:
+        stream = scope.enter(opened())
+        return _opened(stream, scope, opened, setup, environment, given, beside, module_id=module_id, extras=extras)
+
+
+def _opened(
+    stream: EpisodeStream,
+    scope: Scope,
+    opened: Callable[[], EpisodeStream],
+    setup: Setup,
+    environment: Environment | None,
+    given: GivenPipeline,
+    beside: Side,
+    *,
+    module_id: str | None,
+    extras: UsedExtras,
+) -> TrainingSource:
+    """The source takes over what `scope` holds; an error leaves it there."""
+    where = ", ".join(stream.locations)
+    check_known_scale(stream)
+    said = stream.observation_space, stream.action_space
+    observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
+    to_columns = given.build(observations, actions)
+    seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
+    check_supported(seen, where="observations after the learner pipeline")
+    alone = (given.is_default and beside is None) or plays_alone(given, beside, list(to_columns.pieces()))
+    pieces = None if environment is None or alone else beside_learner(given, beside)
+    if environment is not None and pieces is not None:
+        pieces.check(environment, seen, done, where=PLACE)
+    setup.algorithm.extend(to_columns)
+    return TrainingSource(
+        where=where,
+        locations=stream.locations,
+        action_scale=stream.action_scale,
+        spaces=(observations, actions),
+        announced=(seen, done),
+        pipeline=to_columns,
+        given=given,
+        beside=beside,
+        environment=environment,
+        pieces=pieces,
+        alone=alone,
+        module_id=module_id,
+        learner=setup.learner(seen, done, stream.action_scale),
+        extras=extras,
+        _open=opened,
+        _streams=scope.moved(),
+        _opened=[stream],
+    )
+
+
+def _trained(given: GivenPipeline, pipeline: ConnectorPipelineV2) -> TrainedPipeline:
+    """What the pieces have learned, as a run folder will tell it. Raises BadPiece for a state that cannot be saved."""
+    state = state_from_bytes(state_to_bytes(pipeline.get_state(), where=PLACE), where=PLACE)
+    return TrainedPipeline(given.document, state, PLACE, tuple(name for name, _ in pipeline.named()))
+
+
+def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str) -> None:
+    """Raise BadData, naming episode and step, for a value in `tree` (leaves (N, ...)) that is no number or no choice."""
+    for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            place = place_of_first(episodes, ~np.isfinite(leaf))
+            fix = "take such steps out of the recording: a policy cannot learn from them"
+            raise BadData(f"{path} hold NaN or infinity, first in {place}", where=where, fix=fix)
+        low, high = choices_of(part)
+        if low is not None and ((leaf < low) | (leaf > high)).any():
+            place = place_of_first(episodes, (leaf < low) | (leaf > high))
+            fix = "--env with the environment the data is from, or convert again with the right space"
+            raise BadData(f"{path} hold choices outside {part}, first in {place}", where=where, fix=fix)
+
+
+class UsedExtras:
+    """Which extra model outputs a run keeps of its opened sources; decided once, however often they are read."""
+
+    def __init__(self, given: GivenPipeline, asked: Collection[str]) -> None:
+        self._default = given.is_default
+        self._needed = (Columns.LOSS_MASK, *(name for name in asked if name not in STEP_COLUMNS))
+        self.kept: ExtraOutputs | None = None  # None, once called: all
+
+    def __call__(self, sources: Sequence[Source]) -> ExtraOutputs | None:
+        """Raises what reading the first episodes of each source raises."""
+        if self._default:
+            self.kept = ExtraOutputs(self._needed)
+        elif self.kept is None and len(sources) > 1:
+            self.kept = ExtraOutputs.shared(sources, needed=self._needed)
+            if self.kept.left_out:
+                forms = "; ".join(f"{name}: {text}" for name, text in self.kept.left_out.items())
+                _log.warning("note: pieces do not see extra model outputs that the sources do not share: %s", forms)
+        return self.kept
+
+
+def of_one_module(
+    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str] | None = None
+) -> Iterator[EpisodeBatch]:
+    """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a module id is of the
+    module `default_policy`.
+
+    At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
+    there are several. `seen` counts the episodes of each module.
+    """
+    seen = Counter() if seen is None else seen
+    for batch in batches:
+        ids = batch.module_ids
+        names = [DEFAULT_MODULE_ID] * len(batch) if ids is None else [id_ or DEFAULT_MODULE_ID for id_ in ids]
+        here = Counter(names)
+        seen.update(here)
+        if wanted is None:
+            if len(seen) == 1:
+                yield batch
+        elif len(here) == 1 and wanted in here:
+            yield batch
+        elif wanted in here:
+            yield batch.select(np.flatnonzero([name == wanted for name in names]))
+    if wanted is None and len(seen) > 1:
+        what = f"the data holds episodes of {len(seen)} modules, {_listed(seen)}: one policy learns from one of them"
+        raise BadConfig(what, where=where, fix=f"{_choice(seen)} to train that one")
+    if wanted is not None and seen and wanted not in seen:
+        what = f"no episode is of module {wanted!r}: the data holds {_listed(seen)}"
+        raise BadConfig(what, where=where, fix=_choice(seen))
+
+
+def _choice(seen: Counter[str]) -> str:
+    return f"{OPTION} {shlex.quote(next(iter(seen)))}"
+
+
+def _listed(seen: Counter[str]) -> str:
+    named = ", ".join(f"{name} ({count})" for name, count in list(seen.items())[:MAX_NAMED])
+    return named if len(seen) <= MAX_NAMED else f"{named} and {len(seen) - MAX_NAMED} more"

@@ -1,0 +1,39 @@
+"""Loading a training set goes through no more of our files than its benchmark allows."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.files_entered import CASES, PIPELINE, counted, entered, made_dataset
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A committed dataset."""
+    return made_dataset(tmp_path_factory.mktemp("files_entered") / "D")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loading_enters_no_more_files_than_it_may(name: str, source: str, tmp_path: Path) -> None:
+    streaming, piped, bound = CASES[name]
+    (tmp_path / "pipeline.toml").write_text(PIPELINE)
+    calls = entered(source, streaming=streaming, pipeline=str(tmp_path / "pipeline.toml") if piped else None)
+    assert len(calls) <= bound, sorted(calls)
+
+
+def test_files_of_every_thread_are_counted(source: str) -> None:
+    calls = entered(source, streaming=False, pipeline=None)
+    assert {"training/training_data.py", "storage/trust.py", "episodes/codec/rows.py"} <= calls.keys()
+
+
+def test_what_runs_while_a_module_is_imported_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "offline_cli.byte_sizes", raising=False)
+    with counted() as calls:
+        importlib.import_module("offline_cli.byte_sizes").byte_size("1MiB", option="--limit")
+        importlib.reload(importlib.import_module("offline_cli.columns"))
+    assert "byte_sizes.py" in calls
+    assert "columns.py" not in calls

@@ -1,0 +1,65 @@
+"""The digest of a run's data: the same for the same data, and the one that runs before have in their checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.training.data_summary import DataSummary
+
+
+@pytest.fixture
+def batch() -> EpisodeBatch:
+    """Two episodes, of two and of three steps."""
+    return EpisodeBatch(
+        ids=("a", "b"),
+        starts=np.array([0, 2, 5]),
+        obs=np.arange(14, dtype=np.float32).reshape(7, 2),
+        actions=np.arange(5),
+        rewards=np.ones(5),
+        terminated=np.array([True, False]),
+        truncated=np.array([False, True]),
+        observation_space=spaces.Box(-9, 9, (2,), np.float32),
+        action_space=spaces.Discrete(5),
+    )
+
+
+def digest(*parts: EpisodeBatch, every_leaf: bool = False, in_parts: bool = True) -> str:
+    summary = DataSummary(every_leaf, in_parts=in_parts)
+    for part in parts:
+        summary.see(part)
+    return summary.digest("form")
+
+
+@pytest.mark.parametrize(
+    ("every_leaf", "in_parts", "known"),
+    [
+        (False, False, "6f96954dd604568a653e66116ded089a"),
+        (True, False, "cc4881576961609729db2cee697578a2"),
+        (False, True, "d8554c6c3b0e30f5ac2b1390e416f652"),
+        (True, True, "6b94acdcde11f971763ea234542cfe44"),
+    ],
+)
+def test_checkpoints_of_runs_before_have_the_same_digest(
+    batch: EpisodeBatch, every_leaf: bool, in_parts: bool, known: str
+) -> None:
+    assert digest(batch, every_leaf=every_leaf, in_parts=in_parts) == known
+
+
+def test_the_digest_does_not_depend_on_the_parts_that_episodes_come_in(batch: EpisodeBatch) -> None:
+    assert digest(batch.select([0]), batch.select([1])) == digest(batch)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_rewards_count_only_where_something_may_learn_from_them(batch: EpisodeBatch, in_parts: bool) -> None:
+    other = replace(batch, rewards=np.zeros(5))
+    assert digest(other, in_parts=in_parts) == digest(batch, in_parts=in_parts)
+    assert digest(other, in_parts=in_parts, every_leaf=True) != digest(batch, in_parts=in_parts, every_leaf=True)
+
+
+def test_episodes_in_another_order_are_other_data(batch: EpisodeBatch) -> None:
+    assert digest(batch.select([1, 0])) != digest(batch)

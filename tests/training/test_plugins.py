@@ -1,0 +1,410 @@
+"""An algorithm, a network and a piece of another package (tests/plugin): trained with, resumed, streamed, played, recorded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from installed_packages import Install
+from safetensors.torch import load_file, save_file
+from sealed_runs import tell, told_in
+
+from offline_cli import evaluate, record
+from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, UsageError
+from offline_cli.policies.run_policy import load_policy
+from offline_cli.progress import Progress
+from offline_cli.training.bc import train_bc
+
+Write = Callable[..., Path]
+Call = Callable[..., tuple[int, dict[str, Any]]]
+Told = Callable[..., dict[str, Any]]
+PACKAGE = "valued-cloning"
+CONFIG = """
+batch_size = 32
+lr = 0.01
+log_every = 7
+checkpoint_every = 10
+[algorithm]
+name = "valued_cloning"
+tau = 0.1
+[network]
+name = "residual"
+width = 8
+"""
+OPTIONS: dict[str, Any] = {"updates": 61, "val_fraction": 0.25, "eval_every": 15, "seed": 4, "device": "cpu"}
+pytestmark = pytest.mark.usefixtures("valued_cloning")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """The package's algorithm, with its network."""
+    (tmp_path / "c.toml").write_text(CONFIG)
+    return tmp_path / "c.toml"
+
+
+@pytest.fixture
+def run(write_dataset: Write, config: Path, tmp_path: Path) -> Path:
+    """A finished run of it."""
+    train_bc(write_dataset(), tmp_path / "run", config=config, **{**OPTIONS, "updates": 10})
+    return tmp_path / "run"
+
+
+def is_imported() -> bool:
+    return any(name.partition(".")[0] == "valued_cloning" for name in sys.modules)
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "valued_cloning"]:
+        del sys.modules[name]
+
+
+def signal_at(update: int) -> Callable[[Progress], None]:
+    sent: list[int] = []
+
+    def listen(progress: Progress) -> None:
+        if progress.stage == "training" and progress.done >= update and not sent:
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return listen
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if "second" not in name} for row in found]
+
+
+def test_train_bc_trains_with_an_algorithm_that_a_config_file_names(
+    write_dataset: Write, config: Path, tmp_path: Path, told: Told
+) -> None:
+    found = told(
+        "train-bc", write_dataset(), "--out", tmp_path / "run", "--config", config, "--updates", 200, "--device", "cpu"
+    )
+    assert found["losses"].keys() == {"value", "cloning", "entropy"}
+    assert found["loss"] == pytest.approx(sum(found["losses"].values()))
+    first, last = rows(tmp_path / "run")[0], rows(tmp_path / "run")[-1]
+    assert {"value_loss", "cloning_loss", "entropy_loss"} < first.keys()
+    assert last["cloning_loss"] < 0.7 * first["cloning_loss"]
+    assert first["loss"] == pytest.approx(first["value_loss"] + first["cloning_loss"] + first["entropy_loss"])
+
+
+def test_a_checkpoint_holds_every_module_and_the_policy_file_the_policy_alone(run: Path) -> None:
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    saved, policy = load_file(checkpoint / "tensors.safetensors"), load_file(run / "policy.safetensors")
+    modules = {name.split(".")[1] for name in saved if name.startswith("modules.")}
+    assert modules == {"policy", "value", "slow_value"}
+    assert {f"modules.policy.{name}" for name in policy} == {name for name in saved if name.startswith("modules.policy.")}
+    assert {"adam.0.mean", "adam.1.mean", "sum.value", "sum.cloning", "sum.entropy"} < saved.keys()
+    assert not torch.equal(saved["modules.value.trunk.weight"], saved["modules.slow_value.trunk.weight"])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("update", [13, 30])
+def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
+    write_dataset: Write, config: Path, tmp_path: Path, update: int, streaming: bool
+) -> None:
+    data, options = write_dataset(), {**OPTIONS, "config": config, "streaming": streaming}
+    train_bc(data, tmp_path / "whole", **options)
+    with pytest.raises(Interrupted):
+        train_bc(data, tmp_path / "cut", on_progress=signal_at(update), **options)
+    torch.manual_seed(99)  # chance is the run's own
+    train_bc(data, tmp_path / "cut", resume=True, config=config)
+    assert (tmp_path / "whole" / "policy.safetensors").read_bytes() == (tmp_path / "cut" / "policy.safetensors").read_bytes()
+    assert rows(tmp_path / "whole") == rows(tmp_path / "cut")
+
+
+def test_training_leaves_the_callers_random_generator_alone(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    train_bc(write_dataset(), tmp_path / "run", config=config, **{**OPTIONS, "updates": 5})
+    assert torch.equal(before, torch.get_rng_state())
+
+
+ENVIRONMENT = """
+import gymnasium, numpy
+class Still(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-numpy.inf, numpy.inf, (3,)), gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(3, numpy.float32), {}
+    def step(self, action):
+        return numpy.zeros(3, numpy.float32), 1.0, True, False, {}
+"""
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_its_policy_is_evaluated_and_recorded_once_its_package_is_named(
+    run: Path, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch, runners: int
+) -> None:
+    (tmp_path / "still_environment.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    forget()
+    env = "python:still_environment:Still"
+    played = ["--env", env, "--episodes", 5, "--num-env-runners", runners, "--plugin", PACKAGE]
+    assert told("evaluate", run, *played)["episodes"] == 5
+    options = ["--policy", run, "--episodes", 3, "--num-env-runners", runners, "--plugin", PACKAGE]
+    assert told("record", env, "--out", tmp_path / "recorded", *options)["episodes"] == 3
+
+
+def test_a_run_folder_that_names_its_network_imports_nothing_by_itself(run: Path, tmp_path: Path, call: Call) -> None:
+    forget()
+    code, found = call("evaluate", run, "--env", "Sign-v0")
+    assert (code, "--plugin valued-cloning" in found["error"]["fix"]) == (4, True)
+    code, found = call("record", "Sign-v0", "--out", tmp_path / "out", "--policy", run, "--episodes", 2)
+    assert (code, "--plugin valued-cloning" in found["error"]["fix"]) == (4, True)
+    assert not is_imported()
+
+
+def test_a_network_that_is_not_installed_is_a_missing_package(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("plugin")])
+    with pytest.raises(MissingPackage, match="the network 'residual' of the run is not installed"):
+        load_policy(run)
+
+
+@pytest.mark.parametrize(
+    ("network", "what"),
+    [
+        ({"name": "mlp", "hidden": [1 << 30]}, "names no network of another package"),
+        ({"name": 3}, "names no network of another package"),
+        (None, "names no network of another package"),
+        ({"name": "residual", "width": "wide"}, "options of its network: width"),
+        ({"name": "residual", "height": 3}, "options of its network"),
+    ],
+)
+def test_a_description_of_a_network_that_cannot_be_is_bad_data(run: Path, network: Any, what: str) -> None:
+    tell(run / "policy.json", {**told_in(run / "policy.json"), "network": network})
+    with pytest.raises(BadData, match=what):
+        load_policy(run, plugins=[PACKAGE])
+
+
+def test_resuming_imports_what_the_run_folder_names_once_its_package_is_named(
+    run: Path, write_dataset: Write, call: Call, told: Told
+) -> None:
+    data, options = run.parent / "data", ["--updates", 12, "--resume"]
+    forget()
+    code, found = call("train-bc", data, "--out", run, *options)
+    assert (code, "--plugin valued-cloning" in found["error"]["fix"]) == (4, True)
+    assert not is_imported()
+    assert told("train-bc", data, "--out", run, *options, "--plugin", PACKAGE)["updates"] == 12
+
+
+def test_a_run_whose_trainer_was_killed_after_its_configuration_is_begun_again(
+    run: Path, config: Path, write_dataset: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "config.toml").write_bytes((run / "config.toml").read_bytes())
+    assert train_bc(run.parent / "data", tmp_path / "killed", config=config, resume=True).updates == 10
+
+
+@pytest.mark.parametrize(
+    ("edit", "wrong"),
+    [
+        (lambda tensors: {"refreshed.policy.last.bias": tensors["modules.policy.last.bias"]}, "refreshed.policy.features"),
+        (
+            lambda tensors: {f"refreshed.{name[8:]}": tensor for name, tensor in tensors.items()},
+            "columns that are computed anew",
+        ),
+        (lambda tensors: {"best.last.bias": tensors["modules.policy.last.bias"]}, "best.features"),
+        (lambda tensors: {"generator": tensors["generator"].float()}, "generator"),
+        (lambda tensors: {"generator": torch.full_like(tensors["generator"], 255)}, "generator|mt19937"),
+    ],
+)
+def test_a_checkpoint_with_tensors_of_another_run_is_bad_data(
+    run: Path, config: Path, edit: Callable[[dict[str, Any]], dict[str, Any]], wrong: str
+) -> None:
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    tensors = {name: one for name, one in load_file(checkpoint / "tensors.safetensors").items() if name[:5] != "best."}
+    save_file({**tensors, **edit({k: v.clone() for k, v in tensors.items()})}, checkpoint / "tensors.safetensors")
+    state = told_in(checkpoint / "state.json")
+    tell(checkpoint / "state.json", {name: value for name, value in state.items() if name != "tensors_sha256"})
+    with pytest.raises(BadData, match=f"does not fit the run's configuration: .*({wrong})"):
+        train_bc(run.parent / "data", run, config=config, resume=True, updates=20)
+
+
+def test_a_policy_of_our_own_network_plays_without_the_package(write_dataset: Write, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('hidden = [8]\n[algorithm]\nname = "valued_cloning"\n')
+    train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml", updates=5)
+    forget()
+    assert evaluate(tmp_path / "run", env="Sign-v0", episodes=2).episodes == 2
+    assert not is_imported()
+
+
+def test_its_piece_goes_into_a_pipeline_and_beside_the_environment_nothing_is_imported_for_it(
+    write_dataset: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "p.toml").write_text(
+        'kind = "learner"\n[[pieces]]\nname = "halve_rewards"\n[[pieces]]\nname = "mean_std_filter"\n'
+    )
+    options: dict[str, Any] = {"pipeline": tmp_path / "p.toml", "updates": 5, "streaming": True}
+    train_bc(write_dataset(), tmp_path / "run", **options)
+    forget()
+    with pytest.raises(BadConfig, match="--plugin valued-cloning"):
+        evaluate(tmp_path / "run", env="Sign-v0", episodes=2)
+    assert not is_imported()
+    assert evaluate(tmp_path / "run", env="Sign-v0", episodes=2, plugins=[PACKAGE]).episodes == 2
+    out = tmp_path / "recorded"
+    assert record("Sign-v0", out, policy=str(tmp_path / "run"), episodes=2, plugins=[PACKAGE]).episodes == 2
+
+
+# ---- what is wrong ----
+
+
+def test_all_mistakes_of_the_tables_are_reported_together_by_key(write_dataset: Write, tmp_path: Path, call: Call) -> None:
+    (tmp_path / "c.toml").write_text(
+        'lr = 0\nhidden = [3]\n[algorithm]\nname = "valued_cloning"\ntau = 2\ngama = 0.9\n'
+        '[network]\nname = "residual"\nwidth = "wide"\n'
+    )
+    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    assert code == 4
+    assert found["error"]["problems"] == [
+        "lr: must be a number above 0, not 0",
+        "unknown key 'algorithm.gama', did you mean 'algorithm.gamma'?",
+        "algorithm.tau: must be a number at least 0 and at most 1, not 2",
+        "network.width: must be a whole number at least 1, not 'wide'",
+        "hidden: an option of the network 'mlp'; others have theirs in [network]",
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+FREE = """
+from offline_cli.modules.network import Mlp
+from offline_cli.training.algorithms.bc import BC
+class Free(BC):
+    schema = {"properties": {"any": {"default": None}}}
+class FreeNetwork(Mlp):
+    schema = {"properties": {"any": {}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "what"),
+    [
+        ("algorithm", "1979-05-27", "algorithm.any: give dates and times as text"),
+        ("network", "1979-05-27", "network.any: give dates and times as text"),
+        ("network", "nan", "network.any: must be finite"),
+    ],
+)
+def test_values_that_a_run_folder_cannot_keep_are_mistakes(
+    write_dataset: Write, tmp_path: Path, install: Install, call: Call, table: str, value: str, what: str
+) -> None:
+    install("free", {"algorithms": {"free": "free:Free"}, "networks": {"free": "free:FreeNetwork"}}, free=FREE)
+    (tmp_path / "c.toml").write_text(f'[{table}]\nname = "free"\nany = {value}\n')
+    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    assert (code, found["error"]["problems"]) == (4, [what])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_option_that_is_null_by_default_is_so_again_when_a_run_resumes(
+    write_dataset: Write, tmp_path: Path, install: Install
+) -> None:
+    install("free", {"algorithms": {"free": "free:Free"}}, free=FREE)
+    (tmp_path / "c.toml").write_text('[algorithm]\nname = "free"\n')
+    train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml", updates=2)
+    assert train_bc(tmp_path / "data", tmp_path / "run", resume=True, plugins=["free"], updates=3).updates == 3
+
+
+@pytest.mark.parametrize(("table", "kind"), [("algorithm", "valued_clonin"), ("network", "residua")])
+def test_an_unknown_name_is_told_with_the_nearest_one(
+    write_dataset: Write, tmp_path: Path, table: str, kind: str, call: Call
+) -> None:
+    (tmp_path / "c.toml").write_text(f'[{table}]\nname = "{kind}"\n')
+    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    assert (code, "did you mean" in found["error"]["what"]) == (4, True)
+    assert not is_imported()
+
+
+def test_the_options_of_an_algorithm_are_in_the_runs_config_and_stay_when_it_resumes(run: Path) -> None:
+    stored = (run / "config.toml").read_text()
+    assert "tau = 0.1" in stored
+    assert "gamma = 0.9" in stored
+    (run.parent / "other.toml").write_text('[algorithm]\nname = "valued_cloning"\ntau = 0.2\n[network]\nname = "residual"\n')
+    with pytest.raises(BadConfig, match=r"algorithm.tau: the run has 0.1, this call asks for 0.2"):
+        train_bc(run.parent / "data", run, resume=True, config=run.parent / "other.toml")
+
+
+def test_a_plugin_that_fails_to_import_is_named_with_its_package_when_it_is_asked_for(
+    write_dataset: Write, tmp_path: Path, install: Install, call: Call
+) -> None:
+    install("torn-package", {"algorithms": {"torn": "torn:Torn"}}, torn="raise RuntimeError('no licence')")
+    (tmp_path / "c.toml").write_text('[algorithm]\nname = "torn"\n')
+    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    assert code == 6
+    assert (
+        "algorithm 'torn' of the package torn-package cannot be imported: RuntimeError('no licence')" in found["error"]["what"]
+    )
+    assert "torn-package" in found["error"]["fix"]
+
+
+def test_a_plugin_that_fails_to_import_and_is_not_asked_for_is_one_note(
+    run: Path, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = {"networks": {"whole": "torn:Torn"}, "connectors": {"half": "torn:Half"}}
+    install("torn-package", entries, torn="raise RuntimeError('no licence')")
+    with caplog.at_level(logging.WARNING):
+        load_policy(run, plugins=[PACKAGE, "torn-package"])
+    notes = [line for line in caplog.messages if "torn-package" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith("note: network 'whole' of the package torn-package cannot be imported")
+    assert "piece 'half'" in notes[0]
+
+
+def test_naming_a_package_that_is_not_installed_is_a_missing_package(run: Path, call: Call) -> None:
+    code, found = call("evaluate", run, "--env", "Sign-v0", "--plugin", "nowhere")
+    assert (code, found["error"]["fix"]) == (6, "pip install nowhere (installed plug-ins: valued-cloning)")
+
+
+def test_one_text_for_the_packages_is_not_taken_for_its_letters(run: Path) -> None:
+    with pytest.raises(UsageError, match=r"plugins=\['valued-cloning'\]"):
+        load_policy(run, plugins=PACKAGE)
+
+
+def test_one_name_of_two_packages_is_refused(write_dataset: Write, tmp_path: Path, install: Install) -> None:
+    install("twin", {"algorithms": {"valued_cloning": "twin:Twin"}}, twin="")
+    (tmp_path / "c.toml").write_text(CONFIG)
+    with pytest.raises(BadConfig, match="'valued_cloning' is registered by twin and by valued-cloning"):
+        train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml")
+
+
+def test_what_is_registered_and_is_no_algorithm_is_refused(write_dataset: Write, tmp_path: Path, install: Install) -> None:
+    install("odd", {"algorithms": {"odd": "odd:x"}}, odd="x = 3")
+    (tmp_path / "c.toml").write_text('[algorithm]\nname = "odd"\n')
+    with pytest.raises(BadConfig, match="no class derived from Algorithm"):
+        train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml")
+
+
+FAULTY = """
+from offline_cli.training.algorithms import Algorithm, Group
+from offline_cli.training.algorithms.bc import BC
+class Raising(BC):
+    def modules(self, task):
+        raise RuntimeError("boom")
+class Misnamed(BC):
+    def groups(self, modules):
+        return [Group(("policy",), ("nll",), lambda batch: {"other": modules["policy"]})]
+class Half(Algorithm):
+    def modules(self, task):
+        return {"policy": task.policy()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "what"),
+    [
+        ("Raising", 3, "the package faulty raised RuntimeError('boom')"),
+        ("Misnamed", 4, "Misnamed announces the losses ['nll'] of a group, and gives ['other']"),
+        ("Half", 4, "algorithm 'it' of the package faulty lacks groups"),
+    ],
+)
+def test_faults_of_an_algorithm_are_told_as_its_own(
+    write_dataset: Write, tmp_path: Path, install: Install, call: Call, kind: str, code: int, what: str
+) -> None:
+    install("faulty", {"algorithms": {"it": f"faulty:{kind}"}}, faulty=FAULTY)
+    (tmp_path / "c.toml").write_text('[algorithm]\nname = "it"\n')
+    found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    assert (found[0], what in found[1]["error"]["what"]) == (code, True)
