@@ -6,7 +6,7 @@ are. A cell that is something else has no value, and its row is for the caller t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,7 @@ BOOLS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 FLAGS: Final[Mapping[str, bool]] = {**BOOLS, "1": True, "0": False, "1.0": True, "0.0": False}
 NO: Final = list(BOOLS.values()).index(False)  # in FLAGS too
 FRACTION: Final = "[.eEnN]"  # in a number that is none of the integers; NaN and Infinity too
+FEW: Final = 256  # lists that are parsed one by one in less time than a call of polars takes
 SAMPLES: Final = 12  # different texts that are kept for messages
 
 Bad = NDArray[np.bool_]
@@ -56,6 +57,9 @@ class CellCounts:
             self.ints, self.floats = self.ints + is_whole * len(cells), self.floats + (not is_whole) * len(cells)
         elif _index_in(cells, BOOLS) is not None:
             self.bools += len(cells)
+        elif pc.all(pc.starts_with(trimmed := pc.utf8_trim_whitespace(cells), "[")).as_py():
+            fractions = int(pc.sum(pc.match_substring_regex(trimmed, FRACTION)).as_py() or 0)
+            self.float_lists, self.int_lists = self.float_lists + fractions, self.int_lists + len(cells) - fractions
         else:
             return False
         return True
@@ -206,28 +210,32 @@ def categories_in(cells: pa.Array, categories: Sequence[str]) -> tuple[NDArray[n
 
 def lists_in(cells: pa.Array, dtype: np.dtype[Any]) -> tuple[pa.Array, Bad]:
     """(N,) lists of JSON texts, null where a cell is none, and (N,) true there; cells that are null are null and not bad."""
+    if len(cells) <= FEW:
+        trimmed = pc.utf8_trim_whitespace(cells)
+        plain = pa.float64() if dtype.kind == "f" else pa.int64()
+        return _one_by_one(trimmed.to_pylist(), _nested(pa.large_list, plain, trimmed.slice(0, 1000).to_pylist()))
     import polars as pl
 
     stripped = _stripped(cells)
-    first = next((text for text in stripped.head(1000) if text), "[")
-    inner: Any = pl.Float64 if dtype.kind == "f" else pl.Int64
-    for _ in range(_depth(first)):
-        inner = pl.List(inner)
+    inner = _nested(pl.List, pl.Float64 if dtype.kind == "f" else pl.Int64, stripped.head(1000).to_list())
     try:
         parsed = stripped.str.json_decode(inner)
     except pl.exceptions.PolarsError:
-        return _one_by_one(stripped, parsed_type=pl.Series([], dtype=inner).to_arrow().type)
+        return _one_by_one(stripped.to_list(), pl.Series([], dtype=inner).to_arrow().type)
     return parsed.to_arrow(), (parsed.is_null() & stripped.is_not_null()).to_numpy().astype(np.bool_)
 
 
-def _depth(text: str) -> int:
-    squeezed = text.replace(" ", "")
-    return max(1, len(squeezed) - len(squeezed.lstrip("[")))
+def _nested(listed: Callable[[Any], Any], inner: Any, texts: Sequence[str | None]) -> Any:
+    """The type of lists of lists of `inner`, as deep as the first text is."""
+    squeezed = next((text for text in texts if text), "[").replace(" ", "")
+    for _ in range(max(1, len(squeezed) - len(squeezed.lstrip("[")))):
+        inner = listed(inner)
+    return inner
 
 
-def _one_by_one(cells: pl.Series, parsed_type: pa.DataType) -> tuple[pa.Array, Bad]:
-    """The slow way, for columns with a cell that is no list."""
-    values: list[Any] = [_list_or_none(text, parsed_type) for text in cells.to_list()]
+def _one_by_one(cells: Sequence[str | None], parsed_type: pa.DataType) -> tuple[pa.Array, Bad]:
+    """The slow way, for few cells and for columns with a cell that is not a list."""
+    values: list[Any] = [_list_or_none(text, parsed_type) for text in cells]
     bad = np.array([value is None and text is not None for value, text in zip(values, cells, strict=True)], np.bool_)
     return pa.array(values, parsed_type), bad
 
