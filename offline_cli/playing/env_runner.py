@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,13 +64,16 @@ class EnvRunner(Generic[Taken]):
         self._live = np.zeros(count, np.bool_)
         self._live_count = 0
         self._playing = np.full(count, -1, np.int64)  # own episode number of each slot
-        self._length = np.zeros(count, np.int64)  # steps of it so far
+        self._steps = 0  # of all slots at once
+        self._first_step = np.zeros(count, np.int64)  # before which each slot's episode began
         self._wanted = plan.share(runner)
         self._begun = 0  # episodes
         self._taken = 0  # steps, of whatever has begun
+        self._ended = 0  # episodes
+        self._just_ended: list[tuple[Index, Index]] = []  # numbers and lengths of those not counted yet
         self._lengths: dict[int, int] = {}  # of whole episodes behind one that is not whole
         self._whole = 0  # episodes in line that are whole, and
-        self._whole_steps = 0  # their steps
+        self._whole_steps = 0  # their steps; both as of `_count_whole`
 
     def indices(self, episodes: Index) -> Index:
         """Indices in the plan of own episode numbers."""
@@ -114,13 +117,29 @@ class EnvRunner(Generic[Taken]):
 
     def left(self) -> Iterator[Taken]:
         """What is whole and has not been given out; from another thread only while this one does not come back."""
+        self._count_whole()
         taken = self._sink.take(limit=self._whole)
         if taken is not None:
             yield taken
 
     def _enough(self) -> bool:
         steps = self._plan.steps
+        if self._ended == self._wanted or (steps is not None and self._taken >= steps):  # it may be, and is not before
+            self._count_whole()
+        return self._has_enough()
+
+    def _has_enough(self) -> bool:
+        steps = self._plan.steps
         return self._whole == self._wanted or (steps is not None and self._whole_steps >= steps)
+
+    def _count_whole(self) -> None:
+        """Find how many episodes in line are whole: when it matters, and not at every end."""
+        for numbers, lengths in self._just_ended:
+            self._lengths.update(zip(numbers.tolist(), lengths.tolist(), strict=True))
+        self._just_ended.clear()
+        while self._whole in self._lengths and not self._has_enough():
+            self._whole_steps += self._lengths.pop(self._whole)
+            self._whole += 1
 
     # ---- a step ----
 
@@ -133,7 +152,7 @@ class EnvRunner(Generic[Taken]):
         except SlotFailure as err:
             raise self._blamed(err) from err
         sink.reward(slots.rewards)
-        self._length += 1
+        self._steps += 1
         self._taken += self._live_count
         try:
             if slots.any_ended:
@@ -160,12 +179,12 @@ class EnvRunner(Generic[Taken]):
         room = self._room()
         if not room:
             return
-        slots = (self._slots.ready & ~self._live).nonzero()[0][:room]
+        slots = (self._slots.ready > self._live).nonzero()[0][:room]  # ready, and not live
         if not len(slots):
             return
-        episodes = self._begun + np.arange(len(slots))
+        episodes = np.arange(self._begun, self._begun + len(slots))
         self._begun += len(slots)
-        self._playing[slots], self._length[slots], self._live[slots] = episodes, 0, True
+        self._playing[slots], self._first_step[slots], self._live[slots] = episodes, self._steps, True
         self._live_count += len(slots)
         indices = self.indices(episodes)
         try:
@@ -180,21 +199,27 @@ class EnvRunner(Generic[Taken]):
         """How many more episodes may begin."""
         if self._plan.steps is not None and self._taken >= self._plan.steps:
             return 0  # those that have begun have as many steps already, and they come first
-        waiting = (self._taken - self._whole_steps) * self._sink.row_bytes
-        if waiting > HELD_BYTES and self._begun > self._whole:
-            return 0
+        if self._holds_much():
+            self._count_whole()
+            if self._holds_much() and self._begun > self._whole:
+                return 0
         return len(self._live) if self._wanted is None else self._wanted - self._begun
+
+    def _holds_much(self) -> bool:
+        return (self._taken - self._whole_steps) * self._sink.row_bytes > HELD_BYTES
 
     def _end(self, slots: Index) -> None:
         finals, infos = self._slots.finals(slots)
         self._sink.end(slots, (self._slots.terminated[slots], self._slots.truncated[slots]), finals, infos)
         self._live[slots] = False
         self._live_count -= len(slots)
-        self._lengths.update(zip(self._playing[slots].tolist(), self._length[slots].tolist(), strict=True))
-        while self._whole in self._lengths and not self._enough():
-            self._whole_steps += self._lengths.pop(self._whole)
-            self._whole += 1
+        self._ended += len(slots)
+        self._just_ended.append((self._playing[slots], self._length(slots)))
         self._actor.end(slots, self._slots, finals, infos)  # last: should it fail, the episode is whole all the same
+
+    def _length(self, slots: Any) -> Any:
+        """Steps of the episodes in these slots so far."""
+        return self._steps - self._first_step[slots]
 
     # ---- blame ----
 
@@ -213,7 +238,7 @@ class EnvRunner(Generic[Taken]):
         slot = self._waiting.slot
         if slot is None or not self._waiting.doing:
             return -1, 0, 0
-        return slot, int(self.indices(self._playing[slot])), int(self._length[slot])
+        return slot, int(self.indices(self._playing[slot])), int(self._length(slot))
 
     def _too_long(self) -> BadData:
         slot, doing = self._waiting.slot, self._waiting.doing
@@ -221,7 +246,7 @@ class EnvRunner(Generic[Taken]):
 
     def _place(self, slot: int) -> str:
         episode = int(self.indices(self._playing[slot]))
-        return f"{self._plan.env}, episode {episode}, step {int(self._length[slot])}"
+        return f"{self._plan.env}, episode {episode}, step {int(self._length(slot))}"
 
     def _seed(self, slot: int) -> str:
         """For an error's fix: the seed of the slot's episode, where episodes have one."""

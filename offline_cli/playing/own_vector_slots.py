@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig
 from offline_cli.playing.infos import owned
-from offline_cli.playing.slots import RAISED, Index, SlotFailure
-from offline_cli.policies.observation_rows import fitted, row_writer, rows_of
+from offline_cli.playing.slots import RAISED, Index, SlotFailure, any_of
+from offline_cli.policies.observation_rows import fitted, row_writer
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.step_values import flag_of, flags_of, reward_of, rewards_of
 from offline_cli.trees import Tree, flatten, map_leaves
@@ -78,7 +78,7 @@ class OwnVectorSlots:
     def begin(self, slots: Index, seeds: list[int]) -> None:
         """See Slots; seeds are not taken."""
         self.ready[slots] = False
-        self.any_ready = bool(self.ready.any())
+        self.any_ready = any_of(self.ready)
 
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots; all slots are stepped."""
@@ -101,7 +101,7 @@ class OwnVectorSlots:
         """Find what has ended with this step, and what may begin."""
         before, any_before = self.ended, self.any_ended
         self.ended = self.terminated | self.truncated
-        self.any_ended = bool(self.ended.any())
+        self.any_ended = any_of(self.ended)
         if self._next_step:
             self.ready, self.any_ready = before, any_before  # an end one step ago: this step was the reset
         elif self.any_ended or self.any_ready:
@@ -112,13 +112,16 @@ class OwnVectorSlots:
     def _rewards(self, given: Any, live: NDArray[np.bool_]) -> NDArray[Any]:
         """As numbers; what slots without an episode say is not looked at. Raises SlotFailure, ValueError."""
         found = rewards_of(given, self._count)
-        return self._one_by_one(given, np.flatnonzero(live), live, reward_of, np.zeros(self._count)) if found is None else found
+        if found is not None:
+            return found
+        return self._one_by_one(given, np.flatnonzero(live), live, reward_of, np.zeros(self._count))
 
     def _flags(self, given: Any, live: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """As truth values, of all slots: each end makes one ready. Raises SlotFailure, ValueError."""
         found = flags_of(given, self._count)
-        no_flags = np.zeros(self._count, np.bool_)
-        return self._one_by_one(given, np.arange(self._count), live, flag_of, no_flags) if found is None else found
+        if found is not None:
+            return found
+        return self._one_by_one(given, np.arange(self._count), live, flag_of, np.zeros(self._count, np.bool_))
 
     def _one_by_one(
         self, given: Any, slots: Index, live: NDArray[np.bool_], one: Callable[[Any], Any], into: NDArray[Any]
@@ -176,7 +179,7 @@ class OwnVectorSlots:
     def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
         """See Slots."""
         obs, infos = (self.obs, self.infos) if self._final is None else self._final
-        return rows_of(obs, slots), None if infos is None else infos[slots]
+        return map_leaves(lambda leaf: leaf.take(slots, axis=0), obs), None if infos is None else infos[slots]
 
     def close(self) -> None:
         """Nothing: who opened the vector closes it."""
@@ -185,10 +188,12 @@ class OwnVectorSlots:
 class RoundSlots(OwnVectorSlots):
     """The same in rounds: all slots begin at once, from one seed, and none begins again before all their episodes have ended.
 
-    No slot is looked at after its episode's end, so that a class need not say how it resets itself. Infos are not kept.
+    No slot is looked at after its episode's end, so that a class need not say how it resets itself; `finals` of one that does
+    not, or that gives none with an end, are the observations that it gave. Infos are not kept.
     """
 
     def __init__(self, vector: Any, observation_space: Space, name: str) -> None:
+        """Raises nothing for a class that does not say how it resets itself."""
         try:
             self._mode = resets_by(vector, name)
         except BadConfig:
@@ -208,10 +213,14 @@ class RoundSlots(OwnVectorSlots):
 
     def _turn(self, infos: Mapping[str, Any], live: NDArray[np.bool_]) -> None:
         self.ended = self.terminated | self.truncated
-        self.any_ended = bool(self.ended.any())
+        self.any_ended = any_of(self.ended)
+        self._final = None
         if not self.any_ended:
             return
-        if not (live & ~self.ended).any():  # the round is over
+        last = {name: infos[name] for name in FINAL_OBS if name in infos}
+        if last and self._mode == AutoresetMode.SAME_STEP:
+            self._turn_over(last)
+        if not any_of(live > self.ended):  # the round is over
             self.ready[:] = self.any_ready = True
         elif self._mode == AutoresetMode.DISABLED:
             self._turn_over(infos)

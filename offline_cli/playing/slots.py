@@ -21,11 +21,16 @@ from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
 from offline_cli.trees import Tree
 from offline_cli.waiting import current
 
-__all__ = ["RAISED", "SlotFailure", "Slots", "SyncSlots"]
+__all__ = ["RAISED", "SlotFailure", "Slots", "SyncSlots", "any_of"]
 
 RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
 Index = NDArray[np.int64]
 KeepInfo = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def any_of(flags: NDArray[np.bool_]) -> bool:
+    """Whether one of them is true; asked at every step, where `flags.any()` takes several times as long."""
+    return bool(np.count_nonzero(flags))
 
 
 class SlotFailure(Exception):
@@ -93,7 +98,7 @@ class SyncSlots:
                 raise SlotFailure(slot, "reset", repr(err)) from err
         waiting.leave()
         self.ready[slots] = False
-        self.any_ready = bool(self.ready.any())
+        self.any_ready = any_of(self.ready)
 
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots."""
@@ -116,7 +121,7 @@ class SyncSlots:
                 raise SlotFailure(slot, "step", repr(err)) from err
         waiting.leave()
         self.ended = (terminated | truncated) & live
-        self.any_ended = bool(self.ended.any())
+        self.any_ended = any_of(self.ended)
         if self.any_ended:
             self.ready |= self.ended
             self.any_ready = True

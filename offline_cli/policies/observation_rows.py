@@ -19,7 +19,7 @@ __all__ = ["fitted", "row_writer", "rows_of", "zero_rows"]
 
 def rows_of(tree: Tree, rows: Any) -> Tree:
     """These rows of every leaf."""
-    return map_leaves(lambda leaf: leaf[rows], tree)
+    return tree[rows] if isinstance(tree, np.ndarray) else map_leaves(lambda leaf: leaf[rows], tree)
 
 
 def zero_rows(space: Space, count: int) -> Tree:

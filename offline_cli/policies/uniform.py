@@ -67,6 +67,9 @@ def _everyday(space: Space, rng: np.random.Generator, count: int) -> Tree:
 
 def _leaf(space: Space) -> Callable[[Chance], NDArray[Any]]:
     match space:
+        case spaces.Discrete(start=0):  # the usual one, at every step: what is not negative is rounded down by the cast
+            count, dtype = int(space.n), space.dtype
+            return lambda chance: (chance * count).astype(dtype)
         case spaces.Discrete():
             return lambda chance: (space.start + np.floor(chance * int(space.n))).astype(space.dtype)
         case spaces.MultiDiscrete():

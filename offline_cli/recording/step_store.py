@@ -104,11 +104,9 @@ class StepStore:
         self._finals = 0  # rows of spare that are taken
         self._used = 0  # rows of the store
         self._chunks = 0
-        self._begun = np.zeros(slots, np.int64)  # the chunk's row that a slot's episode, or its part here, begins at
-        self._episode = np.full(slots, -1, np.int64)  # that each slot plays; -1: none
-        # Of the chunk: episodes, slots, first row, row after the last
-        self._pieces: list[tuple[Index, Index, Index, int]] = []
-        self._last: list[Index] = []  # of the chunk: episodes whose last observations are in spare, in this order
+        # Of the chunk, as they come: slots, the episodes that begin there, and the first row
+        self._begins: list[tuple[Index, Index, int]] = []
+        self._ends: list[tuple[Index, int]] = []  # slots, and the row after the last; last observations are in spare, in order
         self._flags: list[tuple[Rows, Rows]] = []  # terminated and truncated of the same
         self._runs = _no_runs()
         self._ended = np.zeros((3, 0), np.int64)  # of whole episodes not given out: number, terminated, truncated
@@ -138,8 +136,7 @@ class StepStore:
 
     def begin(self, slots: Index, episodes: Index) -> None:
         """These slots begin these episodes at the next step."""
-        self._episode[slots] = episodes
-        self._begun[slots] = self._row
+        self._begins.append((slots, episodes, self._row))
 
     def act(self, obs: Tree, infos: Rows | None, acted: Acted) -> None:
         """What was seen, and done about it; rows of slots without an episode are not looked at."""
@@ -168,17 +165,14 @@ class StepStore:
 
     def end(self, slots: Index, flags: tuple[Rows, Rows], finals: Tree, infos: Rows | None) -> None:
         """The episodes of these slots have ended with the last step; flags: terminated and truncated, (k,) each."""
-        episodes = self._episode[slots]
-        self._pieces.append((episodes, slots, self._begun[slots], self._row))
+        self._ends.append((slots, self._row))
         at = slice(self._finals, self._finals + len(slots))
-        for column, leaf in zip(self._obs, leaves(finals), strict=True):
+        for column, leaf in zip(self._obs, _flat(finals), strict=True):
             column.spare[at] = leaf
         if infos is not None or self._infos is not None:
             self._info_column().spare[at] = infos if infos is not None else None
-        self._last.append(episodes)
         self._finals = at.stop
         self._flags.append(flags)
-        self._episode[slots] = -1
 
     # ---- many ----
 
@@ -193,12 +187,9 @@ class StepStore:
         return batch
 
     def _keep_chunk(self) -> None:
-        playing = np.flatnonzero(self._episode >= 0)
-        pieces = [*self._pieces, (self._episode[playing], playing, self._begun[playing], self._row)]
-        episodes, slots, first = (np.concatenate([piece[part] for piece in pieces]) for part in range(3))
-        stop = np.repeat([piece[3] for piece in pieces], [len(piece[0]) for piece in pieces])
-        last = np.concatenate([np.zeros(0, np.int64), *self._last])
-        steps, ends = len(episodes), len(last)
+        slots, episodes, first, stop = self._parts()
+        steps, ends = len(slots), sum(len(ended) for ended, _ in self._ends)
+        last = episodes[:ends]
         if ends:
             flags = [np.concatenate(parts) for parts in zip(*self._flags, strict=True)]
             self._ended = np.concatenate([self._ended, np.stack([last, *flags])], axis=1)
@@ -215,11 +206,23 @@ class StepStore:
         self._runs = _joined(self._runs, runs)
         self._used += len(rows)
         self._row = self._finals = 0
-        self._begun[:] = 0
-        self._pieces, self._last, self._flags = [], [], []
+        self._begins, self._ends, self._flags = [(slots[ends:], episodes[ends:], 0)], [], []
         self._chunks += 1
         if self._infos is not None:
             self._infos.chunk[:] = None
+
+    def _parts(self) -> tuple[Index, Index, Index, Index]:
+        """The parts of episodes that the chunk has, those that ended first, in that order: slots, episodes, first row, row
+        after the last."""
+        slots, episodes = (np.concatenate([begin[part] for begin in self._begins]) for part in range(2))
+        first = np.repeat([begin[2] for begin in self._begins], [len(begin[0]) for begin in self._begins])
+        ended = np.concatenate([np.zeros(0, np.int64), *(end[0] for end in self._ends)])
+        stop = np.repeat([end[1] for end in self._ends], [len(end[0]) for end in self._ends]).astype(np.int64)
+        going_on = np.flatnonzero(np.bincount(slots, minlength=self._slots) > np.bincount(ended, minlength=self._slots))
+        ended, stop = np.concatenate([ended, going_on]), np.concatenate([stop, np.full(len(going_on), self._row)])
+        began = np.empty(len(slots), np.int64)  # a slot's first end is that of what began there first, and so on
+        began[np.argsort(ended, kind="stable")] = np.argsort(slots, kind="stable")
+        return ended, episodes[began], first[began], stop
 
     def _columns(self) -> list[_Column]:
         infos = [] if self._infos is None else [self._infos]

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+from recording_envs import OwnVector
 
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
+from offline_cli.playing.own_vector_slots import RoundSlots
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*missing AutoresetMode metadata")
 Record = Callable[..., Path]
@@ -33,6 +36,20 @@ def test_no_step_after_an_end_is_recorded_and_the_last_observation_is_the_real_o
         assert set(map(tuple, seen[:, 1:].tolist())) == {(float(number), float(slot))}
         assert batch.rewards[batch.starts[e] : batch.starts[e + 1]].tolist() == list(range(1, length + 1))
     assert batch.terminated.all()
+
+
+@pytest.mark.parametrize("way", ["NextStep", "SameStep", "Disabled"])
+def test_the_last_observation_of_every_episode_of_a_round_is_the_one_it_ended_with(way: str) -> None:
+    space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    slots = RoundSlots(OwnVector(3, way), space, "OwnVector")
+    slots.begin(np.arange(3), [0])
+    live, last = np.ones(3, np.bool_), {}
+    while live.any():
+        slots.step(np.zeros(3, np.int64), live)
+        over = np.flatnonzero(slots.ended & live)
+        last |= dict(zip(over.tolist(), slots.finals(over)[0].tolist(), strict=True))
+        live[over] = False
+    assert last == {slot: [1.0 + slot, 0.0, float(slot)] for slot in range(3)}
 
 
 @pytest.mark.parametrize("way", ["NextStep", "SameStep", "Disabled"])
