@@ -6,6 +6,7 @@ block they are played in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from offline_cli.playing.plan import Plan
 
 __all__ = ["Chance", "EpisodeChance", "RoundChance", "SharedChance"]
 
-AHEAD = 64  # steps that an episode's numbers are drawn ahead: one call instead of so many
+AHEAD = 64  # steps that numbers are drawn ahead: one call instead of so many, which gives the same
 
 
 class Chance(Protocol):
@@ -65,15 +66,22 @@ class SharedChance:
 
     def __init__(self, seed: int, slots: int, size: int) -> None:
         self._generator = np.random.default_rng(seed)
-        self._shape = slots, size
-        self._none = None if size else np.zeros(self._shape)
+        self._shape = AHEAD, slots, size
+        self._ahead: Iterator[NDArray[np.float64]] = iter(())  # (slots, size) for each step
+        self._none = None if size else np.zeros((slots, size))
 
     def begin(self, slots: NDArray[np.int64], episodes: NDArray[np.int64]) -> None:
         """Nothing."""
 
     def draw(self) -> NDArray[np.float64]:
         """See Chance."""
-        return self._generator.random(self._shape) if self._none is None else self._none
+        if self._none is not None:
+            return self._none
+        drawn = next(self._ahead, None)
+        if drawn is None:
+            self._ahead = iter(self._generator.random(self._shape))
+            drawn = next(self._ahead)
+        return drawn
 
 
 class RoundChance:

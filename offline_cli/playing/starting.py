@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from offline_cli.engines.watchdog import guards
 from offline_cli.errors import BadData
 
 __all__ = ["started"]
+
+INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def started(process: Any) -> None:
@@ -16,10 +22,31 @@ def started(process: Any) -> None:
     The server imports what its workers need; one that is killed meanwhile, for memory maybe, ends like a file.
     """
     try:
-        process.start()
-        guards(process.pid)
+        with _interrupts_later():
+            process.start()
+            guards(process.pid)
     except (EOFError, ConnectionError, FileNotFoundError) as err:  # the last: its socket
         said = f"{type(err).__name__}{f': {err}' if str(err) else ''}"
         what = f"the fork server, which starts worker processes, has died or does not answer ({said})"
         fix = "--num-env-runners 0 --vectorize sync needs no other process; the same command again starts a new server"
         raise BadData(what, where=str(process.name), fix=fix) from err
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Signals that would break in come after the block: a worker that gets half of what it is to do dies with a traceback."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in INTERRUPTING}
+    held = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in held:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)

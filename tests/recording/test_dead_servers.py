@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from offline_cli.cli.app import app
 from offline_cli.errors import BadData
 from offline_cli.playing.runner_processes import _Inbox, _Stop
+from offline_cli.playing.starting import started
 
 pytestmark = pytest.mark.skipif(
     "forkserver" not in multiprocessing.get_all_start_methods(), reason="this system has no fork server"
@@ -63,3 +64,18 @@ def test_a_runner_that_is_killed_in_the_middle_of_a_message_is_exit_3(sent: byte
     sight: Any = SimpleNamespace(plan=SimpleNamespace(keeps_what_is_whole=True))
     with pytest.raises(BadData, match="ended with exit code -9"):
         _Inbox(_Ended(), ours, sight).wait(stop)
+
+
+def test_an_interrupt_waits_until_a_worker_has_all_that_it_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def start() -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("started")
+
+    monkeypatch.setattr("offline_cli.playing.starting.guards", lambda pid: done.append("guarded"))
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        started(SimpleNamespace(start=start, pid=0))
+    assert done == ["started", "guarded"]
+    assert signal.getsignal(signal.SIGINT) is handler

@@ -33,8 +33,8 @@ class Moments:
         """Of rows (N, *shape), in two passes."""
         if not len(rows):
             return cls.none(rows.shape[1:])
-        mean = rows.mean(0, dtype=np.float64)
-        return cls(len(rows), mean, np.square(rows - mean).sum(0))
+        mean = np.add.reduce(rows, 0, dtype=np.float64) / len(rows)
+        return cls(len(rows), mean, np.add.reduce(np.square(rows - mean), 0))
 
     def with_(self, other: Moments) -> Moments:
         """Of the rows of both."""
@@ -52,12 +52,14 @@ class Moments:
 
     def along(self, rows: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(N, *shape) each: mean and std after each of `rows` (N, *shape) in turn, as if they came one by one."""
-        counts = (self.count + 1.0 + np.arange(len(rows))).reshape(-1, *[1] * self.mean.ndim)
+        counts = np.arange(self.count + 1.0, self.count + 1.0 + len(rows)).reshape(-1, *[1] * self.mean.ndim)
         from_start = rows - self.mean
-        means = self.mean + np.cumsum(from_start, 0) / counts
-        before = np.concatenate([self.mean[None], means[:-1]])
-        m2 = self.m2 + np.cumsum((rows - before) * (rows - means), 0)
-        return means, np.sqrt(np.maximum(m2, 0) / np.maximum(counts - 1, 1))
+        means = self.mean + np.add.accumulate(from_start, 0) / counts
+        from_last = from_start  # each row's distance from the mean before it
+        np.subtract(rows[1:], means[:-1], out=from_last[1:])
+        m2 = self.m2 + np.add.accumulate(from_last * (rows - means), 0)
+        fewer = counts - 1 if self.count else np.maximum(counts - 1, 1)
+        return means, np.sqrt(np.maximum(m2, 0) / fewer)
 
     def state(self) -> dict[str, Any]:
         """As plain values and arrays."""
