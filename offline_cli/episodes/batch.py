@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -115,8 +116,11 @@ class EpisodeBatch:
         """(E,) undiscounted sum of rewards, in the environment's units."""
         lengths = self.lengths
         found = np.zeros(len(self), np.float64)
-        for length in np.unique(lengths).tolist():  # those of one length at once: the same pairwise sums as one by one
-            episodes = np.flatnonzero(lengths == length)
+        by_length = np.argsort(lengths, kind="stable")
+        firsts = np.flatnonzero(np.diff(lengths[by_length], prepend=-1))  # of each length
+        for first_of, next_first in pairwise([*firsts.tolist(), len(self)]):
+            episodes = by_length[first_of:next_first]  # those of one length at once: the same pairwise sums as one by one
+            length = int(lengths[episodes[0]])
             if length >= LONG:
                 for episode, first in zip(episodes.tolist(), self.starts[episodes].tolist(), strict=True):
                     found[episode] = self.rewards[first : first + length].sum()
