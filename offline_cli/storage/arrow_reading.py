@@ -10,25 +10,36 @@ unpickled by Ray wherever a value of it becomes a Python object, where ray is im
 files: `without_objects` gives their bytes, as Arrow does where ray is not imported. Arrow gives a registered type the metadata
 that a file's columns carry, as soon as the schema is read, and lets through whatever the type makes of them: a TypeError of
 Ray's, for one. To the reader that is a broken file, as any other is.
+
+Arrow's Python asks for a column chunk of a Parquet file (`row_group.column(i)`, and all that is built on it) without catching
+what C++ throws there: one changed byte in a footer, a histogram of the wrong length for instance, and the process is aborted.
+Arrow's reader builds the same chunks where it does catch. So `check_footer` has it read from a file in which all bytes are
+zero: it goes through all chunks before it looks at the first page, which is none.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, Final
 from weakref import ReferenceType
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-__all__ = ["OBJECTS", "arrow_file", "extension_failures", "let_go", "threads_may_read", "without_objects"]
+__all__ = ["OBJECTS", "arrow_file", "check_footer", "extension_failures", "let_go", "threads_may_read", "without_objects"]
 
 LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing left to do
 PAUSE: Final = 0.0005  # seconds between two looks
 SHORTEST: Final = 0.00002  # the first: mostly they are done by then, and small files come by the thousand
+ZEROS: Final = 1 << 40  # bytes of the file of zeros
+SIZE: Final = 1 << 62  # of the file without bytes: more than any offset that is meant seriously
 OBJECTS: Final = "ray.data.arrow_pickled_object"
 EXTENSION_NAME: Final = b"ARROW:extension:name"
 MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of metadata
@@ -58,6 +69,98 @@ def let_go(file: ReferenceType[Any]) -> None:
     while file() is not None and time.monotonic() < until:
         time.sleep(pause)
         pause = min(2 * pause, PAUSE)
+
+
+# ---- footers ----
+
+
+def check_footer(metadata: pq.FileMetaData) -> None:
+    """Raise what Arrow raises of a broken file (OSError without a number, ArrowException) where one of its chunks cannot be."""
+    known = _zeros()
+    if known is None:
+        _check_slowly(metadata)
+        return
+    zeros, no_page = known
+    try:
+        _read(pa.BufferReader(zeros), metadata)
+    except (OSError, pa.ArrowException) as error:
+        if str(error) != no_page:
+            raise
+
+
+def _read(file: Any, metadata: Any) -> None:
+    try:
+        reader = pq.ParquetFile(file, metadata=metadata, pre_buffer=True)  # looks up all chunks first
+        next(reader.iter_batches(row_groups=range(metadata.num_row_groups), use_threads=False), None)
+    finally:
+        reader = file = None  # the traceback of what is raised refers to this frame
+
+
+@cache
+def _zeros() -> tuple[Any, str] | None:
+    """A file of zeros, which takes addresses and no memory, and what Arrow says of a page of zeros.
+
+    None where the system has not so many addresses (`ulimit -v`).
+    """
+    try:
+        space = mmap.mmap(-1, ZEROS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+        space.madvise(mmap.MADV_DONTDUMP)
+    except (OSError, OverflowError, AttributeError):  # AttributeError: not this system's
+        return None
+    buffer, file = pa.py_buffer(space), io.BytesIO()
+    pq.write_table(pa.table({"": [0]}), file)
+    try:
+        _read(pa.BufferReader(buffer), pq.read_metadata(file))
+    except (OSError, pa.ArrowException) as error:
+        return buffer, str(error)
+    return None
+
+
+def _check_slowly(metadata: pq.FileMetaData) -> None:
+    """With a file that has no bytes, and does not raise.
+
+    Arrow never lets go of what Python raises in a read of this kind, and would keep with it all frames above, and their shard.
+    """
+    reads: list[int] = []
+    empty = _NoBytes(reads)
+    gone = weakref.ref(empty)
+    file = pa.PythonFile(empty, mode="r")
+    del empty
+    try:
+        _read(file, metadata)
+    except (OSError, pa.ArrowException):
+        if not reads:
+            raise
+    finally:
+        del file
+        let_go(gone)  # all chunks are asked for at once, by threads that go on after the first answer
+
+
+class _NoBytes(io.RawIOBase):
+    """A file that has a size and nothing else."""
+
+    def __init__(self, reads: list[int]) -> None:
+        """`reads` gets where the file is read: once it is, the footer was gone through."""
+        super().__init__()
+        self._reads = reads
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: SIZE}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        self._reads.append(self._at)
+        return b""
 
 
 # ---- extension types ----

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound, UnsafeData, UsageError
 from offline_cli.options.shared import Compression
 from offline_cli.storage.ahead import Ahead
-from offline_cli.storage.arrow_reading import arrow_file, extension_failures, threads_may_read, without_objects
+from offline_cli.storage.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
 from offline_cli.storage.behind import Behind
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
@@ -30,7 +30,7 @@ from offline_cli.storage.parquet_bombs import (
     refuse_bomb,
     unfolded_bytes,
 )
-from offline_cli.storage.parquet_footers import check_footer, chunk_ranges, file_ranges, with_ends
+from offline_cli.storage.parquet_footers import chunk_ranges, file_ranges, with_ends
 from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.remote_files import expect, ready
 from offline_cli.storage.row_group_cuts import Held

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offline_cli.storage.arrow_reading import check_footer
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.parquet_footers import check_footer
 from offline_cli.storage.parquet_statistics import ChunkStatistics, chunk_statistics
 from offline_cli.storage.shards import opened
 
@@ -89,8 +89,14 @@ def test_bytes_that_are_no_footer_are_refused(footer: bytes) -> None:
 EVERY_BYTE = """
     import io, sys
     import pyarrow as pa, pyarrow.parquet as pq
-    from offline_cli.storage.parquet_footers import check_footer
+    from offline_cli.storage.arrow_reading import _check_slowly, check_footer
     from offline_cli.storage.parquet_statistics import chunk_statistics
+
+    def fault_of(check, metadata):
+        try:
+            check(metadata)
+        except (pa.ArrowException, OSError) as error:
+            return str(error)
 
     stream = io.BytesIO()
     pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), stream)
@@ -103,7 +109,11 @@ EVERY_BYTE = """
             data[place] ^= change
             try:
                 metadata = pq.ParquetFile(io.BytesIO(data)).metadata
-                check_footer(metadata)
+                fault, slow = fault_of(check_footer, metadata), fault_of(_check_slowly, metadata)
+                is_read = fault_of(pq.read_table, io.BytesIO(data)) is None
+                assert fault == slow or (slow is None and not is_read), (place, change, fault, slow)
+                if fault:
+                    raise pa.ArrowInvalid(fault)
                 chunk_statistics(io.BytesIO(data), metadata)
             except (pa.ArrowException, OSError, UnicodeDecodeError):
                 broken += 1
