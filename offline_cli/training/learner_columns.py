@@ -1,5 +1,8 @@
 """What a learner pipeline makes of episodes, as the columns that an algorithm learns from.
 
+The default pipeline makes nothing of its own for a module without memory: its columns are the recorded ones, and are taken as
+they are.
+
 Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are never learned from, and not measured on.
 """
 
@@ -18,8 +21,9 @@ from torch import Tensor, nn
 from offline_cli.applying.learner_episodes import through
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
+from offline_cli.connectors.common.numpy_to_tensor import as_tensors
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.modules.rl_module import evaluating
@@ -33,7 +37,7 @@ PLACE: Final = "learner pipeline"
 
 
 def learner_columns(
-    pipeline: ConnectorPipelineV2,
+    pipeline: ConnectorPipelineV2 | None,
     episodes: EpisodeBatch,
     announced: tuple[Space, Space],
     *,
@@ -43,7 +47,8 @@ def learner_columns(
 ) -> dict[str, Tree]:
     """The columns `asked` for, in that order, as trees of tensors (N, ...) on the CPU.
 
-    Observations and actions are of the spaces that the pipeline `announced`; what the others are, its pieces say.
+    Observations and actions are of the spaces that the pipeline `announced`; what the others are, its pieces say. `pipeline`
+    None: the default one, before a module without memory.
 
     `rl_module`: for pieces that compute values or states with it, without gradients.
 
@@ -52,17 +57,32 @@ def learner_columns(
     `where` names the data.
     """
     spaces = {Columns.OBS: announced[0], Columns.NEXT_OBS: announced[0], Columns.ACTIONS: announced[1]}
-    with playing(rl_module) as module:
-        batch, _ = through(pipeline, episodes, where=where, rl_module=module)
-    columns = {name: _as_declared(batch, name, spaces[name]) if name in spaces else _own(batch, name) for name in asked}
+    if pipeline is None:
+        batch = episodes.step_columns() | {Columns.OBS: episodes.acted_obs()}
+    else:
+        batch = _made(pipeline, episodes, where, asked, rl_module)
+    columns = {name: _column(batch, name, spaces.get(name)) for name in asked}
     _check_rows(columns)
     if Columns.LOSS_MASK in batch:
-        columns = _unmasked(columns, _tensors(Columns.LOSS_MASK, _stacked(batch, Columns.LOSS_MASK)).bool())
+        columns = _unmasked(columns, as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool())
     for name, tree in columns.items():
         _check_finite(tree, name, where)
         if name in spaces:
             _check_choices(tree, spaces[name], name, where)
     return columns
+
+
+def _made(
+    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, where: str, asked: Sequence[str], rl_module: nn.Module | None
+) -> Batch:
+    """The train batch. Raises BadConfig where a column that is `asked` for is not stacked."""
+    with playing(rl_module) as module:
+        batch, _ = through(pipeline, episodes, where=where, rl_module=module)
+    for name in (*asked, Columns.LOSS_MASK):
+        if is_filed(batch.get(name)):
+            fix = "end the pipeline with batch_individual_items, or keep the default pieces (defaults = true)"
+            raise BadConfig(f"the pipeline leaves {name!r} as items by episode that nobody has stacked", where=PLACE, fix=fix)
+    return batch
 
 
 @contextmanager
@@ -91,20 +111,14 @@ def _check_rows(columns: Mapping[str, Tree]) -> None:
         raise BadConfig(what, where=PLACE, fix="one row per step in every column that a piece adds")
 
 
-def _stacked(batch: Mapping[str, Any], name: str) -> Any:
-    """A column that has rows. Raises BadConfig where there is none."""
+def _column(batch: Mapping[str, Any], name: str, space: Space | None) -> Tree:
+    """A column as tensors, in the structure that the pipeline announced; None: nobody has. Raises BadConfig for another."""
     if name not in batch:
         fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
         raise BadConfig(f"the pipeline gives no {name!r}, but {sorted(map(str, batch))}", where=PLACE, fix=fix)
-    if is_filed(batch[name]):
-        fix = "end the pipeline with batch_individual_items, or keep the default pieces (defaults = true)"
-        raise BadConfig(f"the pipeline leaves {name!r} as items by episode that nobody has stacked", where=PLACE, fix=fix)
-    return batch[name]
-
-
-def _as_declared(batch: Mapping[str, Any], name: str, space: Space) -> Tree:
-    """A column, in the structure that the pipeline announced. Raises BadConfig for another."""
-    tree = _tensors(name, tree_from_lists(_stacked(batch, name), space))
+    if space is None:
+        return as_tensors(name, batch[name])
+    tree = as_tensors(name, tree_from_lists(batch[name], space))
     shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(tree, name)}
     announced = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(space, name).items()}
     if shapes != announced:
@@ -112,16 +126,6 @@ def _as_declared(batch: Mapping[str, Any], name: str, space: Space) -> Tree:
         fix = "a piece that changes shapes says so in recompute_output_observation_space or recompute_output_action_space"
         raise BadConfig(what, where=PLACE, fix=fix)
     return tree
-
-
-def _own(batch: Mapping[str, Any], name: str) -> Tree:
-    """A column whose form nobody has announced."""
-    return _tensors(name, _stacked(batch, name))
-
-
-def _tensors(name: str, tree: Tree) -> Tree:
-    """On the CPU, as the default pieces make them. Raises BadPiece for what is no numbers."""
-    return NumpyToTensor()(batch={name: tree})[name]
 
 
 def nothing_left() -> BadConfig:

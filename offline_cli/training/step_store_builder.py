@@ -119,7 +119,7 @@ class DiskStoreBuilder:
         """`seed`: of the run; `holds_out`: whether some episodes are. Raises BadConfig for pieces that may need all episodes at
         once, and where memory is too small already.
         """
-        check_streamable(source.pipeline.pieces())
+        check_streamable(source.connectors)
         shares.check_start(fetched=source.fetched)
         self._source, self._shares, self._temp_dir = source, shares, temp_dir
         self._seed, self._holds_out = seed, holds_out
@@ -184,7 +184,7 @@ class DiskStoreBuilder:
 
 def learn_in_parts(source: TrainingSource, parts: Callable[[], Iterator[EpisodeBatch]], split: ValidationSplit | None) -> None:
     """Have each piece that learns see all that it learns from, one after the other, and learn no more."""
-    pending = [piece for piece in source.pipeline.pieces() if learns(piece)]
+    pending = [piece for piece in source.connectors if learns(piece)]
     while pending:
         for checked in map(source.checked, parts()):
             kept = checked if split is None else split.divided(checked)[0]

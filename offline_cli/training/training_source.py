@@ -29,6 +29,7 @@ from offline_cli.applying.learner_episodes import check_known_scale, in_learner_
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import Given, GivenPipeline, Side, read_given
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
@@ -46,6 +47,7 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
 from offline_cli.storage.locations import Sources
 from offline_cli.storage.urls import is_of_bucket
+from offline_cli.training.algorithms.algorithm import Algorithm
 from offline_cli.training.config import BCConfig
 from offline_cli.training.data_summary import place_of_first
 from offline_cli.training.learner import Learner, Setup
@@ -70,7 +72,7 @@ class TrainingSource:
     action_scale: str
     spaces: tuple[Space, Space]  # of observations and actions before the pipeline
     announced: tuple[Space, Space]  # and after it
-    pipeline: ConnectorPipelineV2
+    pipeline: ConnectorPipelineV2 | None  # None: the default one, before a module without memory
     given: GivenPipeline
     beside: Side
     environment: Environment | None
@@ -101,6 +103,11 @@ class TrainingSource:
             self._modules = Counter()
             batches = filter(len, map(with_steps, stream))
             yield from of_one_module(batches, self.module_id, where=self.where, seen=self._modules)
+
+    @property
+    def connectors(self) -> list[ConnectorV2]:
+        """The pieces of the pipeline that the episodes go through."""
+        return [] if self.pipeline is None else list(self.pipeline.pieces())
 
     @property
     def fetched(self) -> bool:
@@ -136,7 +143,7 @@ class TrainingSource:
                 self.announced,
                 where=self.where,
                 asked=self.learner.algorithm.columns,
-                rl_module=self.learner.rl_module(),
+                rl_module=None if self.pipeline is None else self.learner.rl_module(),
             )
         except OfflineCliError as err:
             missed = None if self.extras.kept is None else self.extras.kept.missed_by(err)
@@ -150,8 +157,10 @@ class TrainingSource:
         Raises BadPiece for a state that cannot be saved, and whatever keeps the policy from playing in `environment`.
         """
         if self._learned is None:
-            self.pipeline.freeze()
-            trained = None if self.alone else _trained(self.given, self.pipeline)
+            trained = None
+            if self.pipeline is not None:
+                self.pipeline.freeze()
+                trained = None if self.alone else _trained(self.given, self.pipeline)
             self._learned = trained, self._pieces_with(trained)
         return self._learned
 
@@ -227,14 +236,21 @@ def _opened(
     check_known_scale(stream)
     said = stream.observation_space, stream.action_space
     observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
-    to_columns = given.build(observations, actions)
-    seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
+    plain = given.is_default and beside is None and _leaves_pipeline(type(setup.algorithm))
+    to_columns = None if plain else given.build(observations, actions)
+    seen, done = observations, actions
+    if to_columns is not None:
+        seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
     check_supported(seen, where="observations after the learner pipeline")
-    alone = (given.is_default and beside is None) or plays_alone(given, beside, list(to_columns.pieces()))
+    alone = to_columns is None or plays_alone(given, beside, list(to_columns.pieces()))
     pieces = None if environment is None or alone else beside_learner(given, beside)
     if environment is not None and pieces is not None:
         pieces.check(environment, seen, done, where=PLACE)
-    setup.algorithm.extend(to_columns)
+    if to_columns is not None:
+        setup.algorithm.extend(to_columns)
+    learner = setup.learner(seen, done, stream.action_scale)
+    if to_columns is None and learner.policy.is_stateful():
+        to_columns = given.build(observations, actions)  # the default pieces give it states and a time axis
     return TrainingSource(
         where=where,
         locations=stream.locations,
@@ -248,12 +264,17 @@ def _opened(
         pieces=pieces,
         alone=alone,
         module_id=module_id,
-        learner=setup.learner(seen, done, stream.action_scale),
+        learner=learner,
         extras=extras,
         _open=opened,
         _streams=scope.moved(),
         _opened=[stream],
     )
+
+
+def _leaves_pipeline(kind: type[Algorithm]) -> bool:
+    """Whether such algorithms add nothing to the learner pipeline, and have its pieces see the policy."""
+    return kind.extend is Algorithm.extend and kind.rl_module is Algorithm.rl_module
 
 
 def _trained(given: GivenPipeline, pipeline: ConnectorPipelineV2) -> TrainedPipeline:
