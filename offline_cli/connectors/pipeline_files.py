@@ -27,10 +27,9 @@ from offline_cli.connectors.piece_options import Signature, option_mistakes, sig
 from offline_cli.connectors.pipeline_building import Setting, assembled
 from offline_cli.connectors.registry import Maker, imported, own_pieces, registered
 from offline_cli.errors import BadConfig
-from offline_cli.json_text import deeper_than
+from offline_cli.json_documents import deeper_than, load_schema, mistakes
 from offline_cli.spaces import Space
 from offline_cli.storage.links import not_found
-from offline_cli.storage.schemas import load_schema, mistakes
 
 __all__ = ["PieceEntry", "PipelineFile", "load_pipeline", "parse_pipeline", "pipeline_of", "read_pipeline"]
 

@@ -139,7 +139,8 @@ class Stitcher:
     def _count_unseen(self) -> None:
         """Episodes of which every row was lost: their ids are all that is known of them."""
         names = [name for name in self.rejects.incomplete if name not in self._refused]
-        self.rejects.lose_episodes(Lost.BAD_ROW, len(names) - len(self._passed.met(names)))
+        if names:
+            self.rejects.lose_episodes(Lost.BAD_ROW, len(names) - len(self._passed.met(names)))
 
     # ---- whole batches ----
 

@@ -20,9 +20,9 @@ from offline_cli.formats.tables import csv_files
 from offline_cli.formats.tables.csv_files import csv_batches
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.scopes import Scope
-from offline_cli.storage import arrow_reading, parquet_footers
+from offline_cli.storage import arrow_reading, parquet_safety
 from offline_cli.storage.arrow_reading import arrow_file, threads_may_read
-from offline_cli.storage.parquet_footers import check_footer
+from offline_cli.storage.parquet_safety import check_footer
 
 ROWS = 40_000
 
@@ -73,7 +73,7 @@ def test_any_other_file_is_read_by_the_thread_that_asks_for_it(file: Path) -> No
 def test_a_footer_is_looked_at_and_let_go_of(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ReferenceType[Any]] = []
 
-    class Slow(parquet_footers._NoBytes):
+    class Slow(parquet_safety._NoBytes):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             made.append(weakref.ref(self))
@@ -82,7 +82,7 @@ def test_a_footer_is_looked_at_and_let_go_of(file: Path, monkeypatch: pytest.Mon
             time.sleep(0.02)
             return super().read(size)
 
-    monkeypatch.setattr(parquet_footers, "_NoBytes", Slow)
+    monkeypatch.setattr(parquet_safety, "_NoBytes", Slow)
     check_footer(pq.read_metadata(file))
     gc.collect()
     assert [one() for one in made] == [None]

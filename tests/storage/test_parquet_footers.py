@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.parquet_footers import check_footer
+from offline_cli.storage.parquet_safety import check_footer
 from offline_cli.storage.parquet_statistics import ChunkStatistics, chunk_statistics
 from offline_cli.storage.shards import opened
 
@@ -89,7 +89,7 @@ def test_bytes_that_are_no_footer_are_refused(footer: bytes) -> None:
 EVERY_BYTE = """
     import io, sys
     import pyarrow as pa, pyarrow.parquet as pq
-    from offline_cli.storage.parquet_footers import check_footer
+    from offline_cli.storage.parquet_safety import check_footer
     from offline_cli.storage.parquet_statistics import chunk_statistics
 
     stream = io.BytesIO()
