@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from offline_cli.applying.column_summary import Seen, seen_in_batch
-from offline_cli.applying.learner_episodes import in_learner_units, stepped, with_steps
+from offline_cli.applying.learner_batches import in_learner_units, stepped, with_steps
 from offline_cli.applying.recordings import Recordings, Said
 from offline_cli.applying.sample_episodes import Extras, invented_episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2

@@ -25,7 +25,7 @@ from offline_cli.training.bc import train_bc
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.stores import MemoryStore
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.training.updates import Update, captured
 
 pytestmark = [

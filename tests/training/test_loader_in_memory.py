@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from offline_cli.training import stores
 from offline_cli.training.host_feed import HostFeed
 from offline_cli.training.loader import WEIGHTS, StepLoader
-from offline_cli.training.stores import MemoryStore
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.trees import leaves
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from offline_cli.applying.learner_episodes import in_learner_units, with_steps
+from offline_cli.applying.learner_batches import in_learner_units, learner_columns, with_steps
 from offline_cli.columns import STATE_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
@@ -30,7 +30,6 @@ from offline_cli.training.algorithms import Modules
 from offline_cli.training.algorithms.bc import BC
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Setup
-from offline_cli.training.learner_columns import learner_columns
 from offline_cli.training.training_source import open_training_source
 from offline_cli.trees import flatten
 
