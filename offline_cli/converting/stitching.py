@@ -27,13 +27,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.fingerprints import fingerprints
 from offline_cli.converting.open_episode import OpenEpisode, chains, lacks_final
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import KnownIds, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.source import AFTER_END, CONTINUES, UNKNOWN_START, Places
-from offline_cli.key_index import KnownIds
 from offline_cli.tally import UNFINISHED, Lost, OnError, Rejects, Tally
 from offline_cli.trees import flatten
 
