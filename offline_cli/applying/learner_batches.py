@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.common.numpy_to_tensor import as_tensors
-from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
 from offline_cli.connectors.what_it_wants import what_it_wants
@@ -41,7 +40,7 @@ from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, Sp
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import check_scale
-from offline_cli.modules.rl_module import evaluating
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, evaluating
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 

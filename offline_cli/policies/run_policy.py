@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
+from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.play_pipelines import TrainedPipeline
-from offline_cli.connectors.state_bytes import state_from_bytes
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.network import Network

@@ -35,10 +35,9 @@ from offline_cli.applying.learner_batches import (
 )
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.connector_v2 import ConnectorV2, state_from_bytes, state_to_bytes
 from offline_cli.connectors.pipeline_spec import Given, GivenPipeline, Side, read_given
 from offline_cli.connectors.play_pipelines import TrainedPipeline
-from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.converting.extra_outputs import ExtraOutputs
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.environments import Environment
@@ -47,7 +46,7 @@ from offline_cli.errors import BadData, NoData, OfflineCliError
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.options import TableOptions
-from offline_cli.policies.play_pieces import PlayPieces, beside_learner, plays_alone
+from offline_cli.policies.play_pieces import PlayPieces, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
@@ -248,7 +247,7 @@ def _opened(
     if to_columns is not None:
         seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
     check_supported(seen, where="observations after the learner pipeline")
-    alone = to_columns is None or plays_alone(given, beside, list(to_columns.pieces()))
+    alone = to_columns is None or (beside is None and given.plays_alone(to_columns.pieces()))
     pieces = None if environment is None or alone else beside_learner(given, beside)
     if environment is not None and pieces is not None:
         pieces.check(environment, seen, done, where=PLACE)

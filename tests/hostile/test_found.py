@@ -23,8 +23,7 @@ from fuzz_seeds import small_items
 from fuzz_targets import File, Wrong, check
 
 from offline_cli.connectors import ClipRewards, FlattenObservations, MeanStdFilter, OneHot
-from offline_cli.connectors.pipeline_building import Setting
-from offline_cli.connectors.pipeline_files import parse_pipeline, pipeline_of
+from offline_cli.connectors.pipeline_files import Setting, parse_pipeline, pipeline_of
 from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.inspect import inspect
 from offline_cli.episodes import episode_spaces

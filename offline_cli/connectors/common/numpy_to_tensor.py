@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.rl_modules import is_multi
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2
 from offline_cli.errors import BadPiece
+from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
