@@ -53,7 +53,7 @@ test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: 
 	$(BIN)/python -m pytest -q -m "ray" --require-markers ray
 	.ci/offline --or-online $(BIN)/python -m pytest -q -n 2 -m "cloud and not kill" --require-markers cloud
 	$(BIN)/python -m pytest -q -n 3 -m kill $(HANGING)  # which mostly wait
-	$(BIN)/python -m pytest -q -m "(kill or learn or big) and not ray" $(HANGING:%=--ignore=%) --require-markers kill,learn
+	$(BIN)/python -m pytest -q -n 2 -m "(kill or learn or big) and not ray" $(HANGING:%=--ignore=%) --require-markers kill,learn
 
 test-offline: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the cloud tests with no network but loopback (on Linux).
 	.ci/offline $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud

@@ -124,7 +124,9 @@ class Dataset:
         place, episodes, steps = self.location.join(shard.path), 0, 0
         whole = reader.keep is None or not place.is_in_bucket  # in a bucket, columns that nobody wants would have to come
         moved = partial(replaced_place, self.location)
-        opening = opened(place, size=shard.bytes, moved=moved) if coming is None else coming.turn()
+        opening = (
+            opened(place, size=shard.bytes, moved=moved, trust=trust if whole else None) if coming is None else coming.turn()
+        )
         for batch in reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope):
             episodes += len(batch)
             steps += batch.num_steps

@@ -150,14 +150,17 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
     Entering it raises BadData where the shard is missing, has another size, or is no Parquet.
     """
 
-    def __init__(self, location: Location, *, size: int | None = None, moved: Moved | None = None) -> None:
-        """`size`: the bytes it must have; None: any. `moved`: see `opened_stream`."""
-        self._location, self._size, self._moved, self._stack = location, size, moved, ExitStack()
+    def __init__(
+        self, location: Location, *, size: int | None = None, moved: Moved | None = None, trust: Trust | None = None
+    ) -> None:
+        """`size`: the bytes it must have; None: any. `moved`: see `opened_stream`. `trust`: compared at once if it is small."""
+        self._location, self._size, self._moved, self._trust, self._stack = location, size, moved, trust, ExitStack()
 
     def __enter__(self) -> OpenShard:
         with ExitStack() as stack:
             stream = stack.enter_context(opened_stream(self._location, size=self._size, moved=self._moved))
-            shard = parsed(stream, self._location, stack.enter_context(arrow_file(stream)))
+            is_own = self._trust is not None and self._trust.is_true_at_once(stream, self._location)
+            shard = parsed(stream, self._location, stack.enter_context(arrow_file(stream)), is_own=is_own)
             self._stack = stack.pop_all()
         return shard
 
@@ -191,11 +194,15 @@ def _opened_elsewhere(place: Location | None, location: Location, missing: Stora
     raise _bad(MISSING, location) from missing
 
 
-def parsed(stream: BinaryIO, location: Location, source: Any = None) -> OpenShard:
-    """The footer of a shard's bytes; `source`: what Arrow reads in place of them. Raises BadData where they are no Parquet."""
+def parsed(stream: BinaryIO, location: Location, source: Any = None, *, is_own: bool = False) -> OpenShard:
+    """The footer of a shard's bytes; `source`: what Arrow reads in place of them. Raises BadData where they are no Parquet.
+
+    `is_own`: they are known to be our writer's, to the last byte.
+    """
     with _parquet_failures(location):
         shard = OpenShard(stream, source)
-        check_footer(shard.metadata)
+        if not is_own:
+            check_footer(shard.metadata)
         return shard
 
 

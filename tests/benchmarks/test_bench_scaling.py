@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import scaling
 
-PART, RUNS = 200_000, 3
+PART, RUNS = 200_000, 2
 NOT_LINEAR = 0.5  # of the pace: a cost of n log n would be at 0.8, one of n squared at 0.06
 
 

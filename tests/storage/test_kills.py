@@ -19,7 +19,7 @@ from offline_cli.storage.locations import Location, open_location
 pytestmark = pytest.mark.kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MOMENTS, OPERATIONS = 30, 12
+OPERATIONS = 12
 TRIES, SOONER = 8, 0.8
 EPISODES = 24
 KILLED = -9
@@ -31,15 +31,16 @@ class Target:
 
     url: str  # of a folder for several datasets
     environment: dict[str, str]
+    moments: int  # of kills in one test
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.cloud)])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     """A folder on disk, and one in a bucket."""
     if request.param == "local":
-        return Target(str(tmp_path), {})
+        return Target(str(tmp_path), {}, 30)
     server = request.getfixturevalue("s3")
-    return Target(server.bucket(), dict(server.environment))
+    return Target(server.bucket(), dict(server.environment), 12)
 
 
 @pytest.fixture
@@ -126,16 +127,14 @@ def assert_cover_the_writing(shards: list[int], *, of: int) -> None:
     assert len(set(shards)) >= 3, f"the kills do not cover the writing: so many shards were complete: {shards}"
 
 
-def test_killed_at_30_random_moments_it_is_gone_on_with_to_the_same_content(
-    target: Target, zygote: Zygote, command: Any
-) -> None:
+def test_killed_at_random_moments_it_is_gone_on_with_to_the_same_content(target: Target, zygote: Zygote, command: Any) -> None:
     life, want = undisturbed(target, zygote, command)
     chance, shards = random.Random(5), list[int]()
-    for number in range(MOMENTS):
+    for number in range(target.moments):
         for again in range(TRIES):  # a run that is over sooner than the first one was cannot be killed so late
             folder = open_location(f"{target.url}/killed-{number}-{again}")
             words = command(folder.url)
-            share = (number + chance.random()) / MOMENTS  # so that they cover all of the run
+            share = (number + chance.random()) / target.moments  # so that they cover all of the run
             if zygote.run(words, moment=life.moment(share * SOONER**again)).code == KILLED:
                 break
         else:
@@ -146,7 +145,7 @@ def test_killed_at_30_random_moments_it_is_gone_on_with_to_the_same_content(
             zygote.run([*words, "--resume"], moment=life.moment(chance.random()))
         gone_on_with(zygote, words, folder, want)
     print("complete shards at the kills within the writing:", shards)
-    assert_cover_the_writing(shards, of=MOMENTS)
+    assert_cover_the_writing(shards, of=target.moments)
 
 
 def test_killed_at_storage_operations_from_first_to_last_it_is_gone_on_with_to_the_same_content(

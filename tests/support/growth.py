@@ -12,7 +12,7 @@ __all__ = ["MOST", "assert_grows_in_proportion", "processor_seconds"]
 MOST = 2.3  # times the processor time for twice the data
 MOST_BESIDE_OTHERS = 3.0  # where other programs run: they take the caches, from the larger data most of all
 ALONE = 1.25  # the load average of one program
-ROUNDS, LAST = 3, 20  # of measuring both: at least, and at most
+ROUNDS, LAST = 3, 10  # of measuring both: at least, and at most
 
 
 def processor_seconds(work: Callable[[], object]) -> float:

@@ -60,19 +60,19 @@ def write(folder: Path, size: int, length: int, space: spaces.Box) -> int:
     ("times", "length", "space", "options"),
     [
         (10, 200, spaces.Box(-1.0, 1.0, (64,)), []),
-        (3, 200, spaces.Box(-1.0, 1.0, (4,)), ["--val-fraction", "0.2", "--eval-every", "400"]),
-        (3, 20, spaces.Box(-1.0, 1.0, (32,)), []),
-        (3, 100, spaces.Box(0, 255, (84, 84), np.uint8), ["--batch-size", "256"]),
+        (1.5, 200, spaces.Box(-1.0, 1.0, (4,)), ["--val-fraction", "0.2", "--eval-every", "400"]),
+        (1.5, 20, spaces.Box(-1.0, 1.0, (32,)), []),
+        (1.5, 100, spaces.Box(0, 255, (84, 84), np.uint8), ["--batch-size", "256"]),
     ],
     ids=["ten times the limit", "small steps, some held out", "short episodes", "frames"],
 )
 def test_steps_that_memory_does_not_hold_are_learned_from_within_the_limit(
-    tmp_path: Path, measured: Callable[..., tuple[str, int]], times: int, length: int, space: spaces.Box, options: list[str]
+    tmp_path: Path, measured: Callable[..., tuple[str, int]], times: float, length: int, space: spaces.Box, options: list[str]
 ) -> None:
-    needed = (times + 1) * LIMIT + (1 << 30)
+    needed = int(times + 1) * LIMIT + (1 << 30)
     if (free := shutil.disk_usage(tmp_path).free) < needed:
         pytest.skip(f"{free / 1e9:.1f} GB are free below {tmp_path}, and {needed / 1e9:.1f} GB are needed")
-    steps = write(tmp_path / "data", times * LIMIT, length, space)
+    steps = write(tmp_path / "data", int(times * LIMIT), length, space)
     (tmp_path / "c.toml").write_text(CONFIG)
     command = [sys.executable, "-m", "offline_cli", "train-bc", str(tmp_path / "data"), "--out", str(tmp_path / "run")]
     command += ["--streaming", "--memory-limit", "512MiB", "--temp-dir", str(tmp_path), "--config", str(tmp_path / "c.toml")]
