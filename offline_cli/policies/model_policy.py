@@ -19,6 +19,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage
+from offline_cli.modules.devices import seed_generators
 from offline_cli.policies.observation_rows import rows_of
 from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space, leaf_spaces
@@ -66,7 +67,7 @@ class ModelPolicy:
         rows = []
         with torch.random.fork_rng():
             for row in range(len(chance)):
-                torch.manual_seed(int(chance[row, 0] * 2.0**SEED_BITS))
+                seed_generators(int(chance[row, 0] * 2.0**SEED_BITS))
                 rows.append(self._predicted(rows_of(observations, slice(row, row + 1))))
         return map_leaves(lambda *parts: np.concatenate(parts), *rows)
 

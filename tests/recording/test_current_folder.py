@@ -60,6 +60,7 @@ PROCESSES = {
     "environments": ("--vectorize", "async"),
     "both": ("--vectorize", "async", "--num-env-runners", "2"),
 }
+KINDS = [pytest.param(name, marks=[] if name == "both" else pytest.mark.kill) for name in PROCESSES]  # one alone: full lane
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def _infos(folder: Path) -> list[dict[str, Any]]:
     return [dict(info) for batch in open_dataset(str(folder / "D")).batches() for info in batch.infos or []]
 
 
-@pytest.mark.parametrize("processes", PROCESSES)
+@pytest.mark.parametrize("processes", KINDS)
 def test_files_of_the_current_folder_are_not_imported_by_worker_processes(
     processes: str, tmp_path: Path, beside: Beside
 ) -> None:
@@ -110,7 +111,7 @@ def test_python_m_offline_cli_does_not_import_files_of_the_current_folder(tmp_pa
 
 
 @pytest.mark.parametrize("start", [SCRIPT, MODULE], ids=["script", "module"])
-@pytest.mark.parametrize("processes", PROCESSES)
+@pytest.mark.parametrize("processes", KINDS)
 def test_modules_of_the_current_folder_that_the_user_names_work_in_worker_processes(
     processes: str, start: tuple[str, ...], tmp_path: Path, beside: Beside
 ) -> None:
