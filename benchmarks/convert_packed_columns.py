@@ -18,7 +18,7 @@ from benchmarks.recordings import recording
 from benchmarks.rival_process import Rival
 from benchmarks.targets import NO_TARGET, Target
 from offline_cli.converting.reading import read_episodes
-from offline_cli.episodes.codec.batches import encode_batch
+from offline_cli.episodes.codec import encode_batch
 from offline_cli.tally import Tally
 
 COPIES, FILES = 20, 4

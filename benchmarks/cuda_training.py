@@ -22,7 +22,7 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.stores import MemoryStore
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.training.updates import Update, captured
 
 __all__ = ["bare_steps", "card", "card_name", "matrix_rate", "operations", "our_steps", "rate_of", "vector_space"]

@@ -14,7 +14,7 @@ from benchmarks.floors import bytes_floor
 from benchmarks.harness import Row, paired, versions
 from benchmarks.targets import Target
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec.batches import decode_batch, encode_batch
+from offline_cli.episodes.codec import decode_batch, encode_batch
 from offline_cli.tally import Rejects, Tally
 
 TARGETS = {

@@ -31,8 +31,9 @@ from offline_cli.training.disk_store import DiskStore, StoreForm
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.memory_bounds import Shares
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.training.step_records import RecordForm
-from offline_cli.training.stores import MemoryStore, Store
+from offline_cli.training.stores import Store
 from offline_cli.training.updates import Update
 
 __all__ = ["rows"]

@@ -22,7 +22,7 @@ from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import WEIGHTS, StepLoader
-from offline_cli.training.stores import MemoryStore
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.training.updates import Update
 
 BATCH, OBS, PAIRS, PER_PAIR = 1024, 4, 20, 20

@@ -53,6 +53,9 @@ class Columns:
 EPISODE_COLUMNS: Final = (Columns.ITEM, Columns.EPS_ID, Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED)
 """Columns of the `episodes` format, in order."""
 
+STATE_COLUMNS: Final = (Columns.STATE_IN, Columns.STATE_OUT)
+"""Extra model outputs that are states of modules with a memory: pieces of their own put them into train batches."""
+
 STEP_COLUMNS: Final = (
     Columns.EPS_ID,
     Columns.AGENT_ID,

@@ -3,12 +3,12 @@
 Keys are ids of episodes, or the columns that name the episode of a table's row. A key is known by a 96-bit hash of its values,
 the same on every machine: two of 10^7 keys share one by a chance of 1 in 10^15. Hashes are kept in a few sorted arrays, each at
 least twice as large as the next, and joined where that would not hold any more: looking up M keys is a few searches by whole
-arrays. `KnownIds` is quicker for few ids at a time, and as small for many of them.
+arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -17,13 +17,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["KeyHashes", "KeyIndex", "KnownIds", "key_hashes"]
+__all__ = ["KeyHashes", "KeyIndex", "key_hashes"]
 
 SEEDS = (np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344))
 MISSING = np.uint64(0xA4093822299F31D0)  # mixed in for null, which is a key like any other
 MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 SHIFT = np.uint64(31)
-RECENT = 1 << 14  # ids that are kept as they are
 WORD = 8  # bytes
 LONG = 256  # bytes of text; longer ones count by their digest, so that one of them does not widen all rows
 
@@ -106,62 +105,6 @@ def _look_up(level: _Level, keys: KeyHashes, found: NDArray[np.int64]) -> None:
         equal = level.hashes.high[at] == keys.high[left]
         found[left[equal]] = level.numbers[at[equal]]
         left, at = left[~equal], at[~equal] + 1
-
-
-# ---- ids ----
-
-
-class KnownIds:
-    """Ids of episodes, each with its number; the last ones as they are, those before as hashes.
-
-    A look-up among hashes costs about as much for one id as for thousands. `met` therefore keeps its answers, and looking up
-    the same ids one by one after it, as for the entries of a batch, is a look-up in a dictionary.
-    """
-
-    def __init__(self, recent: int = RECENT) -> None:
-        """`recent`: how many ids, at most, are kept as they are."""
-        self._recent: dict[str, int] = {}
-        self._limit = recent
-        self._before = KeyIndex()
-        self._answers: dict[str, int] = {}  # numbers in `_before` of the ids that `met` was asked for last, -1 for unknown ones
-
-    def __len__(self) -> int:
-        """Ids added."""
-        return len(self._before) + len(self._recent)
-
-    def __contains__(self, name: str) -> bool:
-        """Whether the id was added."""
-        return name in self._recent or self._number_before(name) >= 0
-
-    def met(self, names: Collection[str]) -> set[str]:
-        """Those of `names` that were added."""
-        found = {name for name in names if name in self._recent} if self._recent else set()
-        self._answers = dict.fromkeys(names, -1)
-        if len(self._before) and names:
-            self._answers = dict(zip(names, self._before.find(_hashes(names)).tolist(), strict=True))
-            found.update(name for name, number in self._answers.items() if number >= 0)
-        return found
-
-    def number(self, name: str) -> int:
-        """How many ids were added before this one, which was added too."""
-        return self._recent[name] if name in self._recent else self._number_before(name)
-
-    def add(self, names: Collection[str]) -> None:
-        """Add ids that are new and differ from each other."""
-        self._recent.update(zip(names, range(len(self), len(self) + len(names)), strict=True))
-        if len(self._recent) > self._limit:
-            self._before.numbers(_hashes(self._recent))
-            self._answers.update((name, self._recent[name]) for name in self._answers.keys() & self._recent.keys())
-            self._recent = {}
-
-    def _number_before(self, name: str) -> int:
-        """Of an id that is not among the last ones; -1 where it was not added."""
-        known = self._answers.get(name)
-        return int(self._before.find(_hashes([name]))[0]) if known is None else known
-
-
-def _hashes(names: Collection[str]) -> KeyHashes:
-    return key_hashes([pa.array([name.encode("utf-8", "surrogatepass") for name in names], pa.binary())])
 
 
 # ---- hashes ----

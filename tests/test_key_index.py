@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_cli.key_index import KeyHashes, KeyIndex, KnownIds, key_hashes
+from offline_cli.episodes.known_episodes import KnownIds
+from offline_cli.key_index import KeyHashes, KeyIndex, key_hashes
 
 NAMES = st.text(st.sampled_from("ab\0ä\udc80"), max_size=20)
 

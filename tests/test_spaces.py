@@ -11,6 +11,7 @@ from gymnasium import spaces as gym_spaces
 from hypothesis import given, settings
 
 from offline_cli.errors import UnsupportedSpace
+from offline_cli.json_documents import mistakes
 from offline_cli.spaces import (
     Space,
     check_supported,
@@ -24,7 +25,6 @@ from offline_cli.spaces import (
     space_to_rllib,
     tree_from_lists,
 )
-from offline_cli.storage.schemas import mistakes
 from offline_cli.testing import spaces
 
 bounded = settings(deadline=None, max_examples=40)

@@ -25,11 +25,11 @@ from typing import Any, Self
 from offline_cli.applying.batch_formats import BatchFormat
 from offline_cli.applying.train_columns import TrainColumns
 from offline_cli.errors import StorageError
+from offline_cli.json_documents import mistakes
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.own_files import begins_as
-from offline_cli.storage.schemas import mistakes
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.target_folder import TargetFolder
 

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.applying.learner_episodes import check_known_scale, learner_spaces
+from offline_cli.applying.learner_batches import check_known_scale, learner_spaces
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.pipeline_building import Setting
-from offline_cli.connectors.pipeline_files import PipelineFile
+from offline_cli.connectors.pipeline_files import PipelineFile, Setting
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import UsageError

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from offline_cli.applying.column_summary import Seen, seen_in_batch
-from offline_cli.applying.learner_episodes import in_learner_units, stepped, with_steps
+from offline_cli.applying.learner_batches import in_learner_units, stepped, with_steps
 from offline_cli.applying.recordings import Recordings, Said
 from offline_cli.applying.sample_episodes import Extras, invented_episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.pipeline_building import Setting
-from offline_cli.connectors.pipeline_files import PipelineFile
+from offline_cli.connectors.pipeline_files import PipelineFile, Setting
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OfflineCliError, UnsupportedSpace
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from offline_cli.applying.column_summary import Seen, seen_in_batch, seen_in_episodes
-from offline_cli.applying.learner_episodes import grouped, in_learner_units, stepped, with_steps
+from offline_cli.applying.learner_batches import grouped, in_learner_units, stepped, with_steps
 from offline_cli.applying.recordings import Said
 from offline_cli.connectors.pipeline_files import PipelineFile
 from offline_cli.errors import NoData, OfflineCliError

@@ -12,8 +12,8 @@ from offline_cli.applying.batch_formats import BatchFormat
 from offline_cli.applying.recordings import Ready
 from offline_cli.applying.showing import space_as_json
 from offline_cli.applying.train_batches import TrainBatch, TrainBatches
+from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_files import PipelineFile
-from offline_cli.connectors.state_bytes import state_to_bytes
 from offline_cli.errors import Interrupted
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location

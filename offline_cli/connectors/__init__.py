@@ -60,11 +60,11 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     )
     from offline_cli.connectors.learner.clip_rewards import ClipRewards as ClipRewards
     from offline_cli.connectors.learner.compute_returns_to_go import ComputeReturnsToGo as ComputeReturnsToGo
+    from offline_cli.connectors.learner.default_pipeline import LearnerConnectorPipeline as LearnerConnectorPipeline
     from offline_cli.connectors.learner.default_pipeline import learner_pipeline as learner_pipeline
     from offline_cli.connectors.learner.general_advantage_estimation import (
         GeneralAdvantageEstimation as GeneralAdvantageEstimation,
     )
-    from offline_cli.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline as LearnerConnectorPipeline
     from offline_cli.connectors.learner.n_step_returns import NStepReturns as NStepReturns
     from offline_cli.connectors.module_to_env.default_pipeline import ModuleToEnvPipeline as ModuleToEnvPipeline
     from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline as module_to_env_pipeline
@@ -105,7 +105,7 @@ _HOMES = {
     "GeneralAdvantageEstimation": "learner.general_advantage_estimation",
     "GetActions": "module_to_env.get_actions",
     "GymnasiumWrapper": "env_to_module.gymnasium_wrapper",
-    "LearnerConnectorPipeline": "learner.learner_connector_pipeline",
+    "LearnerConnectorPipeline": "learner.default_pipeline",
     "ListifyDataForVectorEnv": "module_to_env.listify_data_for_vector_env",
     "MeanStdFilter": "common.mean_std_filter",
     "ModuleToAgentUnmapping": "common.module_to_agent_unmapping",

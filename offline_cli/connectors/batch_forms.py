@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_cli.connectors.batch_items import Batch, Episodes
-from offline_cli.connectors.common.rl_modules import module_of
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
+from offline_cli.modules.rl_module import module_of
 
 __all__ = ["is_multi_agent", "keys_of", "module_parts"]
 

@@ -2,6 +2,10 @@
 
 The call contract, the batch layout (`batch_items.py`) and the helpers are RLlib's, so that a piece written for RLlib runs here
 after changing its import line. What differs: spaces are set both at once; states that cannot be merged raise.
+
+What the pieces of a pipeline learned goes into bytes, and back, as msgpack without pickle. The form is that of episodes
+(`episodes/codec/arrays.py`): plain values, and arrays of numbers, bools or strings; tuples come back as lists. The same state
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -10,14 +14,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+import numpy as np
+
 from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
 from offline_cli.connectors.slot_windows import SlotWindows
-from offline_cli.connectors.states import same_state, shown_names
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece, SpaceMismatch
-from offline_cli.spaces import Space
+from offline_cli.episodes.codec.arrays import pack, unpack
+from offline_cli.errors import BadData, BadPiece, SpaceMismatch
+from offline_cli.spaces import Space, bounds_too_large
 
-__all__ = ["STANDARD", "Batch", "ConnectorV2", "Episodes", "Items"]
+__all__ = [
+    "STANDARD",
+    "Batch",
+    "ConnectorV2",
+    "Episodes",
+    "Items",
+    "same_state",
+    "shown_names",
+    "state_from_bytes",
+    "state_to_bytes",
+]
 
 STANDARD: Final = frozenset({"as_learner_connector", "multi_agent"})
 
@@ -61,7 +77,7 @@ class ConnectorV2(BatchHelpers, ABC):
         self.set_input_spaces(input_observation_space, input_action_space)
 
     def _unknown_options(self, given: Mapping[str, Any]) -> BadPiece:
-        from offline_cli.connectors.piece_options import option_mistakes, signature_of
+        from offline_cli.connectors.piece_makers import option_mistakes, signature_of
 
         name, signature = type(self).__name__, signature_of(type(self))
         mistakes = [mistake for option in given if option not in STANDARD for mistake in option_mistakes(signature, [option])]
@@ -128,6 +144,15 @@ class ConnectorV2(BatchHelpers, ABC):
         """The error for spaces that this piece cannot take, to be raised by the hooks."""
         name = type(self).__name__
         return SpaceMismatch(f"{name} got {got}, and wants {wanted}", where=f"piece {name}", fix=fix)
+
+    def check_size(self, shape: Sequence[int], *, itemsize: int = 4) -> None:
+        """Raise SpaceMismatch where the bounds of observations of `shape` would take over 64 MiB, before any are made.
+
+        For the hooks: options come from files, and `num_frames = 2000000000` would take all memory there is.
+        """
+        if bounds_too_large(shape, itemsize):
+            got = f"observations to make of shape {list(shape)}"[:200]
+            raise self.misfit(got, "at most 64 MiB of bounds", fix="smaller options")
 
     @property
     def input_observation_space(self) -> Space | None:
@@ -200,3 +225,40 @@ class ConnectorV2(BatchHelpers, ABC):
 
     def __repr__(self) -> str:
         return type(self).__name__
+
+
+# ---- states ----
+
+
+def same_state(one: Any, two: Any) -> bool:
+    """Whether two states hold the same names and the same values, arrays element by element."""
+    if isinstance(one, Mapping) or isinstance(two, Mapping):
+        both = isinstance(one, Mapping) and isinstance(two, Mapping)
+        return both and one.keys() == two.keys() and all(same_state(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(same_state, one, two))
+    return bool(np.array_equal(one, two))
+
+
+def shown_names(state: Any) -> str:
+    """What names a state has, for an error, or what stands where it belongs."""
+    return str(sorted(map(str, state)))[:200] if isinstance(state, Mapping) else f"a {type(state).__name__} in its place"
+
+
+def state_to_bytes(state: Mapping[str, Any], *, where: str) -> bytes:
+    """A pipeline's state, by unique name of piece. Raises BadPiece, naming the piece, for what has no form in bytes."""
+    for name, part in state.items():
+        try:
+            pack(part)
+        except (TypeError, ValueError, OverflowError) as err:
+            fix = "give numbers, text, lists, dicts and arrays in its get_state"
+            raise BadPiece(f"the state of piece {name} cannot be saved: {err}", where=where, fix=fix) from err
+    return pack(dict(state))
+
+
+def state_from_bytes(data: bytes, *, where: str) -> dict[str, Any]:
+    """The state in `data`, for `set_state` of the pipeline. Raises BadData, UnsafeData for bytes that would build objects."""
+    state = unpack(data, where=where)
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise BadData("no state of a pipeline", where=where, fix="write the file again from its source")
+    return state

@@ -14,19 +14,19 @@ from hashlib import blake2b
 from os import PathLike
 from typing import Any, Final, TypeVar
 
-from offline_cli.connectors.builders import Custom, Kind
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
-from offline_cli.connectors.learner.default_pipeline import learner_pipeline
-from offline_cli.connectors.pipeline_building import Setting
-from offline_cli.connectors.pipeline_files import PipelineFile, read_pipeline
+from offline_cli.connectors.learner.default_pipeline import default_pieces, learner_pipeline
+from offline_cli.connectors.piece_makers import Custom, Kind
+from offline_cli.connectors.pipeline_files import PipelineFile, Setting, read_pipeline
 from offline_cli.errors import BadConfig, BadPiece
 from offline_cli.spaces import Space
 
 __all__ = ["Given", "GivenPipeline", "Side", "check_streamable", "copied", "learns", "read_given"]
 
 OURS: Final = "offline_cli."
+LEARNERS_HOME: Final = "offline_cli.connectors.learner."  # our pieces that work on the learner's side alone
 PLACE: Final = "learner pipeline"
 
 Given = str | PathLike[str] | Custom
@@ -71,6 +71,17 @@ class GivenPipeline:
             return f"{self.side.__module__}:{getattr(self.side, '__qualname__', type(self.side).__qualname__)}"
         pieces = [self.side] if isinstance(self.side, ConnectorV2) else self.side
         return ", ".join(type(piece).__name__ for piece in pieces) or "no pieces"
+
+    def plays_alone(self, pieces: Iterable[ConnectorV2]) -> bool:
+        """Whether what learns through the pipeline, which is made of `pieces`, plays without pieces.
+
+        So it is where nothing is given, or Python objects that are all our own and work for learners alone. A file says itself
+        what belongs beside the environment.
+        """
+        if isinstance(self.side, PipelineFile):
+            return False
+        default = {type(piece) for piece in default_pieces()}
+        return all(type(piece) in default or type(piece).__module__.startswith(LEARNERS_HOME) for piece in pieces)
 
     def build(self, observations: Space, actions: Space) -> ConnectorPipelineV2:
         """The pipeline for data of these spaces. Raises SpaceMismatch naming the piece, BadConfig."""

@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from offline_cli.connectors.builders import Custom
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.pipeline_building import Setting
-from offline_cli.connectors.pipeline_files import PipelineFile, parse_pipeline
-from offline_cli.connectors.registry import own_pieces, snake
+from offline_cli.connectors.piece_makers import Custom, own_pieces, snake
+from offline_cli.connectors.pipeline_files import PipelineFile, Setting, parse_pipeline
 from offline_cli.errors import BadConfig, BadData, BadPiece, UnknownPiece
 
 __all__ = ["PlayPipelines", "TrainedPipeline", "play_pipelines"]

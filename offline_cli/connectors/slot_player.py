@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.rl_modules import initial_state
 from offline_cli.connectors.looking_back import frames_looked_at, steps_looked_at
 from offline_cli.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from offline_cli.connectors.play_pipelines import PlayPipelines
@@ -39,7 +38,7 @@ from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, BadPiece
 from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import ActionHead
-from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.modules.straight import straight_forward
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves

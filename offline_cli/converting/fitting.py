@@ -2,7 +2,7 @@
 
 The order is: what the source declares, then `env`, then inference from all the data. Sources that declare different spaces are
 an error, unless `env` decides; a space that a manifest calls inferred gives way to that of the environment. Leaves then get the
-spaces' dtypes (`storage/conforming.py`), so that no later stage meets int32 actions in an int64 space.
+spaces' dtypes (`episodes/episode_spaces.py`), so that no later stage meets int32 actions in an int64 space.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from offline_cli.converting.whole_episodes import WaitingRejects, WholeEpisodes
 from offline_cli.engines.processes import helpers
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.episode_spaces import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.formats.detect import open_sources
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
@@ -41,7 +42,6 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
-from offline_cli.storage.conforming import conform
 from offline_cli.storage.locations import Sources
 from offline_cli.storage.manifest import Manifest
 from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally

@@ -27,13 +27,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.fingerprints import fingerprints
 from offline_cli.converting.open_episode import OpenEpisode, chains, lacks_final
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import KnownIds, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.source import AFTER_END, CONTINUES, UNKNOWN_START, Places
-from offline_cli.key_index import KnownIds
 from offline_cli.tally import UNFINISHED, Lost, OnError, Rejects, Tally
 from offline_cli.trees import flatten
 
@@ -139,7 +138,8 @@ class Stitcher:
     def _count_unseen(self) -> None:
         """Episodes of which every row was lost: their ids are all that is known of them."""
         names = [name for name in self.rejects.incomplete if name not in self._refused]
-        self.rejects.lose_episodes(Lost.BAD_ROW, len(names) - len(self._passed.met(names)))
+        if names:
+            self.rejects.lose_episodes(Lost.BAD_ROW, len(names) - len(self._passed.met(names)))
 
     # ---- whole batches ----
 

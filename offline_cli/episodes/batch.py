@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import STATE_COLUMNS, Columns
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
@@ -175,6 +176,17 @@ class EpisodeBatch:
         flags[0, last], flags[1, last] = self.terminated[whole], self.truncated[whole]
         return flags[0], flags[1]
 
+    def step_columns(self) -> dict[str, Tree]:
+        """Leaves (N, ...), views, by name of column: actions, rewards, end flags, and extra outputs that are no states."""
+        terminateds, truncateds = self.step_flags()
+        return {
+            Columns.ACTIONS: self.actions,
+            Columns.REWARDS: self.rewards,
+            Columns.TERMINATEDS: terminateds,
+            Columns.TRUNCATEDS: truncateds,
+            **{name: tree for name, tree in self.extra.items() if name not in STATE_COLUMNS},
+        }
+
     # ---- parts ----
 
     def select(self, episodes: slice | Sequence[int] | NDArray[np.integer[Any]]) -> EpisodeBatch:
@@ -253,10 +265,10 @@ class EpisodeBatch:
             extra={name: map_leaves(join, *(batch.extra[name] for batch in batches)) for name in first.extra},
             infos=_join_infos(batches),
             t_started=_join_optional(batches, "t_started", lambda b: np.zeros(len(b), np.int64)),
-            agent_ids=_join_names(batches, "agent_ids"),
-            module_ids=_join_names(batches, "module_ids"),
-            multi_agent_ids=_join_names(batches, "multi_agent_ids"),
-            custom_data=_join_custom(batches),
+            agent_ids=_join_each(batches, "agent_ids", None),
+            module_ids=_join_each(batches, "module_ids", None),
+            multi_agent_ids=_join_each(batches, "multi_agent_ids", None),
+            custom_data=_join_each(batches, "custom_data", {}),
             clock=_join_optional(batches, "clock", lambda b: np.full((len(b), 2), np.nan)),
             final_missing=_join_optional(batches, "final_missing", lambda b: np.zeros(len(b), np.bool_)),
             observation_space=first.observation_space,
@@ -321,22 +333,16 @@ def _in_words(form: _Form | None) -> str:
     return "absent" if form is None else f"{form[0]}{form[1]}"
 
 
-def _join_names(batches: Sequence[EpisodeBatch], name: str) -> tuple[str | None, ...] | None:
+def _join_each(batches: Sequence[EpisodeBatch], name: str, missing: Any) -> tuple[Any, ...] | None:
     if all(getattr(batch, name) is None for batch in batches):
         return None
-    return tuple(value for batch in batches for value in (getattr(batch, name) or (None,) * len(batch)))
+    return tuple(value for batch in batches for value in (getattr(batch, name) or (missing,) * len(batch)))
 
 
 def _join_optional(batches: Sequence[EpisodeBatch], name: str, missing: Any) -> Any:
     if all(getattr(batch, name) is None for batch in batches):
         return None
     return np.concatenate([missing(b) if getattr(b, name) is None else getattr(b, name) for b in batches])
-
-
-def _join_custom(batches: Sequence[EpisodeBatch]) -> tuple[Mapping[str, Any], ...] | None:
-    if all(batch.custom_data is None for batch in batches):
-        return None
-    return tuple(value for batch in batches for value in (batch.custom_data or ({},) * len(batch)))
 
 
 def _join_infos(batches: Sequence[EpisodeBatch]) -> Infos | None:

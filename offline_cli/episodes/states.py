@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
-from offline_cli.episodes.known_spaces import known_space_from_rllib, known_space_to_rllib
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
 from offline_cli.errors import BadEpisode, OfflineCliError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.packed import is_pickle, looks_packed, tree_of_value, unpack, unpack_cells, unpickle, unpickle_cells
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 from offline_cli.trees import Tree
 
 __all__ = ["infos_of", "is_text", "tree_of", "tree_of_following", "why_no_infos", "why_no_numbers"]

@@ -29,7 +29,7 @@ from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.packing import packing_of, unpacked_head
 from offline_cli.formats.tables.text_heads import is_named_csv, looks_like_csv
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.scopes import Scope
 from offline_cli.storage.dataset import holds_dataset

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from offline_cli.scopes import Scope
 from offline_cli.storage.arrow_reading import check_footer, threads_may_read
-from offline_cli.storage.parquet_footers import file_ranges
+from offline_cli.storage.parquet_safety import file_ranges
 from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.remote_files import expect, ready
 

@@ -29,8 +29,7 @@ from offline_cli.storage.ahead import Ahead, Range
 from offline_cli.storage.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_bombs import Unfolded
-from offline_cli.storage.parquet_footers import file_ranges, with_ends
+from offline_cli.storage.parquet_safety import Unfolded, file_ranges, with_ends
 from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.remote_files import expect
 from offline_cli.storage.shards import check_bound

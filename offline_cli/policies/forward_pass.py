@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
-from offline_cli.connectors.common.rl_modules import initial_state
 from offline_cli.connectors.policy_input import PolicyInput
-from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from offline_cli.connectors.builders import Custom
+from offline_cli.connectors.piece_makers import Custom
 from offline_cli.connectors.pipeline_files import PipelineFile, parse_pipeline
 from offline_cli.connectors.pipeline_spec import Given, GivenPipeline, Side, read_given
 from offline_cli.errors import BadConfig

@@ -6,24 +6,20 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.learner.default_pipeline import default_pieces
 from offline_cli.connectors.looking_back import check_lookback
-from offline_cli.connectors.pipeline_building import Setting
-from offline_cli.connectors.pipeline_files import PipelineFile
+from offline_cli.connectors.piece_makers import own_pieces
+from offline_cli.connectors.pipeline_files import PipelineFile, Setting
 from offline_cli.connectors.pipeline_spec import GivenPipeline, Side, copied
 from offline_cli.connectors.play_pipelines import PlayPipelines, TrainedPipeline, play_pipelines
-from offline_cli.connectors.registry import own_pieces
 from offline_cli.converting.misfits import misfits
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
 from offline_cli.spaces import Space
 
-__all__ = ["PlayPieces", "beside_learner", "plays_alone"]
+__all__ = ["PlayPieces", "beside_learner"]
 
 _log = logging.getLogger(__name__)
 
-LEARNERS_HOME = "offline_cli.connectors.learner."  # our pieces that work on the learner's side alone
 FIX = "name the pipeline file that the policy was trained with, and the environment it was trained for, wrapped as it was"
 
 
@@ -69,18 +65,6 @@ class PlayPieces:
             problems += [text.replace("the data", "the policy") for text in found]
         if problems:
             raise SpaceMismatch.of(problems, where=where, fix=FIX)
-
-
-def plays_alone(pipeline: GivenPipeline, env_to_module: Side, pieces: list[ConnectorV2]) -> bool:
-    """Whether what learns through `pipeline`, which is made of `pieces`, plays without pieces.
-
-    So it is where nothing is given, or Python objects that are all our own and work for learners alone. A file says itself what
-    belongs beside the environment.
-    """
-    if env_to_module is not None or isinstance(pipeline.side, PipelineFile):
-        return False
-    default = {type(piece) for piece in default_pieces()}
-    return all(type(piece) in default or type(piece).__module__.startswith(LEARNERS_HOME) for piece in pieces)
 
 
 def beside_learner(pipeline: GivenPipeline, env_to_module: Side) -> PlayPieces:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from safetensors.torch import load, save
 from torch import Tensor
 
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 from offline_cli.storage.layout import RUN_CONFIG, RUN_POLICY
 from offline_cli.storage.seals import BLANK, SEAL, check_seal, is_digest, sealed, unsealed
 

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
+from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.play_pipelines import TrainedPipeline
-from offline_cli.connectors.state_bytes import state_from_bytes
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
+from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.network import Network
 from offline_cli.modules.network_registry import MLP, OURS, network_kind
 from offline_cli.modules.networks import BY_255, BY_BOUNDS
@@ -45,7 +46,6 @@ from offline_cli.policies.run_files import (
 )
 from offline_cli.spaces import space_from_json
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.schemas import mistakes_by
 
 __all__ = [
     "ALONE",

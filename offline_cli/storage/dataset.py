@@ -18,7 +18,7 @@ from offline_cli.storage.liveness import heard_from, holder_at_work
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest, Shard
 from offline_cli.storage.own_dataset import listed_paths
-from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
+from offline_cli.storage.parquet_safety import MEMORY_LIMIT
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.replaced import replaced_place
 from offline_cli.storage.shards import opened

@@ -14,7 +14,7 @@ import numpy as np
 
 from offline_cli.episodes.codec.plain_values import plain_mapping
 from offline_cli.errors import BadData
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 from offline_cli.tally import Tally
 
 __all__ = ["info_from_text", "info_to_text"]

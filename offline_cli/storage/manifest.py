@@ -12,10 +12,9 @@ from typing import Any, Final
 import orjson
 
 from offline_cli.errors import BadData, UnsupportedSpace
-from offline_cli.json_text import deeper_than
+from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.layout import SHARD_PATH
-from offline_cli.storage.schemas import mistakes
 from offline_cli.storage.secret_names import blanked_keys, blanked_values
 
 __all__ = ["Counts", "Environment", "Manifest", "Shard", "is_column", "is_shard"]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from offline_cli.errors import BadData, StorageNotFound
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import PART_PREFIX
 from offline_cli.storage.locations import Location

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.names import check_names
+from offline_cli.episodes.episode_spaces import check_shapes, conform
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, check_supported
 from offline_cli.storage import episode_tables, step_tables
-from offline_cli.storage.conforming import check_shapes, conform
 from offline_cli.tally import Tally
 
 __all__ = ["EpisodeRows", "RowFormat", "StepRows", "row_format"]

@@ -1,6 +1,6 @@
 """Where a table is cut into row groups, so that readers take the file; refuses none, but writes some without compression.
 
-Readers refuse a file that unfolds beyond the bound of `parquet_bombs`, as one of frames in which nothing moves does. A table
+Readers refuse a file that unfolds beyond the bound of `parquet_safety`, as one of frames in which nothing moves does. A table
 that would bring a shard there begins another one, where it may unfold to more. Where it is beyond by itself, an episode of
 hundreds of MiB, it is cut into more row groups, each of which adds some bytes to the file. Where that does not do either,
 because single cells are that large, its shard is written without compression and dictionaries: no manifest is needed then to
@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offline_cli.columns import Columns
-from offline_cli.storage import parquet_bombs
+from offline_cli.storage import parquet_safety
 from offline_cli.storage.blocks import BLOCK_BYTES
-from offline_cli.storage.parquet_bombs import in_memory_bytes
 from offline_cli.storage.parquet_options import parquet_options
+from offline_cli.storage.parquet_safety import in_memory_bytes
 
 __all__ = ["Cuts", "Held", "alone", "cuts_of"]
 
@@ -57,8 +57,8 @@ def cuts_of(table: Any, compression: str, held: Held = NOTHING) -> Cuts | None:
         return Cuts((0,))
     usual = _groups(table.num_rows, _usual_rows(table))
     total = held.in_memory + in_memory_bytes(table)
-    ratio = parquet_bombs.MAX_RATIO
-    if total <= max(parquet_bombs.MAX_BYTES, ratio * held.by_now):
+    ratio = parquet_safety.MAX_RATIO
+    if total <= max(parquet_safety.MAX_BYTES, ratio * held.by_now):
         return Cuts(usual)
     wanted = -(-total // ratio) - held.stored()
     size = _size_if_less(table, usual, compression, wanted)

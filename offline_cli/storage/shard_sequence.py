@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage import parquet_bombs
+from offline_cli.storage import parquet_safety
 from offline_cli.storage.layout import shard_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
@@ -95,7 +95,7 @@ class ShardSequence:
             with opened(place, size=shard.bytes) as file:
                 trust = Trust(shard.sha256)
                 grown = check_bound(place, place.open, file.metadata, trust=trust).nbytes + shard.rows * added
-                plain = is_plain(file) or grown > max(parquet_bombs.MAX_BYTES, parquet_bombs.MAX_RATIO * shard.bytes)
+                plain = is_plain(file) or grown > max(parquet_safety.MAX_BYTES, parquet_safety.MAX_RATIO * shard.bytes)
                 for table in map(change, read_row_groups(file, place, trust=trust)):
                     writer = writer or self._writer(shard.path, table.schema, is_plain=plain)
                     writer.write(table, rows=[table.num_rows])

@@ -23,15 +23,17 @@ from offline_cli.storage.arrow_reading import arrow_file, check_footer, extensio
 from offline_cli.storage.behind import Behind
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_bombs import (
+from offline_cli.storage.parquet_options import parquet_options
+from offline_cli.storage.parquet_safety import (
     Opening,
     Unfolded,
+    chunk_ranges,
+    file_ranges,
     in_memory_bytes,
     refuse_bomb,
     unfolded_bytes,
+    with_ends,
 )
-from offline_cli.storage.parquet_footers import chunk_ranges, file_ranges, with_ends
-from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.remote_files import expect, ready
 from offline_cli.storage.row_group_cuts import Held
 from offline_cli.storage.staging import StagedFile

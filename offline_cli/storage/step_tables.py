@@ -22,7 +22,7 @@ from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import Space
 from offline_cli.storage.arrow_trees import from_arrow, space_field, to_arrow, tree_field
 from offline_cli.storage.info_text import info_from_text, info_to_text
-from offline_cli.storage.parquet_bombs import WIDTHS
+from offline_cli.storage.parquet_safety import WIDTHS
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 

@@ -22,7 +22,7 @@ from typing import BinaryIO, Final, Self
 from offline_cli.errors import PROBLEM, BadData
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_bombs import MEMORY_LIMIT
+from offline_cli.storage.parquet_safety import MEMORY_LIMIT
 from offline_cli.storage.remote_files import PartsInOrder, follow, rest_of
 
 __all__ = ["OTHER_SHARD", "Hashing", "Trust", "fingerprint"]

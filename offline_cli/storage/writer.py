@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadEpisode, StorageError
-from offline_cli.key_index import KnownIds
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.storage.adopting import adopt

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from offline_cli.storage.schemas import load_schema, mistakes_by
+from offline_cli.json_documents import load_schema, mistakes_by
 
 __all__ = ["BOUNDS", "SCHEMA", "allowed", "config_mistakes", "key_mistakes"]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from offline_cli.errors import BadConfig
+from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.network_registry import MLP, network_kind
 from offline_cli.options.cloning import ConfigKeys, MlpKeys
 from offline_cli.options.option import declared_in
-from offline_cli.storage.schemas import mistakes_by
 from offline_cli.training.algorithms.registry import algorithm_kind
 from offline_cli.training.config_mistakes import key_mistakes
 

@@ -9,11 +9,16 @@ Decision: windows and not partitions that every step is dealt to, which would be
 of steps beforehand or a second pass on disk, as many write buffers as there are partitions, and a bound on how many these may
 be. Windows cost one sequential write, need no index, and have no largest size. (Shuffled blocks, shuffled again as they are
 read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile", 3.2; there without the shuffle before writing.)
+
+Episodes go through the pipeline some at a time; an episode is in memory whole. Each piece that learns sees all that is not held
+out first, pieces before it as they are when they have learned, and learns no more: a filter holds what it would hold in memory,
+to rounding. The file is made anew by every run, resumed ones included: it follows from episodes, seed and memory limit alone,
+all of which a resumed run has to share. It has no name, so that nothing is left of it, however the process ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,17 +26,27 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from offline_cli.applying.learner_batches import grouped
+from offline_cli.connectors.pipeline_spec import check_streamable, learns
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
+from offline_cli.formats.memory import give_back
 from offline_cli.storage.temp_file import TempFile
 from offline_cli.training.epoch_order import EpochOrder, PoolPlan, of_window
+from offline_cli.training.memory_bounds import Shares
 from offline_cli.training.step_records import RecordForm
-from offline_cli.trees import Tree, flatten
+from offline_cli.training.stores import Store
+from offline_cli.training.training_source import TrainingSource
+from offline_cli.training.validation_split import ValidationSplit
+from offline_cli.trees import Tree, flatten, leaves
 
-__all__ = ["DiskStore", "ShuffledWriter", "StoreForm"]
+__all__ = ["DiskStore", "DiskStoreBuilder", "ShuffledWriter", "StoreForm", "learn_in_parts"]
 
 UNITS_PER_POOL: Final = 256
 PERMUTATION: Final = 8  # bytes per record of a pool
 SCRATCH: Final = 1 << 20  # bytes of records that are put in order and written at a time
+PART_BYTES: Final = 1 << 20  # of the episodes that go through the pipeline together, unless one alone is larger
+TIDY: Final = 16  # parts, or batches, after which free memory is given back: else it comes to be twice of what is in use
 READ_BYTES: Final = 4 << 20  # read at a time where steps come in the order of the store
 
 
@@ -230,3 +245,105 @@ class _Pools:
 
 def _bytes(records: Tensor) -> Any:
     return records.numpy().data
+
+
+# ---- from episodes ----
+
+
+class DiskStoreBuilder:
+    """Steps as records on disk; those held out in a store of their own, in their order."""
+
+    in_parts = True
+
+    def __init__(self, source: TrainingSource, shares: Shares, *, seed: int, holds_out: bool, temp_dir: str | None) -> None:
+        """`seed`: of the run; `holds_out`: whether some episodes are. Raises BadConfig for pieces that may need all episodes at
+        once, and where memory is too small already.
+        """
+        check_streamable(source.connectors)
+        shares.check_start(fetched=source.fetched)
+        self._source, self._shares, self._temp_dir = source, shares, temp_dir
+        self._seed, self._holds_out = seed, holds_out
+        self._writer: ShuffledWriter | None = None
+        self._train: DiskStore
+        self._val: DiskStore | None = None
+        self._stores: list[DiskStore] = []
+
+    def ids(self) -> Iterator[tuple[str, ...]]:
+        """See StoreBuilder."""
+        for batch in _tidily(self._source.episodes()):
+            yield batch.ids
+        give_back()
+
+    def parts(self) -> Iterator[EpisodeBatch]:
+        """As many at a time as follows from the episodes alone, and not from how they are read."""
+        batches = self._source.episodes()
+        first = next(batches, None)
+        if first is None:
+            raise self._source.no_steps()
+        trees = (first.obs, first.actions, *first.extra.values())
+        row = sum(leaf.nbytes // len(leaf) for tree in trees for leaf in leaves(tree))
+        return _tidily(grouped(_again(first, batches), max(1, PART_BYTES // max(1, row))))
+
+    def add(self, columns: Mapping[str, Tree], *, held_out: bool) -> None:
+        """See StoreBuilder; the stores are made for the first columns."""
+        if self._writer is None:
+            record = RecordForm.of(columns)
+            form = StoreForm.within(self._shares.window, self._shares.pool, record)
+            self._train = self._store(record, form)
+            self._val = self._store(record, form) if self._holds_out else None
+            self._writer = ShuffledWriter(self._train, seed=self._seed)
+        records = self._train.record.packed(columns)
+        if held_out:
+            assert self._val is not None, "nothing is held out"
+            self._val.append(records)
+        else:
+            self._writer.add(records)
+
+    def _store(self, record: RecordForm, form: StoreForm) -> DiskStore:
+        self._stores.append(DiskStore(record, form, self._temp_dir))
+        return self._stores[-1]
+
+    def finish(self) -> tuple[Store, Store | None]:
+        """See StoreBuilder."""
+        assert self._writer is not None, "no parts"
+        self._writer.finish()
+        self._writer = None
+        give_back()
+        return self._train, self._val
+
+    @property
+    def layout(self) -> str:
+        """Form and order of the records: another one is another run."""
+        return f"{self._train.form} {self._train.record.name}"
+
+    def close(self) -> None:
+        """See StoreBuilder."""
+        for store in self._stores:
+            store.close()
+
+
+def learn_in_parts(source: TrainingSource, parts: Callable[[], Iterator[EpisodeBatch]], split: ValidationSplit | None) -> None:
+    """Have each piece that learns see all that it learns from, one after the other, and learn no more."""
+    pending = [piece for piece in source.connectors if learns(piece)]
+    while pending:
+        for checked in map(source.checked, parts()):
+            kept = checked if split is None else split.divided(checked)[0]
+            if len(kept):
+                source.columns(kept)
+        pending.pop(0).freeze()
+        for later in pending:
+            later.reset_state()  # what came through while the piece before was learning was not yet what it will be
+        give_back()
+
+
+def _tidily(batches: Iterator[EpisodeBatch]) -> Iterator[EpisodeBatch]:
+    for number, batch in enumerate(batches):
+        if number % TIDY == TIDY - 1:
+            give_back()
+        yield batch
+
+
+def _again(first: EpisodeBatch, rest: Iterator[EpisodeBatch]) -> Iterator[EpisodeBatch]:
+    yield first
+    del first
+    yield from rest

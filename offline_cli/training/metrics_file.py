@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 from offline_cli.policies.run_files import METRICS
 from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.locations import Location

@@ -12,12 +12,12 @@ import hashlib
 import json
 from typing import Any
 
-from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID
+from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.play_pipelines import TrainedPipeline
-from offline_cli.connectors.state_bytes import state_to_bytes
 from offline_cli.errors import BadConfig
 from offline_cli.modules.network_registry import MLP, network_package
 from offline_cli.modules.networks import BY_BOUNDS, has_uint8
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.run_policy import ALONE, FORMAT, OF_NETWORK, UINT8_SCALING, WITH_PIECES
 from offline_cli.spaces import space_to_json
 from offline_cli.training.config import BCConfig

@@ -43,7 +43,7 @@ import tomli_w
 from safetensors import SafetensorError
 from torch import Tensor
 
-from offline_cli.connectors.state_bytes import state_from_bytes
+from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.errors import BadData, OutputExists, StorageNotFound, UsageError
 from offline_cli.policies.run_checkpoints import STATE, TENSORS
 from offline_cli.policies.run_files import (

@@ -29,12 +29,11 @@ from offline_cli.policies.checkpoint_tensors import (
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.training.checks import Checks
 from offline_cli.training.config import BCConfig
-from offline_cli.training.data_summary import data_difference
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.signals import StopSignals
 from offline_cli.training.state import TrainState
-from offline_cli.training.training_data import TrainingData
+from offline_cli.training.training_data import TrainingData, data_difference
 from offline_cli.training.updates import Launch, Update, captured
 
 __all__ = ["Session", "check_same_run"]

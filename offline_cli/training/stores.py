@@ -1,7 +1,10 @@
-"""Steps to learn from, in memory or on disk: what a store offers to the loader, and the store in memory.
+"""Steps to learn from, in memory or on disk: what a store offers to the loader, and what fills it.
 
 A store holds every step once, with all of its columns. A reader of it puts the steps of one batch into tensors (`gather`) and
 makes columns of these where they are none yet (`settle`); which steps a batch has, `EpochOrder` says.
+
+A builder reads sources once where nothing has to be known of all episodes beforehand, and once more for each thing that has to
+be: which episodes are held out, and, in parts, what each piece of a pipeline learns (`disk_store.learn_in_parts`).
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from offline_cli.modules.devices import fits_on
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.training.epoch_order import EpochOrder
 from offline_cli.training.step_records import RecordForm
-from offline_cli.trees import Tree, flatten, leaves, map_leaves
+from offline_cli.trees import Tree
 
-__all__ = ["MemoryStore", "Store", "StoreReader"]
+__all__ = ["Store", "StoreBuilder", "StoreReader"]
 
 Columns = Mapping[str, Tree]
 """By name, trees of tensors (N, ...): one row per step."""
@@ -63,69 +66,26 @@ class Store(Protocol):
         """Give back what it holds outside of memory."""
 
 
-class MemoryStore:
-    """Steps as one tensor per leaf, on the CPU."""
+class StoreBuilder(Protocol):
+    """Reads the episodes of one run, and keeps what the pipeline makes of them."""
 
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
-        held = [leaf for _, leaf in flatten(dict(columns))]
-        self.steps = len(held[0])
-        assert all(len(leaf) == self.steps for leaf in held), [len(leaf) for leaf in held]
+    in_parts: bool  # whether episodes come some at a time
+
+    def ids(self) -> Iterator[tuple[str, ...]]:
+        """Of all episodes that have a step."""
+
+    def parts(self) -> Iterator[EpisodeBatch]:
+        """All episodes, as many at a time as go through the pipeline together. Raises NoData where there is none; BadConfig."""
+
+    def add(self, columns: Columns, *, held_out: bool) -> None:
+        """Take the columns of one part. Raises StorageError."""
+
+    def finish(self) -> tuple[Store, Store | None]:
+        """The stores to learn from, and to validate on where episodes are held out."""
 
     @property
-    def record(self) -> RecordForm:
-        """See Store."""
-        return RecordForm.of(self.columns)
-
-    def reader(self, batch: Columns, order: EpochOrder, device: torch.device) -> StoreReader:
-        """See Store. The columns live on the device where they fit."""
-        return _MemoryReader(self, batch, order, device)
-
-    def first(self) -> dict[str, Any]:
-        """See Store."""
-        return {name: map_leaves(lambda leaf: leaf[:1], tree) for name, tree in self.columns.items()}
+    def layout(self) -> str:
+        """How steps are stored, as far as an update depends on it."""
 
     def close(self) -> None:
-        """Nothing: memory goes with the last reference."""
-
-
-class _MemoryReader:
-    """Gathers each leaf by itself."""
-
-    def __init__(self, store: MemoryStore, batch: Columns, order: EpochOrder, device: torch.device) -> None:
-        held = [leaf for tree in store.columns.values() for leaf in leaves(tree)]
-        self.is_resident = fits_on(device, sum(leaf.nbytes for leaf in held))
-        self._home = device if self.is_resident else torch.device("cpu")
-        self._columns = {name: map_leaves(lambda leaf: leaf.to(self._home), tree) for name, tree in store.columns.items()}
-        self._sources = [leaf for tree in self._columns.values() for leaf in leaves(tree)]
-        self.targets: Sequence[Tensor] = [leaf for name in self._columns for leaf in leaves(batch[name])]
-        self._steps, self._order, self._device = store.steps, order, device
-        self._epoch, self._chosen = -1, torch.empty(0, dtype=torch.int64)
-
-    def gather(self, epoch: int, first: int, rows: int, targets: Sequence[Tensor]) -> None:
-        size = len(targets[0])
-        if epoch != self._epoch:
-            self._epoch, self._chosen = epoch, self._padded(self._order.of_steps(epoch, self._steps), size)
-        chosen = self._chosen.narrow(0, first, size)
-        for source, target in zip(self._sources, targets, strict=True):
-            torch.index_select(source, 0, chosen, out=target)
-
-    def _padded(self, order: Tensor, size: int) -> Tensor:
-        """`order`, with its own first steps behind it, up to whole batches of `size`."""
-        return torch.cat([order, order[: -len(order) % size]]).to(self._home)
-
-    def settle(self) -> None:
-        """Nothing: the targets are the columns."""
-
-    def replace(self, columns: Columns) -> None:
-        for name, tree in columns.items():
-            for held, leaf in zip(leaves(self._columns[name]), leaves(tree), strict=True):
-                held.copy_(leaf)
-
-    def in_order(self, rows: int) -> Iterator[tuple[dict[str, Any], int]]:
-        for first in range(0, self._steps, rows):
-            part = slice(first, first + rows)
-            batch = {
-                name: map_leaves(lambda leaf, p=part: leaf[p].to(self._device), tree) for name, tree in self._columns.items()
-            }
-            yield batch, min(rows, self._steps - first)
+        """Give back what the stores hold outside of memory."""

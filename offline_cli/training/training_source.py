@@ -2,7 +2,6 @@
 
 Decisions:
 
-* One policy learns from the episodes of one module: the only one there, or the one that the caller names.
 * NaN and infinity are refused in actions and in observations that were acted on; the observation after the last action is never
   learned from, and may be anything.
 * Extra model outputs that nothing uses are left out before sources are compared. Pieces of a user's pipeline may use any
@@ -10,53 +9,57 @@ Decisions:
   source without it. Without such a pipeline only those are used that the algorithm learns from, and `loss_mask`, which marks
   rows that are not learned from.
 
-What else the learner pipeline gets: `applying/learner_episodes.py`.
+What else the learner pipeline gets: `applying/learner_batches.py`.
 """
 
 from __future__ import annotations
 
 import logging
-import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from offline_cli.applying.learner_episodes import check_known_scale, in_learner_units, learner_spaces, with_steps
+from offline_cli.applying.learner_batches import (
+    check_known_scale,
+    choices_of,
+    in_learner_units,
+    learner_columns,
+    learner_spaces,
+    of_one_module,
+    with_steps,
+)
 from offline_cli.columns import STEP_COLUMNS, Columns
-from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import ConnectorV2, state_from_bytes, state_to_bytes
 from offline_cli.connectors.pipeline_spec import Given, GivenPipeline, Side, read_given
 from offline_cli.connectors.play_pipelines import TrainedPipeline
-from offline_cli.connectors.state_bytes import state_from_bytes, state_to_bytes
 from offline_cli.converting.extra_outputs import ExtraOutputs
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OfflineCliError
+from offline_cli.errors import BadData, NoData, OfflineCliError
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.options import TableOptions
-from offline_cli.policies.play_pieces import PlayPieces, beside_learner, plays_alone
+from offline_cli.policies.play_pieces import PlayPieces, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
 from offline_cli.storage.locations import Sources
 from offline_cli.storage.urls import is_of_bucket
+from offline_cli.training.algorithms.algorithm import Algorithm
 from offline_cli.training.config import BCConfig
-from offline_cli.training.data_summary import place_of_first
 from offline_cli.training.learner import Learner, Setup
-from offline_cli.training.learner_columns import choices_of, learner_columns
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["TrainingSource", "of_one_module", "open_training_source"]
+__all__ = ["TrainingSource", "open_training_source", "place_of_first"]
 
 PLACE: Final = "learner pipeline"
-OPTION: Final = "--module-id"
-MAX_NAMED: Final = 10  # modules in one message
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +73,7 @@ class TrainingSource:
     action_scale: str
     spaces: tuple[Space, Space]  # of observations and actions before the pipeline
     announced: tuple[Space, Space]  # and after it
-    pipeline: ConnectorPipelineV2
+    pipeline: ConnectorPipelineV2 | None  # None: the default one, before a module without memory
     given: GivenPipeline
     beside: Side
     environment: Environment | None
@@ -101,6 +104,11 @@ class TrainingSource:
             self._modules = Counter()
             batches = filter(len, map(with_steps, stream))
             yield from of_one_module(batches, self.module_id, where=self.where, seen=self._modules)
+
+    @property
+    def connectors(self) -> list[ConnectorV2]:
+        """The pieces of the pipeline that the episodes go through."""
+        return [] if self.pipeline is None else list(self.pipeline.pieces())
 
     @property
     def fetched(self) -> bool:
@@ -136,7 +144,7 @@ class TrainingSource:
                 self.announced,
                 where=self.where,
                 asked=self.learner.algorithm.columns,
-                rl_module=self.learner.rl_module(),
+                rl_module=None if self.pipeline is None else self.learner.rl_module(),
             )
         except OfflineCliError as err:
             missed = None if self.extras.kept is None else self.extras.kept.missed_by(err)
@@ -150,8 +158,10 @@ class TrainingSource:
         Raises BadPiece for a state that cannot be saved, and whatever keeps the policy from playing in `environment`.
         """
         if self._learned is None:
-            self.pipeline.freeze()
-            trained = None if self.alone else _trained(self.given, self.pipeline)
+            trained = None
+            if self.pipeline is not None:
+                self.pipeline.freeze()
+                trained = None if self.alone else _trained(self.given, self.pipeline)
             self._learned = trained, self._pieces_with(trained)
         return self._learned
 
@@ -161,6 +171,10 @@ class TrainingSource:
         pieces = replace(self.pieces, trained=trained)
         pieces.check(self.environment, *self.announced, where=PLACE)  # learned states have to find their pieces now, not later
         return pieces
+
+    def no_steps(self) -> NoData:
+        """The error for sources without a step."""
+        return NoData("no episode has any steps", where=self.where, fix="record again")
 
     @property
     def name(self) -> str:
@@ -227,14 +241,21 @@ def _opened(
     check_known_scale(stream)
     said = stream.observation_space, stream.action_space
     observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
-    to_columns = given.build(observations, actions)
-    seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
+    plain = given.is_default and beside is None and _leaves_pipeline(type(setup.algorithm))
+    to_columns = None if plain else given.build(observations, actions)
+    seen, done = observations, actions
+    if to_columns is not None:
+        seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
     check_supported(seen, where="observations after the learner pipeline")
-    alone = (given.is_default and beside is None) or plays_alone(given, beside, list(to_columns.pieces()))
+    alone = to_columns is None or (beside is None and given.plays_alone(to_columns.pieces()))
     pieces = None if environment is None or alone else beside_learner(given, beside)
     if environment is not None and pieces is not None:
         pieces.check(environment, seen, done, where=PLACE)
-    setup.algorithm.extend(to_columns)
+    if to_columns is not None:
+        setup.algorithm.extend(to_columns)
+    learner = setup.learner(seen, done, stream.action_scale)
+    if to_columns is None and learner.policy.is_stateful():
+        to_columns = given.build(observations, actions)  # the default pieces give it states and a time axis
     return TrainingSource(
         where=where,
         locations=stream.locations,
@@ -248,12 +269,17 @@ def _opened(
         pieces=pieces,
         alone=alone,
         module_id=module_id,
-        learner=setup.learner(seen, done, stream.action_scale),
+        learner=learner,
         extras=extras,
         _open=opened,
         _streams=scope.moved(),
         _opened=[stream],
     )
+
+
+def _leaves_pipeline(kind: type[Algorithm]) -> bool:
+    """Whether such algorithms add nothing to the learner pipeline, and have its pieces see the policy."""
+    return kind.extend is Algorithm.extend and kind.rl_module is Algorithm.rl_module
 
 
 def _trained(given: GivenPipeline, pipeline: ConnectorPipelineV2) -> TrainedPipeline:
@@ -296,40 +322,8 @@ class UsedExtras:
         return self.kept
 
 
-def of_one_module(
-    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str] | None = None
-) -> Iterator[EpisodeBatch]:
-    """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a module id is of the
-    module `default_policy`.
-
-    At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
-    there are several. `seen` counts the episodes of each module.
-    """
-    seen = Counter() if seen is None else seen
-    for batch in batches:
-        ids = batch.module_ids
-        names = [DEFAULT_MODULE_ID] * len(batch) if ids is None else [id_ or DEFAULT_MODULE_ID for id_ in ids]
-        here = Counter(names)
-        seen.update(here)
-        if wanted is None:
-            if len(seen) == 1:
-                yield batch
-        elif len(here) == 1 and wanted in here:
-            yield batch
-        elif wanted in here:
-            yield batch.select(np.flatnonzero([name == wanted for name in names]))
-    if wanted is None and len(seen) > 1:
-        what = f"the data holds episodes of {len(seen)} modules, {_listed(seen)}: one policy learns from one of them"
-        raise BadConfig(what, where=where, fix=f"{_choice(seen)} to train that one")
-    if wanted is not None and seen and wanted not in seen:
-        what = f"no episode is of module {wanted!r}: the data holds {_listed(seen)}"
-        raise BadConfig(what, where=where, fix=_choice(seen))
-
-
-def _choice(seen: Counter[str]) -> str:
-    return f"{OPTION} {shlex.quote(next(iter(seen)))}"
-
-
-def _listed(seen: Counter[str]) -> str:
-    named = ", ".join(f"{name} ({count})" for name, count in list(seen.items())[:MAX_NAMED])
-    return named if len(seen) <= MAX_NAMED else f"{named} and {len(seen) - MAX_NAMED} more"
+def place_of_first(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
+    """Where the first of the steps (N, ...) that are `wrong` is."""
+    step = int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))
+    episode = int(np.searchsorted(episodes.starts, step, side="right")) - 1
+    return f"episode {episodes.ids[episode]}, step {step - int(episodes.starts[episode])}"

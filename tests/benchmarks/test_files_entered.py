@@ -27,7 +27,7 @@ def test_loading_enters_no_more_files_than_it_may(name: str, source: str, tmp_pa
 
 def test_files_of_every_thread_are_counted(source: str) -> None:
     calls = entered(source, streaming=False, pipeline=None)
-    assert {"training/training_data.py", "storage/trust.py", "episodes/codec/rows.py"} <= calls.keys()
+    assert {"training/training_data.py", "storage/trust.py", "episodes/codec/batch_decoder.py"} <= calls.keys()
 
 
 def test_what_runs_while_a_module_is_imported_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.connectors import ConnectorPipelineV2, ConnectorV2, FrameStacking, NumpyToTensor
-from offline_cli.connectors.builders import Kind, custom_pieces
+from offline_cli.connectors.piece_makers import Kind, custom_pieces
 from offline_cli.errors import BadConfig, BadPiece
 
 OBS, ACT = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)

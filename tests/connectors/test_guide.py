@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from offline_cli.connectors.piece_makers import own_pieces
 from offline_cli.connectors.pipeline_files import parse_pipeline
-from offline_cli.connectors.registry import own_pieces
 from offline_cli.report.pipelines import pipelines_svg
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

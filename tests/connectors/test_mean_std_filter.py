@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors import ConnectorPipelineV2, MeanStdFilter, learner_pipeline
-from offline_cli.connectors.common.running_moments import Moments
-from offline_cli.connectors.states import same_state
+from offline_cli.connectors.common.mean_std_filter import Moments
+from offline_cli.connectors.connector_v2 import same_state
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
 from offline_cli.space_bounds import bound_to_text

@@ -10,7 +10,7 @@ import pytest
 
 from offline_cli import ConnectorPipelineV2, ConnectorV2, OfflineCliError
 from offline_cli.connectors import MeanStdFilter, NumpyToTensor
-from offline_cli.connectors.registry import own_pieces
+from offline_cli.connectors.piece_makers import own_pieces
 from offline_cli.errors import BadPiece
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (2,), np.float32)

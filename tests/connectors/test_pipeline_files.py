@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from offline_cli import Columns, ConnectorV2, SingleAgentEpisode, plugins
-from offline_cli.connectors import registry
+from offline_cli.connectors import piece_makers
+from offline_cli.connectors.piece_makers import own_pieces
 from offline_cli.connectors.pipeline_files import load_pipeline, parse_pipeline, read_pipeline
-from offline_cli.connectors.registry import own_pieces
 from offline_cli.errors import BadConfig, MissingPackage, SpaceMismatch, StorageNotFound
 
 VECTOR = gym.spaces.Box(-99.0, 99.0, (2,), np.float32)
@@ -190,7 +190,7 @@ def test_one_declaration_of_frame_stacking_serves_both_sides(write: Write) -> No
         pieces = [{ name = "clip_rewards" }, { name = "mean_std_filter" }, { name = "frame_stacking", num_frames = 4 }]
     """)
     file = read_pipeline(path)
-    from offline_cli.connectors.pipeline_building import Setting
+    from offline_cli.connectors.pipeline_files import Setting
 
     setting = Setting(VECTOR, CHOICES)
     beside = file.beside_environment().build(setting)
@@ -199,7 +199,7 @@ def test_one_declaration_of_frame_stacking_serves_both_sides(write: Write) -> No
 
 
 def test_a_learners_file_without_defaults_is_played_between_the_default_pieces(write: Write) -> None:
-    from offline_cli.connectors.pipeline_building import Setting
+    from offline_cli.connectors.pipeline_files import Setting
 
     listed = ("frame_stacking", "add_observations_from_episodes_to_batch", "batch_individual_items", "numpy_to_tensor")
     pieces = ", ".join(f'{{ name = "{name}"{", num_frames = 2" if name == "frame_stacking" else ""} }}' for name in listed)
@@ -382,7 +382,7 @@ def test_every_public_piece_has_a_name() -> None:
 
     assert own_pieces()["add_observations_from_episodes_to_batch"] is connectors.AddObservationsFromEpisodesToBatch
     for name, kind in own_pieces().items():
-        assert name == registry.snake(kind.__name__)
+        assert name == piece_makers.snake(kind.__name__)
         assert issubclass(kind, ConnectorV2)
     for name in ("frame_stacking", "one_hot", "n_step_returns", "unbatch_to_individual_items", "gymnasium_wrapper"):
         assert name in own_pieces()

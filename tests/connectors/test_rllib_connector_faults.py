@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import offline_cli.connectors as ours
 from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
-from offline_cli.connectors.states import same_state
+from offline_cli.connectors.connector_v2 import same_state
 from offline_cli.errors import EpisodeKeyError, OfflineCliError, UnknownPiece
 from offline_cli.modules import build_recurrent_module
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from offline_cli import Columns, ConnectorV2
-from offline_cli.connectors.pipeline_building import Setting
-from offline_cli.connectors.pipeline_files import PipelineFile, parse_pipeline
+from offline_cli.connectors.pipeline_files import PipelineFile, Setting, parse_pipeline
 from offline_cli.connectors.play_pipelines import PlayPipelines, TrainedPipeline, play_pipelines
 from offline_cli.connectors.slot_player import SPARE, SlotPlayer
 from offline_cli.errors import BadConfig, UnknownPiece

@@ -23,7 +23,7 @@ from offline_cli.connectors import (
 )
 from offline_cli.connectors.common.add_observations_from_episodes_to_batch import AddObservationsFromEpisodesToBatch
 from offline_cli.connectors.common.observation_transform import ObservationTransform
-from offline_cli.connectors.pipeline_building import Setting
+from offline_cli.connectors.pipeline_files import Setting
 from offline_cli.connectors.play_pipelines import PlayPipelines, play_pipelines
 from offline_cli.connectors.slot_player import SlotPlayer
 from offline_cli.connectors.slot_windows import takes_slots

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from offline_cli.converting import fingerprints
+from offline_cli.episodes import known_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 
 
@@ -29,16 +29,16 @@ def batch_of(starts: list[int]) -> EpisodeBatch:
 )
 def test_the_rows_that_are_mixed_at_a_time_make_no_difference(starts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batch_of(starts)
-    at_once = fingerprints.fingerprints(batch)
-    monkeypatch.setattr(fingerprints, "BLOCK", 7)
-    np.testing.assert_array_equal(fingerprints.fingerprints(batch), at_once)
-    alone = [fingerprints.fingerprints(batch.select([episode]))[0] for episode in range(len(batch))]
+    at_once = known_episodes.fingerprints(batch)
+    monkeypatch.setattr(known_episodes, "BLOCK", 7)
+    np.testing.assert_array_equal(known_episodes.fingerprints(batch), at_once)
+    alone = [known_episodes.fingerprints(batch.select([episode]))[0] for episode in range(len(batch))]
     np.testing.assert_array_equal(at_once, alone)
 
 
 def test_a_row_that_differs_in_a_later_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "BLOCK", 7)
+    monkeypatch.setattr(known_episodes, "BLOCK", 7)
     batch = batch_of([0, 45])
     rewards = batch.rewards.copy()
     rewards[44] += 1
-    assert fingerprints.fingerprints(batch) != fingerprints.fingerprints(replace(batch, rewards=rewards))
+    assert known_episodes.fingerprints(batch) != known_episodes.fingerprints(replace(batch, rewards=rewards))

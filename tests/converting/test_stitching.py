@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from offline_cli.converting import open_episode
-from offline_cli.converting.fingerprints import fingerprints
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import CONTINUES, UNKNOWN_START, Places
 from offline_cli.tally import OnError, Rejects, Tally

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec import batches, decode_batch, encode_batch
+from offline_cli.episodes.codec import batch_decoder, decode_batch, encode_batch
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.episodes.codec.strided_lists import learn_template
 from offline_cli.tally import Rejects, Tally
@@ -151,7 +151,7 @@ def test_many_episodes_are_read_without_the_general_reader(steps: int, layout: s
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("the general reader was asked")
 
-    monkeypatch.setattr(batches, "unpack_state", refuse)
+    monkeypatch.setattr(batch_decoder, "unpack_state", refuse)
     batch = batch_of(30, steps)
     items = encode_batch(batch, where="test", tally=Tally()) if layout == "ours" else recorded(batch)
     [again] = decode_batch(items, where=str, rejects=Rejects(), tally=Tally())

@@ -256,7 +256,7 @@ before = "GetActions"
 
 
 def _learned_states() -> list[bytes]:
-    from offline_cli.connectors.state_bytes import state_to_bytes
+    from offline_cli.connectors.connector_v2 import state_to_bytes
 
     moments = {"count": 4, "mean": np.zeros(3), "m2": np.ones(3)}
     full = {"MeanStdFilter": {"shared": {"obs": moments}, "own": {}}}

@@ -23,11 +23,10 @@ from fuzz_seeds import small_items
 from fuzz_targets import File, Wrong, check
 
 from offline_cli.connectors import ClipRewards, FlattenObservations, MeanStdFilter, OneHot
-from offline_cli.connectors.pipeline_building import Setting
-from offline_cli.connectors.pipeline_files import parse_pipeline, pipeline_of
+from offline_cli.connectors.pipeline_files import Setting, parse_pipeline, pipeline_of
 from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.inspect import inspect
-from offline_cli.episodes import known_spaces
+from offline_cli.episodes import episode_spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import arrays, decode, decode_batch
 from offline_cli.errors import (
@@ -47,11 +46,11 @@ from offline_cli.formats.sample_batch.values import column_of
 from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm, mapping_of
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 from offline_cli.modules.policy import build_module
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib, space_to_json
-from offline_cli.storage.parquet_bombs import refuse_bomb
+from offline_cli.storage.parquet_safety import refuse_bomb
 from offline_cli.tally import OnError, Rejects, Tally
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -110,9 +109,9 @@ def test_spaces_and_values_are_nested_at_most_16_deep() -> None:
 
 def test_large_spaces_are_not_all_kept_for_later() -> None:
     for number in range(6):
-        known_spaces.known_space_from_rllib({**make_corpus.huge_space(5 << 20), "x": number}, where="test")
-    kept = sum(space.low.nbytes + space.high.nbytes for _, space in known_spaces._read if space.shape == (5 << 20,))
-    assert 0 < kept <= known_spaces.KEPT_BYTES
+        episode_spaces.known_space_from_rllib({**make_corpus.huge_space(5 << 20), "x": number}, where="test")
+    kept = sum(space.low.nbytes + space.high.nbytes for _, space in episode_spaces._read if space.shape == (5 << 20,))
+    assert 0 < kept <= episode_spaces.KEPT_BYTES
 
 
 # ---- episodes ----

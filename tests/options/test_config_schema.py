@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from offline_cli.json_documents import load_schema
 from offline_cli.options import declared_in
 from offline_cli.options.cloning import ConfigKeys
 from offline_cli.options.schema import schema_of
-from offline_cli.storage.schemas import load_schema
 from offline_cli.training.config import BCConfig
 
 

@@ -23,7 +23,7 @@ from offline_cli.datasets.validate import validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats import parquet_files
 from offline_cli.recording.record import record
-from offline_cli.storage import parquet_bombs
+from offline_cli.storage import parquet_safety
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.shards import COMPRESSIONS
@@ -165,9 +165,9 @@ def every_command_reads(case: Case, folder: Path) -> None:
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bombs are four thousand times as small."""
-    monkeypatch.setattr(parquet_bombs, "MAX_BYTES", 16 * KIB)
-    monkeypatch.setattr(parquet_bombs, "MAX_RATIO", 20)
-    monkeypatch.setattr(parquet_bombs, "SMALL", KIB)
+    monkeypatch.setattr(parquet_safety, "MAX_BYTES", 16 * KIB)
+    monkeypatch.setattr(parquet_safety, "MAX_RATIO", 20)
+    monkeypatch.setattr(parquet_safety, "SMALL", KIB)
     monkeypatch.setattr(parquet_files, "BIG", 16 * KIB)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from offline_cli.errors import BadData
+from offline_cli.json_documents import schemas_folder
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.schemas import schemas_folder
 
 V1 = Path(__file__).resolve().parent.parent / "testdata" / "manifest_v1"
 

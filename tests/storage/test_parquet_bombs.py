@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli.errors import UnsafeData
-from offline_cli.storage import parquet_bombs
-from offline_cli.storage.parquet_bombs import refuse_bomb
+from offline_cli.storage import parquet_safety
+from offline_cli.storage.parquet_safety import refuse_bomb
 
 ROWS = 20_000
 LONG = "x" * 5_000
@@ -26,7 +26,7 @@ def check(values: Any, *, beside: Any = None, **options: Any) -> None:
 
 
 def test_texts_that_mostly_differ_are_not_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_bombs, "_text_bytes", lambda *_: pytest.fail("they were added up"))
+    monkeypatch.setattr(parquet_safety, "_text_bytes", lambda *_: pytest.fail("they were added up"))
     check(pa.array([f"{row:0400}" for row in range(ROWS)]), beside=pa.array(["the same in all rows"] * ROWS))
 
 
@@ -58,7 +58,7 @@ def test_texts_that_repeat_by_their_prefixes_are_added_up() -> None:
 
 
 def test_small_files_are_told_by_their_footers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_bombs, "_longest_entry", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr(parquet_safety, "_longest_entry", lambda *_: pytest.fail("it was opened"))
     check(pa.array([f"{row:0400}" for row in range(100)]))
 
 
@@ -73,7 +73,7 @@ def test_a_dictionary_of_one_entry_proves_nothing(monkeypatch: pytest.MonkeyPatc
         added.append(path)
         return 0
 
-    monkeypatch.setattr(parquet_bombs, "_text_bytes", adding)
+    monkeypatch.setattr(parquet_safety, "_text_bytes", adding)
     check(pa.array([LONG] * ROWS))
     assert added == ["item"]  # the entry may be that of one row which stands outside of a dictionary
 

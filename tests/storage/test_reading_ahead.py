@@ -23,7 +23,7 @@ from offline_cli.storage import ahead as ahead_module
 from offline_cli.storage.ahead import PART, WINDOW, parts_of
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.parquet_footers import file_ranges
+from offline_cli.storage.parquet_safety import file_ranges
 from offline_cli.storage.patience import Patience, Stopped, ended_by
 from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.remote_files import FIRST_AHEAD, expect, ready

@@ -22,12 +22,12 @@ from offline_cli.datasets.repair import repair
 from offline_cli.datasets.validate import validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded, UnsafeData
-from offline_cli.storage import parquet_bombs, row_group_cuts, shard_sequence, trust
+from offline_cli.storage import parquet_safety, row_group_cuts, shard_sequence, trust
 from offline_cli.storage.blocks import BlockCutter
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.parquet_bombs import refuse_bomb
 from offline_cli.storage.parquet_options import parquet_options
+from offline_cli.storage.parquet_safety import refuse_bomb
 from offline_cli.storage.row_group_cuts import Cuts, Held, cuts_of
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Tally
@@ -96,9 +96,9 @@ def items(*values: bytes) -> pa.Table:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What may unfold to anything is 64 KiB, not MiB, and what packs twenty times as well as it should is a bomb."""
-    monkeypatch.setattr(parquet_bombs, "MAX_BYTES", 64 * KIB)
-    monkeypatch.setattr(parquet_bombs, "MAX_RATIO", 20)
-    monkeypatch.setattr(parquet_bombs, "SMALL", KIB)
+    monkeypatch.setattr(parquet_safety, "MAX_BYTES", 64 * KIB)
+    monkeypatch.setattr(parquet_safety, "MAX_RATIO", 20)
+    monkeypatch.setattr(parquet_safety, "SMALL", KIB)
 
 
 @pytest.mark.skipif(pa.__version__ != "26.0.1", reason="Arrow's own name and version stand in each file")
@@ -116,7 +116,7 @@ def test_frames_of_noise_keep_their_bytes_whatever_the_bound(
 ) -> None:
     made = batch(300, 300, obs=noise(602, 12, 12, 3))
     write(tmp_path / "large", made, format=format)
-    monkeypatch.setattr(parquet_bombs, "MAX_BYTES", 64 * KIB)
+    monkeypatch.setattr(parquet_safety, "MAX_BYTES", 64 * KIB)
     write(tmp_path / "small", made, format=format)
     assert files(tmp_path / "large") == files(tmp_path / "small")
 
@@ -170,7 +170,7 @@ def test_a_table_that_would_make_a_bomb_of_a_shard_belongs_into_another(small: N
 
 
 def test_the_ratio_of_lz4_needs_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_bombs, "MAX_BYTES", 64 * KIB)
+    monkeypatch.setattr(parquet_safety, "MAX_BYTES", 64 * KIB)
     monkeypatch.setattr(row_group_cuts, "_size", lambda *_: pytest.fail("it was written"))
     assert cuts_of(items(bytes(2000 * KIB)), "lz4") == Cuts((1,), is_plain=False)
 
@@ -243,8 +243,8 @@ def old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     with monkeypatch.context() as before:
         before.setattr(shard_sequence, "cuts_of", lambda table, *_: Cuts((table.num_rows,)))
         write(tmp_path / "old", batch(900))
-    monkeypatch.setattr(parquet_bombs, "MAX_BYTES", 64 * KIB)
-    monkeypatch.setattr(parquet_bombs, "MAX_RATIO", 20)
+    monkeypatch.setattr(parquet_safety, "MAX_BYTES", 64 * KIB)
+    monkeypatch.setattr(parquet_safety, "MAX_RATIO", 20)
     return tmp_path / "old"
 
 
@@ -281,8 +281,8 @@ def test_a_shard_of_many_row_groups_beyond_the_bound_is_compared_with_its_manife
     with monkeypatch.context() as before:
         before.setattr(shard_sequence, "cuts_of", lambda table, *_: Cuts((table.num_rows // 3,) * 3))
         write(tmp_path, batch(*[900] * 3))
-    monkeypatch.setattr(parquet_bombs, "MAX_BYTES", 64 * KIB)
-    monkeypatch.setattr(parquet_bombs, "MAX_RATIO", 20)
+    monkeypatch.setattr(parquet_safety, "MAX_BYTES", 64 * KIB)
+    monkeypatch.setattr(parquet_safety, "MAX_RATIO", 20)
     compared = []
     through = trust._read_through
     monkeypatch.setattr(trust, "_read_through", lambda file: compared.append(file) or through(file))

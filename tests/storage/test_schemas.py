@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from offline_cli.json_documents import load_schema, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_to_json
-from offline_cli.storage.schemas import load_schema, mistakes, schemas_folder
 
 NAMES = ["manifest.v1.json", "manifest.v2.json", "spaces.v1.json"]
 

@@ -12,10 +12,9 @@ import jsonschema
 import pytest
 
 from offline_cli.errors import BadData
-from offline_cli.json_text import deeper_than
+from offline_cli.json_documents import deeper_than, load_schema
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.manifest import Manifest, is_shard
-from offline_cli.storage.schemas import load_schema
 
 SHARD: dict[str, Any] = {
     "path": "data/shard-0123abcd-000000.parquet",

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offline_cli.json_documents import load_schema
 from offline_cli.storage.manifest import is_column
-from offline_cli.storage.schemas import load_schema
 from offline_cli.storage.statistics import ColumnStatistics
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, assume, given, settings
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.episode_spaces import check_shapes, conform
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import Space
-from offline_cli.storage.conforming import check_shapes, conform
 from offline_cli.storage.step_tables import extra_fields, from_table, step_schema, to_table
 from offline_cli.tally import Tally
 from offline_cli.testing import assert_same_batch, episode_batches

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from offline_cli.errors import BadConfig, StorageNotFound
-from offline_cli.storage.schemas import load_schema
+from offline_cli.json_documents import load_schema
 from offline_cli.training.config import BCConfig, differences, resolve_config
 from offline_cli.training.config_mistakes import SCHEMA
 

@@ -20,12 +20,12 @@ from offline_cli.modules.policy import build_module
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.progress import Progress
 from offline_cli.recording.record import record
-from offline_cli.training import stores
+from offline_cli.training import memory_store
 from offline_cli.training.bc import train_bc
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.stores import MemoryStore
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.training.updates import Update, captured
 
 pytestmark = [
@@ -73,7 +73,7 @@ def test_data_that_stays_on_the_host_trains_the_same_policy(
 ) -> None:
     data = write_dataset()
     train_bc(data, tmp_path / "resident", config=config, updates=60, device=GPU)
-    monkeypatch.setattr(stores, "fits_on", lambda device, nbytes: False)
+    monkeypatch.setattr(memory_store, "fits_on", lambda device, nbytes: False)
     train_bc(data, tmp_path / "fed", config=config, updates=60, device=GPU)
     assert apart(flat(tmp_path / "resident"), flat(tmp_path / "fed")) < 1e-4
 

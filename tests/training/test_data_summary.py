@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.training.data_summary import DataSummary
+from offline_cli.training.training_data import DataSummary
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_cli.training import stores
+from offline_cli.training import memory_store
 from offline_cli.training.host_feed import HostFeed
 from offline_cli.training.loader import WEIGHTS, StepLoader
-from offline_cli.training.stores import MemoryStore
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.trees import leaves
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_data_that_does_not_fit_the_device_gives_the_same_batches(monkeypatch: p
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
     resident = loader(50, 16)
-    monkeypatch.setattr(stores, "fits_on", lambda device, nbytes: False)
+    monkeypatch.setattr(memory_store, "fits_on", lambda device, nbytes: False)
     rows = torch.arange(50)
     columns = {"obs": {"a": rows.float()[:, None], "b": (rows,)}, "actions": rows}
     sent = StepLoader(MemoryStore(columns), batch_size=16, seed=0, device=torch.device(device))
@@ -107,7 +107,7 @@ def test_a_batch_is_gathered_before_it_is_wanted() -> None:
 
 
 def test_data_that_does_not_fit_the_device_is_copied_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "fits_on", lambda device, nbytes: False)
+    monkeypatch.setattr(memory_store, "fits_on", lambda device, nbytes: False)
     meta = torch.device("meta")  # a device that is not the host, and that every machine has
     stream = StepLoader(MemoryStore({"actions": torch.arange(10)}), batch_size=4, seed=0, device=meta)
     assert stream.batch["actions"].device == meta

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from offline_cli.applying.learner_batches import of_one_module
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.training.bc import train_bc
-from offline_cli.training.training_source import of_one_module
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]

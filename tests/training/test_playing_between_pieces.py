@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from offline_cli import Columns, ConnectorV2
-from offline_cli.applying.learner_episodes import in_learner_units
+from offline_cli.applying.learner_batches import in_learner_units
 from offline_cli.connectors import FrameStacking
 from offline_cli.connectors.pipeline_files import parse_pipeline
 from offline_cli.connectors.pipeline_spec import GivenPipeline

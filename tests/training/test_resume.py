@@ -27,7 +27,7 @@ from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import Progress
 from offline_cli.training.bc import train_bc
-from offline_cli.training.data_summary import data_difference
+from offline_cli.training.training_data import data_difference
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
@@ -404,7 +404,7 @@ import sys
 from offline_cli.training.bc import train_bc
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training.data_summary import data_difference
+from offline_cli.training.training_data import data_difference
 train_bc(sys.argv[1], sys.argv[2], config=sys.argv[3], updates=3000, val_fraction=0.25, eval_every=150, seed=4, resume=True)
 """
 

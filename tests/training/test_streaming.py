@@ -34,7 +34,7 @@ from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.policy import build_module
 from offline_cli.progress import Progress
 from offline_cli.storage.temp_file import TempFile
-from offline_cli.training import memory_bounds, step_store_builder
+from offline_cli.training import disk_store, memory_bounds
 from offline_cli.training.algorithms import Task
 from offline_cli.training.bc import train_bc
 from offline_cli.training.checks import score
@@ -42,7 +42,7 @@ from offline_cli.training.config import resolve_config
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.learner import Learner, cloning_learner
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.stores import MemoryStore
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.training.training_source import TrainingSource
 from offline_cli.trees import leaves
@@ -64,7 +64,7 @@ def config(tmp_path: Path) -> Path:
 def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores of a few hundred steps have several windows and pools, too, and go through pipelines in several parts."""
     monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=60, pool=50, unit=5))
-    monkeypatch.setattr(step_store_builder, "PART_BYTES", 2000)
+    monkeypatch.setattr(disk_store, "PART_BYTES", 2000)
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ class MaskedAltogether(MaskedByEpisode):
 
 
 def test_parts_of_which_a_pipeline_masks_every_row_are_left_out(write_dataset: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_store_builder, "PART_BYTES", 1)
+    monkeypatch.setattr(disk_store, "PART_BYTES", 1)
     data, piece = write_dataset(), MaskedByEpisode()
     with (
         loaded(data, [piece], val_fraction=0.5) as whole,

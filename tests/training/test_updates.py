@@ -16,7 +16,7 @@ from offline_cli.training.algorithms.bc import bc_loss
 from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import WEIGHTS, StepLoader
-from offline_cli.training.stores import MemoryStore
+from offline_cli.training.memory_store import MemoryStore
 from offline_cli.training.updates import Update, captured, unchanged
 
 BOX = spaces.Box(-9, 9, (3,))

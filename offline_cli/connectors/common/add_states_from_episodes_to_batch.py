@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.rl_modules import initial_state, is_stateful, max_seq_len, module_of
 from offline_cli.connectors.common.sequences import Cut
 from offline_cli.connectors.common.stacking import stacked
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
@@ -16,6 +15,7 @@ from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, EpisodeIndexError
+from offline_cli.modules.rl_module import initial_state, is_stateful, max_seq_len, module_of
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 

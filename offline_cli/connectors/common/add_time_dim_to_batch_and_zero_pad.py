@@ -8,11 +8,11 @@ import numpy as np
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed, key_of, refiled
-from offline_cli.connectors.common.rl_modules import is_stateful, max_seq_len, module_of
 from offline_cli.connectors.common.sequences import Cut
 from offline_cli.connectors.common.stacking import stacked
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Items
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.modules.rl_module import is_stateful, max_seq_len, module_of
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 

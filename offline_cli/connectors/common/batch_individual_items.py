@@ -6,11 +6,11 @@ from typing import Any
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.common.rl_modules import DEFAULT_MODULE_ID, is_multi
 from offline_cli.connectors.common.stacking import stacked
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Items
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.errors import BadPiece
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 

@@ -10,7 +10,6 @@ from gymnasium import spaces
 
 from offline_cli.connectors.common.flat_rows import flat_rows, flat_size
 from offline_cli.connectors.common.observation_transform import ObservationTransform
-from offline_cli.connectors.common.sizes import check_size
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
@@ -58,7 +57,7 @@ class FlattenObservations(ObservationTransform):
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Box(size,) of one agent."""
         size = flat_size(self._kept_space(observations))
-        check_size(self, (size,))
+        self.check_size((size,))
         return spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:

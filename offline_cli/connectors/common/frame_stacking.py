@@ -13,8 +13,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.sizes import check_size
-from offline_cli.connectors.common.windows import windows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
@@ -24,7 +22,7 @@ from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["FrameStacking"]
+__all__ = ["FrameStacking", "windows"]
 
 
 class FrameStacking(ConnectorV2):
@@ -70,7 +68,7 @@ class FrameStacking(ConnectorV2):
         raise self.misfit(f"observations of {input_observation_space}", "Box, or Dict and Tuple of Box", fix="OneHot before it")
 
     def _box(self, space: spaces.Box) -> Space:
-        check_size(self, (self.num_frames, *space.shape), itemsize=np.dtype(space.dtype).itemsize)
+        self.check_size((self.num_frames, *space.shape), itemsize=np.dtype(space.dtype).itemsize)
 
         def tiled(bound: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate([np.atleast_1d(bound)] * self.num_frames, axis=-1)
@@ -125,3 +123,19 @@ def _joined(frames: NDArray[Any]) -> NDArray[Any]:
     if frames.ndim == 3:  # the usual case, and quicker
         return frames.reshape(len(frames), -1)
     return np.moveaxis(frames, 1, -2).reshape(len(frames), *frames.shape[2:-1], -1)
+
+
+def windows(rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int, size: int) -> Tree:
+    """Leaves (K, size, ...) of rows (R, ...): for each k those up to `ends[k]`, the oldest first, zeros before `firsts[k]`."""
+    wanted = ends[:, None] + np.arange(1 - size, 1)
+    there = wanted >= (firsts if isinstance(firsts, int) else firsts[:, None])
+    safe = np.where(there, wanted, 0)
+
+    def gather(leaf: NDArray[Any]) -> NDArray[Any]:
+        if not len(leaf):
+            return np.zeros((*wanted.shape, *leaf.shape[1:]), leaf.dtype)
+        found = leaf.take(safe, axis=0)
+        found[~there] = np.zeros((), leaf.dtype)
+        return found
+
+    return map_leaves(gather, rows)

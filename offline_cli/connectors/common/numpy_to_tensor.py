@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.rl_modules import is_multi
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2
 from offline_cli.errors import BadPiece
+from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
-from offline_cli.trees import map_leaves
+from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["NumpyToTensor"]
+__all__ = ["NumpyToTensor", "as_tensors"]
 
 KINDS = "biuf"
+CPU = torch.device("cpu")
 
 
 class NumpyToTensor(ConnectorV2):
@@ -49,21 +50,24 @@ class NumpyToTensor(ConnectorV2):
         for part in batch.values() if by_module else [batch]:
             for column, tree in part.items():
                 if column != Columns.INFOS:
-                    part[column] = self._column(column, tree)
+                    part[column] = as_tensors(column, tree, self._device, pin=self._pin)
         return batch
 
-    def _column(self, column: str, tree: Any) -> Any:
-        try:
-            return map_leaves(self._tensor, tree)
-        except TypeError as err:
-            fix = "leave the column out, or encode it as numbers"
-            raise BadPiece(f"column {column!r}: {err}", where="NumpyToTensor", fix=fix) from err
 
-    def _tensor(self, leaf: Any) -> Tensor | None:
+def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool = False) -> Tree:
+    """The leaves of a column as tensors on `device`; `pin`: by way of pinned memory. Raises BadPiece for text and objects."""
+
+    def tensor(leaf: Any) -> Tensor | None:
         if leaf is None:
             return None
-        tensor = leaf if isinstance(leaf, Tensor) else _from_array(np.asarray(leaf, order="C"))
-        return (tensor.pin_memory() if self._pin else tensor).to(self._device, non_blocking=self._pin)
+        found = leaf if isinstance(leaf, Tensor) else _from_array(np.asarray(leaf, order="C"))
+        return (found.pin_memory() if pin else found).to(device, non_blocking=pin)
+
+    try:
+        return map_leaves(tensor, tree)
+    except TypeError as err:
+        fix = "leave the column out, or encode it as numbers"
+        raise BadPiece(f"column {column!r}: {err}", where="NumpyToTensor", fix=fix) from err
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Tensor:

@@ -11,9 +11,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.connectors.common.flat_rows import flat_rows, flat_size
+from offline_cli.connectors.common.frame_stacking import windows
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
-from offline_cli.connectors.common.sizes import check_size
-from offline_cli.connectors.common.windows import windows
 from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
@@ -69,7 +68,7 @@ class PrevActionsPrevRewards(ObservationTransform):
         return spaces.Dict(parts)
 
     def _unbounded(self, size: int) -> Space:
-        check_size(self, (size,))
+        self.check_size((size,))
         return spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:

@@ -6,15 +6,15 @@ their `RunningStat`s, and what those give as `to_state()`. Texts in them are rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from offline_cli.connectors.common.running_moments import Moments
 from offline_cli.errors import BadPiece, UnsafeData
 from offline_cli.space_bounds import BoundReader
 
 __all__ = ["OPTIONS", "is_from_rllib", "moments_from_rllib", "options_from_rllib"]
 
+T = TypeVar("T")
 PLACE: Final = "state of RLlib's MeanStdFilter"
 OPTIONS: Final = ("de_mean_to_zero", "de_std_to_one", "clip_by_value")
 OF_FILTERS: Final = {"demean": "de_mean_to_zero", "destd": "de_std_to_one", "clip": "clip_by_value"}
@@ -47,10 +47,13 @@ def options_from_rllib(state: Any) -> Iterator[tuple[str, Any]]:
             yield from ((name, getattr(part, theirs)) for theirs, name in OF_FILTERS.items() if hasattr(part, theirs))
 
 
-def moments_from_rllib(state: Any) -> dict[Any, list[Moments]]:
-    """By agent (None: there is one), in the order of dm_tree: Dict leaves by sorted key. Raises BadPiece for what is none."""
+def moments_from_rllib(state: Any, made: Callable[[Mapping[str, Any]], T]) -> dict[Any, list[T]]:
+    """By agent (None: there is one), in the order of dm_tree: Dict leaves by sorted key. Raises BadPiece for what is none.
+
+    `made`: from a mapping of `count`, `mean` and `m2`.
+    """
     try:
-        return {agent: [_moments(stat) for stat in _stats(part)] for agent, part in _by_agent(state).items()}
+        return {agent: [made(_moments(stat)) for stat in _stats(part)] for agent, part in _by_agent(state).items()}
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, UnsafeData) as err:
         what = f"a state that is none of RLlib's MeanStdFilter: {err!r}"[:300]
         raise BadPiece(what, where=PLACE, fix="the get_state() of RLlib's connector") from err
@@ -70,9 +73,9 @@ def _flat(tree: Any) -> list[Any]:
     return [tree]
 
 
-def _moments(stat: Any) -> Moments:
+def _moments(stat: Any) -> dict[str, Any]:
     named = stat if isinstance(stat, Mapping) else stat.to_state()
     count, mean, m2 = (named[name] for name in ("num_pushes", "mean_array", "sum_sq_diff_array"))
     read = BoundReader(PLACE).read
     mean, m2 = (read(array) if isinstance(array, str) else array for array in (mean, m2))
-    return Moments.from_state({"count": count, "mean": mean, "m2": m2})
+    return {"count": count, "mean": mean, "m2": m2}

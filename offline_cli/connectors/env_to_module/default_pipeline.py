@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from offline_cli.connectors.builders import Custom, custom_pieces
 from offline_cli.connectors.common.add_observations_from_episodes_to_batch import AddObservationsFromEpisodesToBatch
 from offline_cli.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from offline_cli.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
@@ -18,6 +17,7 @@ from offline_cli.connectors.common.batch_individual_items import BatchIndividual
 from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.spaces import Space
 
 __all__ = ["EnvToModulePipeline", "env_to_module_pipeline"]

@@ -12,7 +12,6 @@ import gymnasium.wrappers
 from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from offline_cli.connectors.common.observation_transform import ObservationTransform
-from offline_cli.connectors.common.sizes import check_size
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.what_it_wants import what_it_wants
 from offline_cli.episodes.buffers.stacking import stack, unstack
@@ -65,7 +64,7 @@ def wrapped(piece: ConnectorV2, wrapper: type[Any], space: Space, options: Mappi
     """The wrapper around observations of `space`, for `piece`. Raises SpaceMismatch, MissingPackage."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}  # TOML has no tuples
     if isinstance(given.get("shape"), tuple):
-        check_size(piece, given["shape"])
+        piece.check_size(given["shape"])
     try:
         return wrapper(_Observed(space), **given)
     except gym.error.DependencyNotInstalled as err:

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.connectors.common.observation_transform import ObservationTransform
-from offline_cli.connectors.common.sizes import check_size
 from offline_cli.episodes.one_hot import hot_size, one_hot_leaf
 from offline_cli.spaces import Space, describe
 
@@ -25,7 +24,7 @@ class OneHot(ObservationTransform):
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Box(0, 1). Raises SpaceMismatch for other spaces than Discrete and MultiDiscrete."""
         size = hot_size(self._counted(observations))
-        check_size(self, (size,))
+        self.check_size((size,))
         return spaces.Box(0.0, 1.0, (size,), np.float32)
 
     def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:

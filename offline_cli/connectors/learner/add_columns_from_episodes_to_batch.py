@@ -10,17 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
+from offline_cli.columns import STATE_COLUMNS, Columns
 from offline_cli.connectors.batch_items import filed_rows, key_of
 from offline_cli.connectors.common.episode_rows import first_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import map_leaves
 
 __all__ = ["AddColumnsFromEpisodesToBatch", "AddColumnsFromEpisodesToTrainBatch"]
-
-STATES = (Columns.STATE_IN, Columns.STATE_OUT)
 
 
 class AddColumnsFromEpisodesToBatch(ConnectorV2):
@@ -32,7 +30,7 @@ class AddColumnsFromEpisodesToBatch(ConnectorV2):
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch with these columns. Raises EpisodeKeyError for an extra output that an episode lacks."""
         if isinstance(episodes, EpisodeBatch):
-            for column, tree in _columns_of_batch(episodes).items():
+            for column, tree in episodes.step_columns().items():
                 if column not in batch:
                     batch[column] = map_leaves(np.array, tree)  # pieces may write into it, and the recording stays
             return batch
@@ -43,17 +41,6 @@ class AddColumnsFromEpisodesToBatch(ConnectorV2):
 
 
 AddColumnsFromEpisodesToTrainBatch = AddColumnsFromEpisodesToBatch
-
-
-def _columns_of_batch(episodes: EpisodeBatch) -> dict[str, Tree]:
-    terminateds, truncateds = episodes.step_flags()
-    return {
-        Columns.ACTIONS: episodes.actions,
-        Columns.REWARDS: episodes.rewards,
-        Columns.TERMINATEDS: terminateds,
-        Columns.TRUNCATEDS: truncateds,
-        **{name: tree for name, tree in episodes.extra.items() if name not in STATES},
-    }
 
 
 def _columns_of_episodes(episodes: list[SingleAgentEpisode], batch: Batch) -> dict[str, Any]:
@@ -88,6 +75,6 @@ def _extras(episodes: list[SingleAgentEpisode]) -> dict[str, set[Any]]:
     modules: dict[str, set[Any]] = {}
     for episode in episodes:
         for name in episode.extra_model_outputs:
-            if name not in STATES:
+            if name not in STATE_COLUMNS:
                 modules.setdefault(name, set()).add(episode.module_id)
     return modules

@@ -1,25 +1,47 @@
-"""The default learner pipeline and its builders; refuses pieces that are not connectors."""
+"""The learner pipeline: from episodes to a train batch; its default pieces and its builders.
+
+Pieces may write into episodes. Where one of ours does (`writes_episodes`), or two episodes share a name, all work on copies, so
+that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as RLlib has it,
+unless there are such copies.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
-from offline_cli.connectors.builders import Custom, custom_pieces
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import Batch, is_filed
 from offline_cli.connectors.common.add_observations_from_episodes_to_batch import AddObservationsFromEpisodesToBatch
 from offline_cli.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from offline_cli.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
 from offline_cli.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from offline_cli.connectors.common.batch_individual_items import BatchIndividualItems
 from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
-from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
 from offline_cli.connectors.learner.add_columns_from_episodes_to_batch import AddColumnsFromEpisodesToBatch
-from offline_cli.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
+from offline_cli.connectors.learner.own_episodes import have_names_of_their_own, own_episodes
+from offline_cli.connectors.piece_makers import Custom, custom_pieces
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
+from offline_cli.trees import leaves
 
-__all__ = ["LearnerPipeline", "default_pieces", "learner_pipeline"]
+__all__ = ["LearnerConnectorPipeline", "LearnerPipeline", "default_pieces", "learner_pipeline"]
 
 LearnerPipeline = Custom
 """A builder in RLlib's form, `lambda obs_space, act_space: piece or pieces`; or the pieces themselves."""
+
+ROWS_OF_STEPS: Final = (
+    Columns.OBS,
+    Columns.NEXT_OBS,
+    Columns.ACTIONS,
+    Columns.REWARDS,
+    Columns.TERMINATEDS,
+    Columns.TRUNCATEDS,
+    Columns.LOSS_MASK,
+)
 
 
 def learner_pipeline(
@@ -56,3 +78,45 @@ def default_pieces(mapping: AgentToModuleMapping | None = None, device: Any = No
         BatchIndividualItems(multi_agent=mapping is not None),
         NumpyToTensor(device=device),
     ]
+
+
+class LearnerConnectorPipeline(ConnectorPipelineV2):
+    """`pipeline(episodes=...)` gives the train batch of episodes: a list, or an `EpisodeBatch`, which is much faster."""
+
+    multi_agent: bool = False  # whether columns go by module in the end: agents' episodes are then taken one by one
+
+    def _prepared(self, episodes: Episodes) -> Episodes:
+        if isinstance(episodes, EpisodeBatch):
+            if not self.multi_agent:
+                return episodes
+            episodes = list(episodes)
+        elif not any(piece.writes_episodes for piece in self.pieces()) and have_names_of_their_own(episodes):
+            return episodes
+        return own_episodes(episodes)
+
+    def _steps(self, batch: Batch, episodes: Episodes, call: dict[str, Any]) -> Iterator[tuple[str, Batch, Episodes]]:
+        for name, after, left in super()._steps(batch, episodes, call):
+            batch = after
+            yield name, after, left
+        for columns in _parts(batch):
+            _check_rows(columns)
+
+
+def _parts(batch: Batch) -> Iterator[Batch]:
+    """The batch, or each module's part of it."""
+    if any(column in batch for column in ROWS_OF_STEPS):
+        yield batch
+    else:
+        yield from (part for part in batch.values() if isinstance(part, dict) and not is_filed(part))
+
+
+def _check_rows(columns: Batch) -> None:
+    """Raise BadPiece where columns that have a row per step disagree; items that are not stacked yet are left alone."""
+    counts = {}
+    for column in ROWS_OF_STEPS:
+        held = columns.get(column)
+        if held is not None and not isinstance(held, list) and not is_filed(held):
+            counts[column] = len(leaves(held)[0])
+    if len(set(counts.values())) > 1:
+        fix = "one item per timestep of every episode, in each column that a piece adds"
+        raise BadPiece(f"columns of different lengths: {counts}", where="learner pipeline", fix=fix)

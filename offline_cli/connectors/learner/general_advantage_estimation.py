@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.rl_modules import is_multi, max_seq_len, module_of
 from offline_cli.connectors.common.sequences import Cut
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.learner.discounting import discounted
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
+from offline_cli.modules.rl_module import is_multi, max_seq_len, module_of
 from offline_cli.spaces import Space
 
 __all__ = ["GeneralAdvantageEstimation"]

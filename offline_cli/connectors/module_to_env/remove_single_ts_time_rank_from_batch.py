@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.rl_modules import module_of
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.errors import BadPiece
+from offline_cli.modules.rl_module import module_of
 from offline_cli.trees import map_leaves
 
 __all__ = ["RemoveSingleTsTimeRankFromBatch"]

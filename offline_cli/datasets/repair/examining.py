@@ -12,8 +12,8 @@ from offline_cli.datasets.repair.choice import Choice, Gap
 from offline_cli.datasets.repair.known import Known
 from offline_cli.datasets.repair.listing import Said
 from offline_cli.datasets.repair.survey import Survey
+from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadData
-from offline_cli.key_index import KnownIds
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.scopes import Reading, Scope
 from offline_cli.storage.adopting import Adopted, adopt

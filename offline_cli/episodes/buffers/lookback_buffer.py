@@ -19,7 +19,7 @@ from offline_cli.episodes.buffers.indexing import Indices, clip, inside, positio
 from offline_cli.episodes.buffers.stacking import concatenate, row_count, same_records, stack, unstack
 from offline_cli.episodes.buffers.state_data import arrays_from_state, records_from_state
 from offline_cli.episodes.buffers.writing import overwrite
-from offline_cli.episodes.known_spaces import known_space_from_rllib, known_space_to_rllib
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves

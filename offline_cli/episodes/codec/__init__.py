@@ -7,7 +7,8 @@ episode, `encode_batch`, `decode_batch` and `BatchDecoder` for many, and much fa
 
 from __future__ import annotations
 
-from offline_cli.episodes.codec.batches import BatchDecoder, decode_batch, encode_batch
+from offline_cli.episodes.codec.batch_decoder import BatchDecoder, decode_batch
+from offline_cli.episodes.codec.batch_encoder import encode_batch
 from offline_cli.episodes.codec.one_episode import decode, encode
 from offline_cli.episodes.codec.states import pack_state, unpack_state
 

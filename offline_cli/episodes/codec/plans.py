@@ -31,7 +31,7 @@ from offline_cli.episodes.codec.fields import (
     read_uint,
 )
 from offline_cli.episodes.codec.kinds import Kinds
-from offline_cli.episodes.known_spaces import space_in_state
+from offline_cli.episodes.episode_spaces import space_in_state
 from offline_cli.errors import OfflineCliError
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally

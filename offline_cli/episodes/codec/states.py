@@ -15,7 +15,7 @@ import numpy as np
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.episodes.codec.jsonable_steps import arrays_from_jsonable, is_jsonable
 from offline_cli.episodes.codec.plain_values import plain_mapping
-from offline_cli.episodes.known_spaces import space_in_state, space_node
+from offline_cli.episodes.episode_spaces import space_in_state, space_node
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.tally import Tally
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.episodes.buffers.stacking import EXACT_INT, STORABLE, check_widening
-from offline_cli.episodes.known_spaces import MAX_DEPTH, in_space
+from offline_cli.episodes.episode_spaces import MAX_DEPTH, in_space
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally

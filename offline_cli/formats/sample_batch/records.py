@@ -15,7 +15,7 @@ import orjson
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
 from offline_cli.formats.sample_batch.files import Line
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 from offline_cli.tally import Tally
 
 __all__ = ["FIX", "NEEDED", "batches_of", "is_batch", "parsed"]

@@ -22,7 +22,7 @@ from offline_cli.formats.tables.arrow_messages import (
 from offline_cli.formats.tables.flat_names import holding
 from offline_cli.scopes import Scope
 from offline_cli.storage.arrow_reading import arrow_file, check_footer, without_objects
-from offline_cli.storage.parquet_bombs import refuse_bomb
+from offline_cli.storage.parquet_safety import refuse_bomb
 from offline_cli.storage.parquet_statistics import chunk_statistics
 
 __all__ = ["arrow_batches", "arrow_schema", "parquet_batches", "parquet_nullable", "parquet_schema"]

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
-from offline_cli.storage import parquet_bombs
+from offline_cli.storage import parquet_safety
 
 __all__ = ["ArrowBound", "CheckedStream", "buffers_of", "check_arrow_file", "check_arrow_stream"]
 
@@ -53,7 +53,7 @@ class ArrowBound:
             needs, length = _needed(metadata, body, chosen)
         except UNREADABLE as error:
             raise pa.ArrowInvalid(f"the metadata of a message cannot be read: {error}") from error
-        if needs > max(parquet_bombs.MAX_BYTES, parquet_bombs.MAX_RATIO * self.size):
+        if needs > max(parquet_safety.MAX_BYTES, parquet_safety.MAX_RATIO * self.size):
             what = f"{self.size} bytes of Arrow that unfold to at least {needs >> 20} MiB"
             fix = "write the file again from its source"
             raise UnsafeData(what, where=self.url, fix=fix, details={PROBLEM: "unreadable-file"})

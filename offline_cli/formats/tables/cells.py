@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from offline_cli.json_text import from_json
+from offline_cli.json_documents import from_json
 
 if TYPE_CHECKING:  # takes 50 MiB and a tenth of a second, which tables of plain numbers do without
     import polars as pl

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadData, UnsafeData
 from offline_cli.formats.line_limits import MAX_LINE_BYTES
 from offline_cli.formats.tables.flat_names import holding
-from offline_cli.json_text import deeper_than, from_json
+from offline_cli.json_documents import deeper_than, from_json
 
 __all__ = ["json_batches", "json_schemas"]
 

@@ -17,7 +17,7 @@ from offline_cli.formats.end_flags import END_FLAGS
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.formats.tables.mapping_mistakes import mapping_mistakes
 from offline_cli.formats.tables.mapping_text import mapping_text
-from offline_cli.json_text import deeper_than
+from offline_cli.json_documents import deeper_than
 from offline_cli.spaces import Space, space_from_json
 
 __all__ = ["EXTRA", "KEYS", "TREES", "CsvForm", "Part", "TableMapping", "load_mapping", "mapping_of"]

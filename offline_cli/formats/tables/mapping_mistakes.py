@@ -10,8 +10,8 @@ from typing import Any
 from offline_cli.columns import Columns
 from offline_cli.errors import UnsupportedSpace
 from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.json_documents import load_schema, mistakes
 from offline_cli.spaces import space_from_json
-from offline_cli.storage.schemas import load_schema, mistakes
 
 __all__ = ["SCHEMA", "mapping_mistakes", "nearest"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from offline_cli.storage.schemas import schemas_folder
+from offline_cli.json_documents import schemas_folder
 
 __all__ = ["DEFAULT", "preset_names", "preset_text"]
 

@@ -1,27 +1,59 @@
-"""The JSON Schemas that ship with the package, and checks against them; refuses a document by listing all its mistakes.
+"""JSON documents: parsed as any program could take them over, and checked against the JSON Schemas that ship with the package.
 
-They lie in `offline_cli/schemas` of an installed package and in `schemas/` of a checkout. References between them are
-resolved from the same folder, never from the network.
+Python's parser follows any nesting until its stack ends, and takes halves of surrogate pairs for letters, which neither UTF-8
+nor msgpack nor Arrow can hold: both raise the ValueErrors that broken JSON raises anyway. NaN and Infinity are read.
+
+The schemas lie in `offline_cli/schemas` of an installed package and in `schemas/` of a checkout. References between them are
+resolved from the same folder, never from the network. A check lists all mistakes of a document.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_schema", "mistakes", "mistakes_by", "schemas_folder"]
+__all__ = ["deeper_than", "from_json", "load_schema", "mistakes", "mistakes_by", "schemas_folder"]
 
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # of an escape that may be half of a letter
 MAX_MISTAKES = 50  # shown; a document of another kind altogether has thousands
 MAX_SHOWN = 120  # letters of one offending value
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of `text` (bytes: UTF-8). Raises ValueError where it is no JSON, nests too deeply, or holds half letters."""
+    plain = text.decode("utf-8") if isinstance(text, bytes) else text
+    try:
+        value = json.loads(plain)
+        if SURROGATE.search(plain):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError as err:
+        raise ValueError("nested too deeply") from err
+    return value
+
+
+def deeper_than(document: Any, depth: int) -> bool:
+    """Whether lists and objects are nested deeper than `depth`: a validator goes as deep as they do, and Python does not."""
+    level = [document] if isinstance(document, (dict, list)) else []
+    for _ in range(depth):
+        parts = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [part for part in chain.from_iterable(parts) if isinstance(part, (dict, list))]
+        if not level:
+            return False
+    return bool(level)
+
+
+# ---- schemas ----
 
 
 @cache
 def schemas_folder() -> Path:
     """The folder of the schemas: in the package, or beside it in a checkout or editable install."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parent
     installed, checkout = package / "schemas", package.parent / "schemas"
     return installed if installed.is_dir() else checkout
 

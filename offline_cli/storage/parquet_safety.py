@@ -1,17 +1,15 @@
-"""Whether a Parquet file would unfold beyond reason; refuses one that would, before any of its rows is read.
+"""What keeps a Parquet file from filling memory, and where its column chunks lie, by a footer that may lie itself.
 
-Parquet writes a run of equal values as one, and a text that repeats as a number: 800 bytes can stand for 200 MiB, and what
-the file says of its sizes (of encoded pages) does not show it. Here numbers are counted as they will be in memory, and texts
-that a dictionary may repeat are added up by its entries, which takes no more than these. Files may unfold to `MAX_BYTES`
+Parquet writes a run of equal values as one, and a text that repeats as a number: 800 bytes can stand for 200 MiB, and
+what the file says of its sizes (of encoded pages) does not show it. Here numbers are counted as they will be in memory, and
+texts that a dictionary may repeat are added up by its entries, which takes no more than these. Files may unfold to `MAX_BYTES`
 whatever their size, and to `MAX_RATIO` times their own bytes: a column that never changes takes nearly nothing, and is no
-bomb.
-
-It is the one bound for readers and writers: `row_group_cuts` makes no file that is refused here.
+bomb. It is the one bound for readers and writers: `row_group_cuts` makes no file that is refused here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +20,22 @@ import pyarrow.parquet as pq
 from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import PROBLEM, UnsafeData
 from offline_cli.options import shared
-from offline_cli.storage.parquet_footers import chosen_columns
 
-__all__ = ["MEMORY_LIMIT", "WIDTHS", "Opening", "Unfolded", "in_memory_bytes", "refuse_bomb", "unfolded_bytes"]
+__all__ = [
+    "MEMORY_LIMIT",
+    "WIDTHS",
+    "Opening",
+    "Unfolded",
+    "chosen_columns",
+    "chunk_ranges",
+    "file_ranges",
+    "in_memory_bytes",
+    "refuse_bomb",
+    "unfolded_bytes",
+    "with_ends",
+]
 
+NEAR: Final = 256 << 10  # bytes that are rather fetched than left out
 Opening = Callable[[], AbstractContextManager[Any]]
 
 MEMORY_LIMIT: Final = byte_size(
@@ -38,6 +48,53 @@ PREFIXES: Final = "DELTA_BYTE_ARRAY"
 PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
 WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 5}
 """Bytes that a value takes in memory at least; 5: the place of a text, and whether it is null."""
+
+
+# ---- where columns lie ----
+
+
+def chosen_columns(metadata: Any, columns: Collection[str] | None) -> Sequence[int]:
+    """Numbers of the stored columns that belong to `columns`, top-level names; None: all."""
+    if columns is None:
+        return range(metadata.num_columns)
+    wanted = tuple(f"{name}." for name in columns)  # a name may hold dots itself
+    paths = (metadata.schema.column(i).path for i in range(metadata.num_columns))
+    return [i for i, path in enumerate(paths) if f"{path}.".startswith(wanted)]
+
+
+def chunk_ranges(metadata: Any, group: int, columns: Collection[str] | None = None) -> list[tuple[int, int]]:
+    """From which byte to before which each column chunk of a row group lies. `columns`: top-level names; None: all.
+
+    `metadata`: a footer, which may lie: chunks before the file or of no length are left out, ones beyond its end are not.
+    """
+    found = metadata.row_group(group)
+    ranges = []
+    for number in chosen_columns(metadata, columns):
+        chunk = found.column(number)
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+            start = chunk.dictionary_page_offset
+        if start > 0 and chunk.total_compressed_size > 0:
+            ranges.append((start, start + chunk.total_compressed_size))
+    return ranges
+
+
+def file_ranges(
+    metadata: Any, columns: Collection[str] | None = None, *, groups: Iterable[int] | None = None
+) -> list[tuple[int, int]]:
+    """As `chunk_ranges`, of several row groups; None: of all."""
+    chosen = range(metadata.num_row_groups) if groups is None else groups
+    return [part for group in chosen for part in chunk_ranges(metadata, group, columns)]
+
+
+def with_ends(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """`ranges`, and what a file of `size` bytes has before and after them, magic and footer, where that is little."""
+    first, last = min((start for start, _ in ranges), default=0), max((end for _, end in ranges), default=size)
+    ends = [(start, end) for start, end in ((0, first), (last, size)) if start < end <= start + NEAR]
+    return sorted([*ranges, *ends])
+
+
+# ---- bombs ----
 
 
 class Unfolded(NamedTuple):

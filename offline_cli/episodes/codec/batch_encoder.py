@@ -1,7 +1,8 @@
-"""A batch as the parts of its packed episodes, column by column; refuses infos and custom data that are not plain.
+"""EpisodeBatches to packed episodes, a thousand at a time; refuses infos and custom data that are not plain.
 
-Episodes of as many steps, with the same flags, are of one kind: between their items only ids, payloads and the like differ.
-What lies between these is made once per kind, so that few parts are left to be joined for each episode.
+An item is joined of parts, which are made column by column. Episodes of as many steps, with the same flags, are of one kind:
+between their items only ids, payloads and the like differ. What lies between these is made once per kind, so that few parts are
+left to be joined for each episode.
 """
 
 from __future__ import annotations
@@ -16,18 +17,57 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.arrays import list_header
 from offline_cli.episodes.codec.fields import ArrayField, clocks_bytes, flag_bytes, name_bytes, names_bytes, uint_bytes
-from offline_cli.episodes.codec.plans import ItemPlan, Slot
-from offline_cli.episodes.codec.states import packed, plain_custom_data, plain_infos
+from offline_cli.episodes.codec.names import check_names
+from offline_cli.episodes.codec.plans import ItemPlan, Slot, plan_of
+from offline_cli.episodes.codec.states import pack_state, packed, plain_custom_data, plain_infos
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["item_parts"]
+__all__ = ["encode_batch"]
 
 Column = Iterable[bytes | memoryview]
 Field = tuple[bytes | Sequence[bytes], Column | None]
 """A field's bytes: first what all episodes have there, or each kind of them, then what each has (None: nothing of its own)."""
 
+TOGETHER = 1024  # episodes that are packed together: the parts of short ones take several times their bytes
 SMALL = 1 << 10  # bytes of a payload, on average: smaller ones are joined faster as bytes of their own than as views
+
+
+def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes]:
+    """Each episode of `batch` as `encode` would pack it, byte for byte.
+
+    Raises BadData naming episode, step and key for infos and custom data that are not plain, and for names that UTF-8 cannot
+    hold or that are longer than 64 KiB; what had to be changed in infos is counted in `tally`.
+    """
+    if not len(batch):
+        return []
+    check_names(batch, where=where)
+    plan = plan_of(pack_state(_layout_of(batch)[0].get_state(), where=where, tally=Tally()))
+    assert plan is not None, f"no plan for an item of our own: {batch!r}"
+    items: list[bytes] = []
+    for first in range(0, len(batch), TOGETHER):
+        part = batch if len(batch) <= TOGETHER else batch.select(slice(first, first + TOGETHER))
+        items.extend(map(b"".join, zip(*item_parts(part, plan, where=where, tally=tally), strict=True)))
+    return items
+
+
+def _layout_of(batch: EpisodeBatch) -> EpisodeBatch:
+    """One episode without steps that is laid out as those of `batch` are."""
+    return EpisodeBatch(
+        ids=batch.ids[:1],
+        starts=np.zeros(2, np.int64),
+        obs=map_leaves(lambda leaf: leaf[:1], batch.obs),
+        actions=map_leaves(lambda leaf: leaf[:0], batch.actions),
+        rewards=batch.rewards[:0],
+        terminated=batch.terminated[:1],
+        truncated=batch.truncated[:1],
+        extra={name: map_leaves(lambda leaf: leaf[:0], tree) for name, tree in batch.extra.items()},
+        observation_space=batch.observation_space,
+        action_space=batch.action_space,
+    )
+
+
+# ---- the parts of items ----
 
 
 def item_parts(batch: EpisodeBatch, plan: ItemPlan, *, where: str, tally: Tally) -> list[Column]:

@@ -1,0 +1,343 @@
+"""Episodes as a learner pipeline gets them, for `train-bc` and `apply` alike, and what it makes of them.
+
+Decisions: one policy learns from the episodes of one module. Episodes without a step teach nothing and are left out. Extra
+outputs that are text have no tensor form and are left out too. Box actions come in the units of networks, as RLlib's pieces
+know them, whatever the scale they were recorded in; an unknown scale is an error. Episodes are grouped until they have the
+steps that are asked for: a group closes with the episode that brings it there, so that it depends on the episodes and their
+order alone, and not on how they were read.
+
+The default pipeline makes nothing of its own for a module without memory: the columns that an algorithm learns from are the
+recorded ones, and are taken as they are. Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are
+never learned from, and not measured on.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import is_filed
+from offline_cli.connectors.common.numpy_to_tensor import as_tensors
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import Batch, Episodes
+from offline_cli.connectors.what_it_wants import what_it_wants
+from offline_cli.converting.misfits import misfits
+from offline_cli.converting.reading import EpisodeStream
+from offline_cli.environments import Environment
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
+from offline_cli.formats.source import UNKNOWN_SCALE
+from offline_cli.modules.action_units import in_network_units, network_space
+from offline_cli.modules.distributions import check_scale
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, evaluating
+from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
+from offline_cli.trees import Tree, flatten, leaves, map_leaves
+
+__all__ = [
+    "TRAINED_ON",
+    "check_known_scale",
+    "choices_of",
+    "grouped",
+    "in_learner_units",
+    "learner_columns",
+    "learner_spaces",
+    "nothing_left",
+    "of_one_module",
+    "stepped",
+    "through",
+    "with_steps",
+]
+
+TRAINED_ON: Final = (Columns.OBS, Columns.ACTIONS)
+PLACE: Final = "learner pipeline"
+OPTION: Final = "--module-id"
+MAX_NAMED: Final = 10  # modules in one message
+
+
+def check_known_scale(stream: EpisodeStream) -> None:
+    """Raise BadConfig where the scale of Box actions is unknown: before all the data is read, and never where none is a Box."""
+    if stream.action_scale == UNKNOWN_SCALE:
+        check_scale(stream.action_scale, where=", ".join(stream.locations))
+
+
+def learner_spaces(
+    said: tuple[Space, Space], environment: Environment | None, *, inferred: bool, where: str
+) -> tuple[Space, Space]:
+    """The spaces `said` by the data; the environment's where there is one: its bounds are what the policy will meet.
+
+    Raises SpaceMismatch where a policy for the data could not play in `environment`.
+    """
+    if environment is None:
+        return said
+    own = environment.observation_space, environment.action_space
+    problems = [
+        text
+        for what, space, theirs in zip(("observations", "actions"), said, own, strict=True)
+        for text in misfits(space, theirs, inferred=inferred, what=what)
+    ]
+    if problems:
+        fix = f"name the environment that the data is from, wrapped as it was, instead of --env {environment.name}"
+        raise SpaceMismatch.of(problems, where=where, fix=fix)
+    return own
+
+
+def with_steps(episodes: EpisodeBatch) -> EpisodeBatch:
+    """The episodes that have a step, with those of their extra outputs that are numbers."""
+    numbers = {name: leaf for name, leaf in episodes.extra.items() if all(part.dtype.kind in "biuf" for part in leaves(leaf))}
+    episodes = replace(episodes, extra=numbers)
+    moving = np.flatnonzero(np.diff(episodes.starts))
+    return episodes if len(moving) == len(episodes) else episodes.select(moving)
+
+
+def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: str) -> EpisodeBatch:
+    """`episodes`, whose actions are of `action_space`, with actions as a network learns them."""
+    learned = in_network_units(episodes.actions, action_space, action_scale=action_scale)
+    return replace(episodes, actions=learned, action_space=network_space(action_space))
+
+
+def of_one_module(
+    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str] | None = None
+) -> Iterator[EpisodeBatch]:
+    """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a module id is of the
+    module `default_policy`.
+
+    At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
+    there are several. `seen` counts the episodes of each module.
+    """
+    seen = Counter() if seen is None else seen
+    for batch in batches:
+        ids = batch.module_ids
+        names = [DEFAULT_MODULE_ID] * len(batch) if ids is None else [id_ or DEFAULT_MODULE_ID for id_ in ids]
+        here = Counter(names)
+        seen.update(here)
+        if wanted is None:
+            if len(seen) == 1:
+                yield batch
+        elif len(here) == 1 and wanted in here:
+            yield batch
+        elif wanted in here:
+            yield batch.select(np.flatnonzero([name == wanted for name in names]))
+    if wanted is None and len(seen) > 1:
+        what = f"the data holds episodes of {len(seen)} modules, {_listed(seen)}: one policy learns from one of them"
+        raise BadConfig(what, where=where, fix=f"{_choice(seen)} to train that one")
+    if wanted is not None and seen and wanted not in seen:
+        what = f"no episode is of module {wanted!r}: the data holds {_listed(seen)}"
+        raise BadConfig(what, where=where, fix=_choice(seen))
+
+
+def _choice(seen: Counter[str]) -> str:
+    return f"{OPTION} {shlex.quote(next(iter(seen)))}"
+
+
+def _listed(seen: Counter[str]) -> str:
+    named = ", ".join(f"{name} ({count})" for name, count in list(seen.items())[:MAX_NAMED])
+    return named if len(seen) <= MAX_NAMED else f"{named} and {len(seen) - MAX_NAMED} more"
+
+
+# ---- batches ----
+
+
+def grouped(batches: Iterable[EpisodeBatch], steps: int) -> Iterator[EpisodeBatch]:
+    """Batches of whole episodes, in order, of at least `steps` steps each; the last one may have fewer."""
+    pending: list[EpisodeBatch] = []
+    missing = steps
+    for batch in batches:
+        ends, first = batch.starts[1:], 0
+        while first < len(batch):
+            before = int(batch.starts[first])
+            stop = min(len(batch), int(np.searchsorted(ends, before + missing)) + 1)
+            pending.append(batch.select(slice(first, stop)))
+            missing -= int(batch.starts[stop]) - before
+            first = stop
+            if missing <= 0:
+                yield EpisodeBatch.concat(pending)
+                pending, missing = [], steps
+    if pending:
+        yield EpisodeBatch.concat(pending)
+
+
+def stepped(
+    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, *, where: str, rl_module: Any = None
+) -> Iterator[tuple[str, Batch, Episodes]]:
+    """After each piece its unique name, the batch, and the episodes as later pieces see them.
+
+    Raises BadPiece, with the names of the piece and of the first episode, for whatever a piece raises; our own errors keep
+    their class and say the episode too. `where` names the sources.
+    """
+    place = f"train batch from episode {episodes.ids[0]} of {where}"
+    pending = [name for name, _ in pipeline.named()]
+    try:
+        for step in pipeline.stepwise(episodes=episodes, rl_module=rl_module):
+            pending.pop(0)
+            yield step
+    except OfflineCliError as err:
+        err.where = f"{err.where}, {place}"
+        raise
+    except MemoryError:
+        raise
+    except Exception as err:  # pieces may be the user's own, and raise whatever they like
+        name = pending[0] if pending else type(pipeline).__name__
+        fix = "`offline-cli apply --trace 1` shows the batch before this piece, --debug where it raised"
+        raise BadPiece(f"piece {name} raised {what_it_wants(err)}", where=f"piece {name}, {place}", fix=fix) from err
+
+
+def through(
+    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, *, where: str, rl_module: Any = None
+) -> tuple[Batch, dict[str, str]]:
+    """The train batch of `episodes`, and which piece put each of its columns in. Raises as `stepped` does."""
+    batch: Batch = {}
+    added: dict[str, str] = {}
+    for name, after, _ in stepped(pipeline, episodes, where=where, rl_module=rl_module):
+        batch = after
+        for column in after:
+            added.setdefault(column, name)
+    return batch, added
+
+
+# ---- columns ----
+
+
+def learner_columns(
+    pipeline: ConnectorPipelineV2 | None,
+    episodes: EpisodeBatch,
+    announced: tuple[Space, Space],
+    *,
+    where: str,
+    asked: Sequence[str] = TRAINED_ON,
+    rl_module: nn.Module | None = None,
+) -> dict[str, Tree]:
+    """The columns `asked` for, in that order, as trees of tensors (N, ...) on the CPU.
+
+    Observations and actions are of the spaces that the pipeline `announced`; what the others are, its pieces say. `pipeline`
+    None: the default one, before a module without memory.
+
+    `rl_module`: for pieces that compute values or states with it, without gradients.
+
+    Raises BadPiece for what a piece raises; BadConfig for columns that are missing, not stacked, or of other shapes than
+    announced; BadData for numbers that no policy could learn from.
+    `where` names the data.
+    """
+    spaces = {Columns.OBS: announced[0], Columns.NEXT_OBS: announced[0], Columns.ACTIONS: announced[1]}
+    if pipeline is None:
+        batch = episodes.step_columns() | {Columns.OBS: episodes.acted_obs()}
+    else:
+        batch = _made(pipeline, episodes, where, asked, rl_module)
+    columns = {name: _column(batch, name, spaces.get(name)) for name in asked}
+    _check_rows(columns)
+    if Columns.LOSS_MASK in batch:
+        columns = _unmasked(columns, as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool())
+    for name, tree in columns.items():
+        _check_finite(tree, name, where)
+        if name in spaces:
+            _check_choices(tree, spaces[name], name, where)
+    return columns
+
+
+def _made(
+    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, where: str, asked: Sequence[str], rl_module: nn.Module | None
+) -> Batch:
+    """The train batch. Raises BadConfig where a column that is `asked` for is not stacked."""
+    with playing(rl_module) as module:
+        batch, _ = through(pipeline, episodes, where=where, rl_module=module)
+    for name in (*asked, Columns.LOSS_MASK):
+        if is_filed(batch.get(name)):
+            fix = "end the pipeline with batch_individual_items, or keep the default pieces (defaults = true)"
+            raise BadConfig(f"the pipeline leaves {name!r} as items by episode that nobody has stacked", where=PLACE, fix=fix)
+    return batch
+
+
+@contextmanager
+def playing(rl_module: nn.Module | None) -> Iterator[nn.Module | None]:
+    """The module on the CPU, where pieces are, as a copy if it lives elsewhere. Within it no gradient is taken, and the module
+    is in evaluation mode: what it computes is data.
+    """
+    if rl_module is None:
+        yield None
+        return
+    if any(parameter.device.type != "cpu" for parameter in rl_module.parameters()):
+        rl_module = copy.deepcopy(rl_module).cpu()
+    with evaluating(rl_module), torch.no_grad():
+        yield rl_module
+
+
+def _rows(columns: Mapping[str, Tree]) -> int:
+    return len(leaves(next(iter(columns.values())))[0])
+
+
+def _check_rows(columns: Mapping[str, Tree]) -> None:
+    """Raise BadConfig where columns have different numbers of rows."""
+    rows = {path: len(leaf) if leaf.ndim else 0 for name, tree in columns.items() for path, leaf in flatten(tree, name)}
+    if len(set(rows.values())) > 1:
+        what = f"the pipeline gave columns of different numbers of rows: {rows}"
+        raise BadConfig(what, where=PLACE, fix="one row per step in every column that a piece adds")
+
+
+def _column(batch: Mapping[str, Any], name: str, space: Space | None) -> Tree:
+    """A column as tensors, in the structure that the pipeline announced; None: nobody has. Raises BadConfig for another."""
+    if name not in batch:
+        fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
+        raise BadConfig(f"the pipeline gives no {name!r}, but {sorted(map(str, batch))}", where=PLACE, fix=fix)
+    if space is None:
+        return as_tensors(name, batch[name])
+    tree = as_tensors(name, tree_from_lists(batch[name], space))
+    shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(tree, name)}
+    announced = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(space, name).items()}
+    if shapes != announced:
+        what = f"the pipeline gave rows of {shapes}, and announced {announced}"
+        fix = "a piece that changes shapes says so in recompute_output_observation_space or recompute_output_action_space"
+        raise BadConfig(what, where=PLACE, fix=fix)
+    return tree
+
+
+def nothing_left() -> BadConfig:
+    """The error for a mask that is False in every row."""
+    return BadConfig(f"{Columns.LOSS_MASK!r} leaves no row to learn from", where=PLACE, fix="mask fewer rows")
+
+
+def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
+    """The rows that are `kept`. Raises BadConfig for a mask of another shape."""
+    rows = _rows(columns)
+    if kept.shape != (rows,):
+        what = f"{Columns.LOSS_MASK!r} of shape {tuple(kept.shape)} for {rows} rows"
+        raise BadConfig(what, where=PLACE, fix="one value per row in every column that a piece adds")
+    return columns if bool(kept.all()) else {name: map_leaves(lambda leaf: leaf[kept], tree) for name, tree in columns.items()}
+
+
+def _check_finite(tree: Tree, name: str, where: str) -> None:
+    """Raise BadData for a number that is none."""
+    for path, leaf in flatten(tree, name):
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            fix = "mend its pieces, or scale the data: numbers are float32 here"
+            raise BadData(f"after the learner pipeline {path} hold NaN or infinity", where=where, fix=fix)
+
+
+def _check_choices(tree: Tree, space: Space, name: str, where: str) -> None:
+    """Raise BadData for a choice that is none of `space`."""
+    for (path, leaf), part in zip(flatten(tree, name), leaf_spaces(space).values(), strict=True):
+        low, high = choices_of(part)
+        if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any()):
+            what = f"after the learner pipeline {path} hold choices outside {part}"
+            raise BadData(what, where=where, fix="mend its pieces, or the spaces that they announce")
+
+
+def choices_of(space: Space) -> tuple[Any, Any]:
+    """The least and the largest choice of a leaf space; None for both where it has no choices."""
+    match space:
+        case spaces.Discrete():
+            return int(space.start), int(space.start) + int(space.n) - 1
+        case spaces.MultiDiscrete():
+            return space.start, np.add(space.start, space.nvec, dtype=np.int64) - 1
+        case spaces.MultiBinary():
+            return 0, 1
+    return None, None

@@ -1,0 +1,319 @@
+"""Makers of pieces: the classes and functions that pipeline files name and users give, their options, and what they make.
+
+Our own pieces go by their class name in small letters: FrameStacking is `frame_stacking`, and `FrameStacking` works too. A
+third-party package registers pieces under the entry point group `offline_cli.connectors`, name = "package.module:Class".
+Nothing of it is imported before a pipeline file names it. A name that nobody registered is an error with the nearest ones.
+
+Every piece takes `**kwargs`, for RLlib's sake, and would swallow whatever it is given. So its options are the arguments that
+the constructors of its class and of its bases name, and no others.
+
+RLlib's builders take positional arguments: `lambda env`, `lambda env, spaces, device` for the pipelines beside an environment,
+`lambda obs_space, act_space` for the learner's (`lambda env` is seen there, too). A builder gets as many of them as it
+has required positional parameters, and further ones where a parameter with a default bears the argument's name, so that
+`lambda env, n=4: FrameStacking(num_frames=n)` keeps its 4.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Final, Literal, get_args
+
+from gymnasium.vector.utils import batch_space
+
+import offline_cli.connectors as ours
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.what_it_wants import what_it_wants
+from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch, UnknownPiece
+from offline_cli.import_path import add_current_folder
+from offline_cli.plugins import CONNECTORS, plugin, plugins
+from offline_cli.spaces import Space, describe
+
+__all__ = [
+    "AS_LEARNER",
+    "KINDS",
+    "SPACES",
+    "Custom",
+    "Kind",
+    "Maker",
+    "Signature",
+    "constructed",
+    "custom_pieces",
+    "imported",
+    "kind_mistakes",
+    "maker_of",
+    "option_mistakes",
+    "own_pieces",
+    "registered",
+    "signature_of",
+    "snake",
+]
+
+Custom = ConnectorV2 | Sequence[ConnectorV2] | Callable[..., ConnectorV2 | Sequence[ConnectorV2]] | None
+"""A piece, several, or a builder of them; None: none."""
+
+Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
+Kind = Literal["env_to_module", "module_to_env", "learner"]
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+
+SPACES: Final = ("input_observation_space", "input_action_space")
+AS_LEARNER: Final = "as_learner_connector"
+ENV_SPACES: Final = "__env__"  # RLlib's names in the `spaces` that a builder gets
+SINGLE_ENV_SPACES: Final = "__env_single__"
+POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+# ---- by name ----
+
+
+def maker_of(piece: Mapping[str, Any], label: str, named: Collection[str] | None) -> Maker:
+    """What an entry of a pipeline file names or uses. Raises as `registered` and `imported`; `named`: see `plugins.plugin`."""
+    if "name" in piece:
+        return registered(piece["name"], named=named)
+    if named is not None:
+        fix = "name a pipeline file of your own on the command line"
+        raise BadConfig("code is only imported where your own file or option names it", where=label, fix=fix)
+    return imported(piece["use"], where=label)
+
+
+@cache
+def own_pieces() -> dict[str, type[ConnectorV2]]:
+    """Our pieces by name, in alphabetical order."""
+    pieces = [kind for kind in (getattr(ours, name) for name in ours.__all__) if _is_piece(kind)]
+    return {snake(kind.__name__): kind for kind in sorted(dict.fromkeys(pieces), key=lambda kind: kind.__name__)}
+
+
+def _is_piece(kind: Any) -> bool:
+    is_class = isinstance(kind, type) and issubclass(kind, ConnectorV2) and not issubclass(kind, ConnectorPipelineV2)
+    return is_class and not getattr(kind, "__abstractmethods__", None)
+
+
+def snake(name: str) -> str:
+    """`FrameStacking` as `frame_stacking`, `NStepReturns` as `n_step_returns`; what is written so already stays."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.replace("UnBatch", "Unbatch")).lower()
+
+
+def registered(name: str, *, named: Collection[str] | None = None) -> Maker:
+    """The class, or function, of that name; ours come first. Class names of ours work too. `named`: see `plugins.plugin`.
+
+    Raises UnknownPiece with the nearest names; BadConfig for a package that is not named, and for what makes no pieces;
+    MissingPackage for a third-party piece that cannot be imported.
+    """
+    own = {snake(one): one for one in ours.__all__}
+    if snake(name) in own:
+        kind = getattr(ours, own[snake(name)])  # no other piece is imported for it
+        if _is_piece(kind) and kind.__name__ == own[snake(name)]:
+            return kind  # type: ignore[no-any-return]
+    found = plugin(CONNECTORS, name, named=named)
+    if found is not None:
+        return _checked(found.load(), found.entry.value, where=f"piece {name}, registered by {found.package}")
+    others = [one.name for one in plugins(CONNECTORS)] if named is None else []
+    near = get_close_matches(snake(name), [*own_pieces(), *others], n=3, cutoff=0.5)
+    fix = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join([*own_pieces(), *others])}"
+    raise UnknownPiece(f"no piece {name!r}", where=f"piece {name}", fix=f'{fix} Your own: use = "package.module:Class"')
+
+
+def imported(path: str, *, where: str) -> Maker:
+    """What `package.module:attribute` names, importable from the current folder too.
+
+    Runs the module's code: only to be called for what a user's own file or flag names. Raises BadConfig, MissingPackage.
+    """
+    module, colon, attribute = path.partition(":")
+    if not colon or not module or module.startswith(".") or not attribute:
+        raise BadConfig(f"{path!r} names no module and class", where=where, fix='use = "package.module:Class"')
+    add_current_folder()
+    found = _module(module, where)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, dir(found), n=3, cutoff=0.5)
+            fix = f"did you mean {' or '.join(near)}?" if near else "name a class or function of that module"
+            raise BadConfig(f"{module} has no {attribute!r}", where=where, fix=fix)
+        found = getattr(found, part)
+    return _checked(found, path, where=where)
+
+
+def _checked(found: Any, path: str, *, where: str) -> Maker:
+    if not callable(found) or (isinstance(found, type) and not issubclass(found, ConnectorV2)):
+        what = f"{path} is {found!r}, which is neither a ConnectorV2 nor a function that makes one"
+        raise BadConfig(what, where=where, fix="derive the class from offline_cli.ConnectorV2")
+    maker: Maker = found
+    return maker
+
+
+def _module(name: str, where: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as err:
+        if f"{name}.".startswith(f"{err.name}."):
+            fix = "a module that is installed, or lies in the current folder"
+            raise BadConfig(f"there is no module {err.name!r}", where=where, fix=fix) from err
+        package = (err.name or "what it needs").partition(".")[0]
+        raise MissingPackage(f"{name} needs a package: {err}", where=where, fix=f"pip install {package}") from err
+    except (Exception, SystemExit) as err:  # it is the user's code, and any may come of it
+        raise BadConfig(f"importing {name} raised {err!r}", where=where, fix="import it by itself, in Python") from err
+
+
+# ---- options ----
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The arguments of a piece by name."""
+
+    options: Mapping[str, bool]  # whether each must be given
+    spaces: tuple[str, ...]  # of SPACES, those it cannot be made without
+    takes_as_learner: bool  # whether it works in learner pipelines and in env-to-module ones, and is told which
+
+
+def signature_of(maker: Maker) -> Signature:
+    """What a class of pieces takes, or the keyword-only arguments of a builder of pieces."""
+    named = _of_class(maker) if inspect.isclass(maker) else _of_builder(maker)
+    options = {name: needed for name, needed in named.items() if name not in (*SPACES, AS_LEARNER)}
+    return Signature(options, tuple(name for name in SPACES if named.get(name)), AS_LEARNER in named)
+
+
+def _of_class(kind: type[Any]) -> dict[str, bool]:
+    """Arguments of its constructor, and of its bases' as long as what comes by name is passed on to them."""
+    found: dict[str, bool] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base) or base is object:
+            continue
+        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        for p in parameters:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                found.setdefault(p.name, p.default is p.empty and base is _first_with_init(kind))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return found
+
+
+def _first_with_init(kind: type[Any]) -> type[Any]:
+    return next(base for base in kind.__mro__ if "__init__" in vars(base))
+
+
+def _of_builder(builder: Maker) -> dict[str, bool]:
+    parameters = inspect.signature(builder).parameters.values()
+    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def option_mistakes(signature: Signature, given: Collection[str]) -> list[str]:
+    """What is wrong with the names of the options given; empty when nothing is."""
+    found = []
+    for name in given:
+        if name in signature.options:
+            continue
+        if name == AS_LEARNER and signature.takes_as_learner:
+            found.append(f"{AS_LEARNER} follows from the kind of the pipeline: leave it out")
+            continue
+        near = get_close_matches(name, signature.options, n=1)
+        known = ", ".join(signature.options) or "none"
+        found.append(f"unknown option '{name}'" + (f", did you mean '{near[0]}'?" if near else f" (it has: {known})"))
+    missing = [name for name, needed in signature.options.items() if needed and name not in given]
+    return found + [f"needs the option '{name}'" for name in missing]
+
+
+def kind_mistakes(maker: Maker, signature: Signature, kind: Any) -> list[str]:
+    """Our own pieces lie in a folder per kind of pipeline; those of `common` serve several."""
+    package, _, home = maker.__module__.rpartition(".")[0].rpartition(".")
+    if package != ours.__name__ or kind not in KINDS:
+        return []
+    if home in ("common", kind) or (kind == "learner" and signature.takes_as_learner):
+        return []
+    return [f"belongs to pipelines of kind '{home}', this is one of kind '{kind}'"]
+
+
+def constructed(maker: Maker, options: Mapping[str, Any], spaces: Mapping[str, Any], *, label: str) -> Any:
+    """The piece. Raises SpaceMismatch where its constructor, given spaces, already finds that they do not fit."""
+    try:
+        return maker(**options, **spaces)
+    except OfflineCliError:
+        raise
+    except Exception as err:
+        if not any(frame.name.startswith("recompute_") for frame in traceback.extract_tb(err.__traceback__)):
+            raise
+        got = " and ".join(f"{name.split('_')[1]}s of {describe(space)}" for name, space in spaces.items())
+        fix = "another order of pieces, or another piece"
+        raise SpaceMismatch(f"{label} got {got} ({what_it_wants(err)})", where=label, fix=fix) from err
+
+
+# ---- what users give ----
+
+
+def custom_pieces(
+    custom: Custom,
+    kind: Kind,
+    observation_space: Space | None,
+    action_space: Space | None,
+    *,
+    env: Any = None,
+    device: Any = None,
+    num_envs: int = 1,
+) -> list[ConnectorV2]:
+    """The user's own pieces of a pipeline of this kind, in order. Raises BadPiece for what is none and builds none.
+
+    A builder's `spaces` are pairs (observation space, action space): `"__env_single__"` those given, `"__env__"` those of
+    the vector of `num_envs` environments. A learner's builder of one argument gets `env`, None unless there is one.
+    """
+    where = f"{kind.replace('_', '-')} pipeline"
+    if custom is None or isinstance(custom, ConnectorV2) or not callable(custom):
+        return _as_pieces([] if custom is None else custom, where)
+    names: dict[str, Callable[[], Any]] = {"env": lambda: env}
+    if kind != "learner":
+        names |= {"spaces": lambda: _builder_spaces(observation_space, action_space, num_envs), "device": lambda: device}
+    elif _required(custom, where) != 1:
+        names = {"obs_space": lambda: observation_space, "act_space": lambda: action_space}
+    taken = _taken(custom, list(names), where)
+    return _as_pieces(custom(*(names[name]() for name in taken)), where)
+
+
+def _builder_spaces(observations: Space | None, actions: Space | None, num_envs: int) -> dict[str, tuple[Any, Any]]:
+    vector = tuple(None if space is None else batch_space(space, num_envs) for space in (observations, actions))
+    return {ENV_SPACES: (vector[0], vector[1]), SINGLE_ENV_SPACES: (observations, actions)}
+
+
+def _as_pieces(made: Any, where: str) -> list[ConnectorV2]:
+    pieces = list(made) if isinstance(made, (list, tuple)) else [made]
+    for piece in pieces:
+        if not isinstance(piece, ConnectorV2):
+            what = f"the pipeline's builder gave {_described(piece)}, not a ConnectorV2"
+            raise BadPiece(what, where=where, fix="give one piece or a list of pieces")
+    return pieces
+
+
+def _taken(builder: Callable[..., Any], names: list[str], where: str) -> list[str]:
+    """The arguments that this builder gets, by name and in order."""
+    required = _required(builder, where)
+    if required > len(names):
+        what = f"the pipeline's builder wants {required} arguments"
+        raise BadPiece(what, where=where, fix=f"a builder of at most {len(names)}: {', '.join(names)}")
+    parameters = _parameters(builder, where)
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
+        return names
+    positional = [parameter.name for parameter in parameters if parameter.kind in POSITIONAL]
+    taken = required
+    while taken < min(len(positional), len(names)) and positional[taken] == names[taken]:
+        taken += 1
+    return names[:taken]
+
+
+def _required(builder: Callable[..., Any], where: str) -> int:
+    parameters = _parameters(builder, where)
+    return sum(parameter.kind in POSITIONAL and parameter.default is parameter.empty for parameter in parameters)
+
+
+def _parameters(builder: Callable[..., Any], where: str) -> list[inspect.Parameter]:
+    if inspect.isclass(builder):
+        what = f"{builder.__name__} is a class, not a piece and not a function that builds one"
+        raise BadPiece(what, where=where, fix=f"lambda *_: {builder.__name__}(...)")
+    return list(inspect.signature(builder).parameters.values())
+
+
+def _described(piece: Any) -> str:
+    return f"the class {piece.__name__}" if inspect.isclass(piece) else type(piece).__name__
