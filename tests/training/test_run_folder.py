@@ -156,7 +156,7 @@ def test_an_existing_run_is_not_touched_unasked(folder: RunFolder) -> None:
 
 
 def test_going_on_and_replacing_at_once_is_refused(folder: RunFolder) -> None:
-    with pytest.raises(UsageError, match="both"):
+    with pytest.raises(UsageError, match="mutually exclusive"):
         folder.claim(resume=True, overwrite=True)
 
 
