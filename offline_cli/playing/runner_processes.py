@@ -29,7 +29,7 @@ from offline_cli.playing.env_runner import EnvRunner, too_long
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, open_runner, policy_of
 from offline_cli.playing.sink import MakeSink
-from offline_cli.playing.starting import started
+from offline_cli.playing.starting import guard_hint, started
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
 from offline_cli.waiting import WORKERS, Ending, Mirrored, Overdue, current, use
@@ -196,7 +196,7 @@ class _Inbox(Generic[Taken]):
                     return False
                 self.process.join(GRACE)
                 what = f"a runner process ended with exit code {self.process.exitcode}"
-                fix = f"--num-env-runners 0 shows what happens{_going_on(self.sight.plan)}"
+                fix = f"--num-env-runners 0 shows what happens{guard_hint()}{_going_on(self.sight.plan)}"
                 raise BadData(what, where=str(self.process.name), fix=fix) from err
             if message is None:
                 return False

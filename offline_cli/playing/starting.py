@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from offline_cli.engines.watchdog import guards
 from offline_cli.errors import BadData
 
-__all__ = ["started"]
+__all__ = ["guard_hint", "started"]
 
 INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -29,7 +31,17 @@ def started(process: Any) -> None:
         said = f"{type(err).__name__}{f': {err}' if str(err) else ''}"
         what = f"the fork server, which starts worker processes, has died or does not answer ({said})"
         fix = "--num-env-runners 0 --vectorize sync needs no other process; the same command again starts a new server"
+        fix += guard_hint()
         raise BadData(what, where=str(process.name), fix=fix) from err
+
+
+def guard_hint() -> str:
+    """What to add to a remedy where the program is a script: worker processes import it, and run what it does not guard."""
+    main = sys.modules["__main__"]
+    script = Path(getattr(main, "__file__", None) or "")
+    if main.__spec__ is not None or script.suffix != ".py":
+        return ""
+    return f'; {script.name} has to start them from below `if __name__ == "__main__":`, because they import it'
 
 
 @contextmanager
