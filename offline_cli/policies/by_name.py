@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.converting.misfits import misfits
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.model_policy import ModelPolicy, is_transposed_image, load_model
 from offline_cli.policies.module_policy import ModulePolicy, fingerprint_of
@@ -28,6 +29,7 @@ from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.random_policy import RandomPolicy
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.spaces import Space
+from offline_cli.storage.links import not_found
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["open_policy", "policy_of_run"]
@@ -70,7 +72,15 @@ def open_policy(
         return _python(play, example)
     if "://" not in name and name.split(":")[0] in ("rllib", "onnx"):
         raise BadConfig("this kind of policy cannot be recorded yet", where=f"--policy {name}", fix=_forms())
-    return _of_run(play, load_policy(name, storage_options, plugins=plugins))
+    try:
+        loaded = load_policy(name, storage_options, plugins=plugins)
+    except StorageNotFound as err:
+        if "://" in name or Path(name).exists():
+            raise
+        raise not_found(
+            name, f"no folder {name} is here, and no policy is called that", where="--policy", fix=_forms()
+        ) from err
+    return _of_run(play, loaded)
 
 
 def policy_of_run(

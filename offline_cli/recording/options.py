@@ -27,10 +27,18 @@ def checked_plan(env: str, options: RecordOptions, *, storage_options: Mapping[s
     """The plan, `vectorize` as given; `storage_options`: those of the policy. Raises UsageError, MissingDevice, BadConfig for
     kwargs that are no JSON values, and what `read_pieces` raises."""
     wrong = wrong_values(RecordOptions, options)
+    fix = "offline-cli record --help"
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
+        fix = "--episodes 100, or --steps 100000"
+    policy: object = options["policy"]
+    if not isinstance(policy, str):
+        wrong.append(f"policy must be a name, not {policy!r}")
+        fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
+    if isinstance(options["wrappers"], str):
+        wrong.append(f"wrappers must be a list of names, not the text {options['wrappers']!r}")
     if wrong:
-        raise UsageError("; ".join(wrong), where="offline-cli record", fix="--episodes 100, or --steps 100000")
+        raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
     num_env_runners = options["num_env_runners"]
     pieces = read_pieces(options["env_to_module"], options["module_to_env"], options["lookback"])
     if num_env_runners:

@@ -42,7 +42,7 @@ from offline_cli.storage.uploads import open_uploads
 from offline_cli.storage.writing_lock import Changed, WritingLock
 from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["REPAIRED_FIX", "UNFINISHED_WRITING", "TargetFolder", "check_apart", "check_target"]
+__all__ = ["REPAIRED_FIX", "UNFINISHED_WRITING", "TargetFolder", "check_apart", "check_target", "exclusive"]
 
 TRIES = 10  # at beginning in a folder where others begin and end meanwhile
 
@@ -63,8 +63,10 @@ def check_target(
     """The note to go on from, with `resume`; None where writing begins anew.
 
     Nothing is changed. `resume` where nothing was begun begins; `overwrite` replaces a dataset, never foreign files. Raises
-    OutputExists where what is there may not be touched, Locked where another writer is at work.
+    OutputExists where what is there may not be touched, Locked where another writer is at work, UsageError for both at once.
     """
+    if resume and overwrite:
+        raise exclusive(folder.url, kind.noun)
     if folder.is_file():
         raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
     if not folder.exists():
@@ -89,6 +91,12 @@ def check_target(
             refuse_if_at_work(late, folder.join(WRITING))
         raise _exists(folder, kind, resume=resume)
     return None
+
+
+def exclusive(url: str, noun: str) -> UsageError:
+    """What to raise where one call asks for `resume` and `overwrite`."""
+    fix = f"--resume to resume the {noun}, or --overwrite to begin it again"
+    return UsageError("--resume and --overwrite are mutually exclusive", where=url, fix=fix)
 
 
 def _refuse_other_kind(note: WritingNote, folder: Location, kind: FolderKind) -> None:
@@ -138,7 +146,7 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
         what = f"the {kind.noun} here is not complete, and nothing in it says how to go on: it was repaired"
         return OutputExists(what, where=where, fix=REPAIRED_FIX)
     if resume:
-        fix = "nothing is left to do; --overwrite writes it again"
+        fix = "the command that wrote it has nothing left to do; for another one: --overwrite to replace it, or another --out"
         return OutputExists(f"the {kind.noun} here is complete", where=where, fix=fix)
     return OutputExists(f"a {kind.noun} is here already", where=where, fix="--overwrite to replace it, or another --out")
 

@@ -44,7 +44,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.errors import BadData, OutputExists, StorageNotFound, UsageError
+from offline_cli.errors import BadData, OutputExists, StorageNotFound
 from offline_cli.policies.run_checkpoints import STATE, TENSORS
 from offline_cli.policies.run_files import (
     CONFIG,
@@ -70,6 +70,7 @@ from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.own_files import is_own_part
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.syncing import keep_names
+from offline_cli.storage.target_folder import exclusive
 from offline_cli.training.checkpoints import Checkpoints
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.metrics_file import MetricsFile
@@ -124,8 +125,7 @@ class RunFolder:
         What has a run's names, and is not what a run has under them, is OutputExists too. Touches nothing.
         """
         if resume and overwrite:
-            fix = "--resume to go on with the run, or --overwrite to begin again"
-            raise UsageError("a run cannot be both gone on with and replaced", where=self.url, fix=fix)
+            raise exclusive(self.url, "run")
         if self._place.is_file():
             raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
         RunLock.refuse_second(self._place)

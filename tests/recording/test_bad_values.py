@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, UsageError
 from offline_cli.modules.policy import build_module
 from offline_cli.playing.evaluation_rollouts import play
 from offline_cli.playing.seeds import Purpose
@@ -146,3 +146,14 @@ def test_the_page_on_assumptions_explains_what_is_counted() -> None:
     for column in ("observations", "actions", "rewards", "extras"):
         assert f"`nan-in-{column}`" in page
         assert f"`infinite-in-{column}`" in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [({"policy": lambda observation: 0}, "policy must be a name"), ({"wrappers": "FlattenObservation"}, "a list of names")],
+    ids=["a function", "a text"],
+)
+def test_a_python_value_of_another_kind_is_named_with_what_it_must_be(kind: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        record("CartPole-v1", str(tmp_path / "D"), **{"policy": "random", "episodes": 1, **kind})
+    assert not (tmp_path / "D").exists()
