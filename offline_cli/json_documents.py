@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-__all__ = ["deeper_than", "from_json", "load_schema", "mistakes", "mistakes_by", "schemas_folder"]
+__all__ = ["deeper_than", "fault_of_schema", "from_json", "load_schema", "mistakes", "mistakes_by", "schemas_folder"]
 
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # of an escape that may be half of a letter
 MAX_MISTAKES = 50  # shown; a document of another kind altogether has thousands
@@ -85,6 +85,19 @@ def mistakes_by(document: Any, schema: Mapping[str, Any]) -> list[str]:
     import jsonschema
 
     return _listed(jsonschema.Draft202012Validator(schema), document)
+
+
+def fault_of_schema(schema: Any) -> str:
+    """What makes `schema`, somebody's own, no JSON Schema of an object's properties; empty where nothing does."""
+    import jsonschema
+
+    if not isinstance(schema, Mapping):
+        return f"it is {schema!r}, and no mapping"
+    try:
+        jsonschema.Draft202012Validator.check_schema(dict(schema))
+    except jsonschema.SchemaError as err:
+        return _describe(err)
+    return ""
 
 
 def _listed(validator: Any, document: Any) -> list[str]:

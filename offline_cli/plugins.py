@@ -10,10 +10,12 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, MissingPackage, UsageError
+from offline_cli.json_documents import fault_of_schema
 
 __all__ = [
     "ALGORITHMS",
@@ -104,7 +106,7 @@ def registered_class(
     """The class of that name in `group`, derived from `base`. `named`: see `plugin`; `ours`: names that need no package.
 
     Raises BadConfig for an unknown name, a package that is not named, and what is no class of `base` (`derive_from` says where
-    that is), or lacks a part; MissingPackage for a plug-in that cannot be imported.
+    that is), lacks a part, or has a `schema` that is none; MissingPackage for a plug-in that cannot be imported.
     """
     kind, where = KINDS[group], f"{KINDS[group]}.name"
     found = plugin(group, name, named=named)
@@ -122,7 +124,16 @@ def registered_class(
     if lacking:
         what = f"{said} lacks {', '.join(sorted(lacking))}"
         raise BadConfig(what, where=where, fix="define what docs/algorithms.md lists without a default")
+    fault = _fault_of_schema(loaded)  # type: ignore[arg-type]  # classes are hashable
+    if fault:
+        fix = f"correct {loaded.__name__}.schema, a JSON Schema of draft 2020-12"
+        raise BadConfig(f"{said} has a schema that is none: {fault}", where=where, fix=fix)
     return loaded
+
+
+@cache
+def _fault_of_schema(kind: Any) -> str:
+    return fault_of_schema(kind.schema)
 
 
 def check_plugins(packages: Collection[str]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
+from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.modules.networks import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, mlp
 from offline_cli.modules.policy import build_module
@@ -17,9 +20,9 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.cloning import MlpKeys
 from offline_cli.options.schema import schema_of
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, leaves
 
-__all__ = ["Critic", "FeaturePolicy", "Features", "Mlp", "Network"]
+__all__ = ["Critic", "FeaturePolicy", "Features", "Mlp", "Network", "checking_features"]
 
 
 class Features(Protocol):
@@ -49,22 +52,58 @@ class Network(ABC):
     def policy(
         self, observation_space: Space, action_space: Space, *, action_scale: str, uint8_scaling: str = BY_BOUNDS
     ) -> RLModule:
-        """A fresh policy over these spaces. Raises UnsupportedSpace, and BadConfig for Box actions of unknown scale."""
+        """A fresh policy over these spaces. Raises UnsupportedSpace; BadConfig for Box actions of unknown scale, and for
+        `features` that are none.
+        """
         head = build_head(action_space, action_scale=action_scale)
-        features = self.features(observation_space, uint8_scaling=uint8_scaling)
+        features = self._sized_features(observation_space, uint8_scaling)
         return FeaturePolicy(observation_space, action_space, head, features)
 
     def critic(
         self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1, uint8_scaling: str = BY_BOUNDS
     ) -> Critic:
-        """A fresh value function of observations, or of both where `action_space` is given."""
-        features = self.features(observation_space, uint8_scaling=uint8_scaling)
+        """A fresh value function of observations, or of both where `action_space` is given. Raises as `policy` does."""
+        features = self._sized_features(observation_space, uint8_scaling)
 
         def trunk(width: int) -> nn.Module:
             last = nn.Linear(features.size, outputs)
             return last if action_space is None else nn.Sequential(nn.Linear(width, features.size), nn.ReLU(), last)
 
         return Critic(features, action_space, trunk)
+
+    def _sized_features(self, observation_space: Space, uint8_scaling: str) -> Any:
+        """`features`, once they are seen to be a module with a `size`. Raises BadConfig, naming the network."""
+        found, kind = self.features(observation_space, uint8_scaling=uint8_scaling), type(self).__name__
+        what = f"a {type(found).__name__}"
+        if isinstance(found, nn.Module):
+            size = getattr(found, "size", None)
+            if isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size > 0:
+                return found
+            what += f" whose size is {size!r}" if hasattr(found, "size") else " without size"
+        what = f"network {kind}: features gives {what}; it must be an nn.Module with size, the number of features it makes"
+        raise BadConfig(what, where=f"network {kind}", fix=f"{kind}.features returns a module that sets self.size")
+
+
+@contextmanager
+def checking_features(whole: nn.Module) -> Iterator[None]:
+    """Within it BadConfig is raised where features that policies or critics in `whole` are made of are not (B, size)."""
+
+    def look(features: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        wanted = (len(leaves(given[0])[0]), features.size)
+        if isinstance(output, Tensor) and output.shape == wanted:
+            return
+        name = f"{type(features).__module__}.{type(features).__qualname__}"
+        found = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        what = f"the network's features {name} give {found}; by their size they must be of shape {wanted}"
+        raise BadConfig(what, where=f"network of {name}", fix="set self.size to the number of features that forward gives")
+
+    owners = [part for part in whole.modules() if isinstance(part, (FeaturePolicy, Critic))]
+    hooks = [owner.features.register_forward_hook(look) for owner in owners]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class FeaturePolicy(RLModule):

@@ -1,7 +1,8 @@
-"""Values that options cannot have: outside their limits, or none of their choices."""
+"""Values that options cannot have: no finite number, outside their limits, or none of their choices."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,10 +34,12 @@ def _wrong(one: Declared, value: Any) -> str:
     if not isinstance(value, int | float):
         return ""
     option = one.option
-    if option.minimum is not None and not value >= option.minimum:  # so that NaN is refused, too
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number, not {value}"
+    if option.minimum is not None and value < option.minimum:
         return f"{value} is less than {option.minimum}"
-    if option.above is not None and not value > option.above:
+    if option.above is not None and value <= option.above:
         return f"{value:g} is not above {option.above:g}"
-    if option.below is not None and not value < option.below:
+    if option.below is not None and value >= option.below:
         return f"{value:g} is not below {option.below:g}"
     return ""

@@ -10,9 +10,10 @@ from enum import IntEnum
 
 import numpy as np
 
-__all__ = ["Purpose", "draw", "episode_seed", "episode_seeds"]
+__all__ = ["Purpose", "draw", "episode_seed", "episode_seeds", "for_torch"]
 
 BITS_BELOW_PURPOSE = 29
+BITS_OF_TORCH = 64
 
 
 class Purpose(IntEnum):
@@ -37,3 +38,8 @@ def episode_seeds(seed: int, purpose: Purpose, count: int, round_: int = 0) -> l
 def draw(*key: int) -> int:
     """63 bits that follow from `key`, whose parts are not negative."""
     return int(np.random.SeedSequence([int(part) for part in key]).generate_state(1, np.uint64)[0]) >> 1
+
+
+def for_torch(seed: int) -> int:
+    """`seed`, which is not negative, as torch takes one: itself where there is room for it, else bits that follow from it."""
+    return seed if seed < 1 << BITS_OF_TORCH else draw(seed)

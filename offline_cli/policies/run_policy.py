@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
@@ -189,6 +190,10 @@ def policy_of(
         SafetensorError,
     ) as err:
         raise BadData(f"the policy cannot be read: {err}", where=where, fix="train again") from err
+    broken = [name for name, parameter in module.named_parameters() if not bool(torch.isfinite(parameter).all())]
+    if broken:  # buffers may: a mask of -inf, for instance
+        what = f"the weights hold NaN or infinity: {broken[0]} in {of_weights}, so training diverged"
+        raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
     return LoadedPolicy(module, description, trained, is_sealed=has_seal and have_seal)
 
 

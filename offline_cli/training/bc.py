@@ -164,6 +164,8 @@ def train_bc(
             state, tensors = checkpoint
         with use_threads(state.threads), StopSignals(overseer) as stop:
             session = Session(data, resolved, state, folder, environment=environment, on_progress=on_progress)
+            with _own_chance(state):
+                session.check_losses()  # before anything is written: an algorithm's mistake leaves no run folder
             if options["dry_run"]:
                 return replace(_result(session, state.update), stopped_by="dry-run")
             result = _train(session, stop, tensors, described, shlex.join(command) or this_command())

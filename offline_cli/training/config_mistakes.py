@@ -6,6 +6,7 @@ A key that was given as an option is named as on the command line, any other as 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -31,13 +32,18 @@ def key_mistakes(
     config: Mapping[str, Any], schema: Mapping[str, Any], options: Collection[str] = (), *, before: str = ""
 ) -> list[str]:
     """Every key of `config` that `schema` does not know, or that has a value which it does not allow. `before`: the table's
-    name and a dot.
+    name and a dot; an option of a table may be NaN or infinite where its schema does not limit it.
     """
     keys = schema.get("properties", {})
     found = [_unknown(name, keys, before) for name in config if name not in keys]
     for name, value in config.items():
-        if name in keys and mistakes_by(value, keys[name]):
-            found.append(f"{before}{_spelled(name, name in options)}: must be {allowed(keys[name])}, not {_shown(value)}")
+        if name not in keys:
+            continue
+        no_number = isinstance(value, float) and not math.isfinite(value)  # which a schema lets pass whatever its limits are
+        if mistakes_by(value, keys[name]) or (no_number and (not before or not LIMITS.keys().isdisjoint(keys[name]))):
+            may_be = allowed(keys[name])
+            may_be = may_be.replace("a number", "a finite number", 1) if no_number else may_be
+            found.append(f"{before}{_spelled(name, name in options)}: must be {may_be}, not {_shown(value)}")
     return found
 
 

@@ -67,7 +67,11 @@ def table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages:
             problems.append(f"{table}.name: {err.what} ({err.fix})")
             continue
         options = {name: value for name, value in given.items() if name != "name"}
-        problems += key_mistakes(options, kind.schema, before=f"{table}.") + _no_json(table, options)
+        wrong = key_mistakes(options, kind.schema, before=f"{table}.")
+        rest = {
+            name: value for name, value in options.items() if not any(text.startswith(f"{table}.{name}:") for text in wrong)
+        }
+        problems += wrong + _no_json(table, rest)
         problems += [f"{table}.{text}" for text in _of_all_together(options, kind.schema)]
     network = config.get("network", {})
     if isinstance(network, Mapping) and network.get("name", MLP) != MLP:

@@ -40,7 +40,7 @@ class FlatAdam:
         self.gradients = torch.zeros_like(self.weights)
         self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
         self.step_number = torch.zeros((), dtype=torch.float64, device=self.weights.device)  # 1 - beta^t needs the digits
-        self.lr = torch.full((), lr, device=self.weights.device)  # a tensor, so that a captured graph reads it anew
+        self.lr = torch.tensor(float(lr), device=self.weights.device)  # so that a captured graph reads it anew; too high: inf
         self._beta1, self._beta2, self._eps = *betas, eps
         self._decay = torch.tensor(betas, dtype=torch.float64, device=self.weights.device)
         self._scratch = torch.empty_like(self.weights)

@@ -21,6 +21,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.formats.memory import give_back
 from offline_cli.formats.tables.options import LEAST_MEMORY
+from offline_cli.modules.network import checking_features
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.storage.ahead import WINDOW
@@ -97,7 +98,12 @@ def _network_bytes(learner: Learner, store: Store, rows: int) -> int:
     hooks = [part.register_forward_hook(see) for part in layers]
     step = {**store.first(), WEIGHTS: torch.ones(1)}
     try:
-        with unchanged([*learner.others().values()]), evaluating(learner.whole), torch.random.fork_rng(devices=[]):
+        with (
+            unchanged([*learner.others().values()]),
+            evaluating(learner.whole),
+            checking_features(learner.whole),
+            torch.random.fork_rng(devices=[]),
+        ):
             for group in learner.groups:
                 group.loss(step)
     finally:

@@ -113,6 +113,14 @@ class Session:
     def _held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self._update.device, copy=True) for name, tensor in tensors.items()}
 
+    def check_losses(self) -> None:
+        """Compute the losses of the next batch once, before `restore`. Raises BadConfig where they cannot be minimised.
+
+        Nothing changes but torch's random generators.
+        """
+        self.loader.fill(self.state.update)
+        self._update.check()
+
     def prepare(self) -> None:
         """Capture the update where there is a GPU, and report where training begins; once, after `restore`."""
         if self._update.device.type == "cuda":
@@ -154,7 +162,7 @@ class Session:
         if checking or state.update % self.config.log_every == 0:
             losses = self._losses()
             loss = sum(losses.values()) if losses else None  # None: no group was due yet
-            self._check_numbers(loss, checking=checking)
+            self._check_numbers(loss, weights=checking)
             figures = self.checks.measure(state.update, stop) if checking else {}
             self._tick()
             state.loss, state.losses = loss, losses
@@ -178,9 +186,9 @@ class Session:
         self.state.train_seconds += time.perf_counter() - before
         return {name: known[name] for name in self.learner.losses if name in known}
 
-    def _check_numbers(self, loss: float | None, *, checking: bool) -> None:
-        """Raise Diverged rather than go on with, or keep, a policy that is no numbers; the weights are looked at in checks."""
-        if (loss is None or math.isfinite(loss)) and (not checking or self._update.is_finite()):
+    def _check_numbers(self, loss: float | None, *, weights: bool) -> None:
+        """Raise Diverged rather than go on with, or keep, a policy that is no numbers. `weights`: look at these, too."""
+        if (loss is None or math.isfinite(loss)) and (not weights or self._update.is_finite()):
             return
         raise Diverged(
             f"training diverged: the loss is {loss} after {self.state.update} updates",
@@ -233,7 +241,9 @@ class Session:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of this moment."""
+        """Write a checkpoint of this moment. Raises Diverged, and leaves the one before, where it would hold no numbers."""
+        losses = self._losses()
+        self._check_numbers(sum(losses.values()) if losses else None, weights=True)
         self._tick()
         self.folder.save_checkpoint(self.state, self._tensors())
 

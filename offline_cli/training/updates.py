@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offline_cli.errors import BadConfig
 from offline_cli.modules.devices import autocast
+from offline_cli.modules.network import checking_features
 from offline_cli.training.algorithms.algorithm import Group
 from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import Learner
+from offline_cli.training.loss_check import check_losses, misnamed
 
 __all__ = ["Stepped", "Update", "captured", "unchanged"]
 
@@ -48,7 +49,7 @@ class Stepped:
         with autocast(self.adam.weights.device, self._precision):
             losses = self.group.loss(self.batch)
             if losses.keys() != self.sums.keys():
-                raise self._misnamed(losses)
+                raise misnamed(losses, list(self.sums), self._kind)
             first, *others = losses.values()
             total = sum(others, start=first)
         total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -59,9 +60,10 @@ class Stepped:
             with torch.no_grad():
                 self.group.then()
 
-    def _misnamed(self, losses: Mapping[str, Tensor]) -> BadConfig:
-        what = f"{self._kind} announces the losses {list(self.sums)} of a group, and gives {list(losses)}"
-        return BadConfig(what, where=f"algorithm {self._kind}", fix="give each loss under the name that its Group has for it")
+    def check(self) -> None:
+        """Compute the losses once, without a step. Raises BadConfig where these cannot be minimised."""
+        with autocast(self.adam.weights.device, self._precision):
+            check_losses(self.group.loss(self.batch), list(self.sums), self._kind)
 
 
 class Update:
@@ -72,6 +74,15 @@ class Update:
         self.steps = [Stepped(group, learner, batch, lr=lr, precision=precision) for group in learner.groups]
         self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
         self.device = self.steps[0].adam.weights.device
+
+    def check(self) -> None:
+        """Raise BadConfig for losses that cannot be minimised, and features that a network gives in another form than it says.
+
+        Once before training, so that updates need not look. Modules stay as they are; random numbers are drawn.
+        """
+        with unchanged([*self.learner.others().values()]), checking_features(self.learner.whole):
+            for step in self.steps:
+                step.check()
 
     def __call__(self, number: int = 0) -> None:
         """The update of that number, counted from 0: every group that is due takes a step."""

@@ -114,3 +114,18 @@ def test_a_missing_file_and_a_broken_one_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("lr = = 3")
     with pytest.raises(BadConfig, match="not TOML"):
         resolve_config({}, file=tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("name", "may_be"), [("lr", "above 0"), ("val_fraction", "above 0 and below 1"), ("until_return", "")])
+def test_a_number_that_is_not_finite_is_refused_as_an_option_and_in_a_file(
+    tmp_path: Path, name: str, may_be: str, value: float
+) -> None:
+    told = f"must be a finite number {may_be}".rstrip() + f", not {value}"
+    with pytest.raises(BadConfig) as caught:
+        resolve_config({name: value, "env": "CartPole-v1"})
+    assert caught.value.details["problems"] == [f"--{name.replace('_', '-')}: {told}"]
+    (tmp_path / "c.toml").write_text(f'{name} = {value}\nenv = "CartPole-v1"')
+    with pytest.raises(BadConfig) as caught:
+        resolve_config({}, file=tmp_path / "c.toml")
+    assert caught.value.details["problems"] == [f"{name}: {told}"]

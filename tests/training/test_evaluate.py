@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from sealed_runs import tell, told_in
 
 from offline_cli.errors import (
@@ -21,6 +22,7 @@ from offline_cli.errors import (
     UsageError,
 )
 from offline_cli.playing.evaluate import evaluate
+from offline_cli.policies.run_files import tensor_bytes
 from offline_cli.progress import Progress
 from offline_cli.training.bc import train_bc
 
@@ -52,6 +54,22 @@ def test_code_that_a_run_folder_names_is_not_imported(run: Path) -> None:
         evaluate(run)
 
 
+def test_weights_that_are_no_numbers_are_bad_data(run: Path) -> None:
+    weights = load_file(run / "policy.safetensors")
+    weights["network.0.weight"][2, 1] = float("nan")
+    (run / "policy.safetensors").write_bytes(tensor_bytes(weights))
+    with pytest.raises(BadData, match=r"the weights hold NaN or infinity: network.0.weight in policy.safetensors") as caught:
+        evaluate(run, episodes=5)
+    assert (caught.value.exit_code, "smaller --lr" in caught.value.fix) == (3, True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("option", ["min_return", "step_timeout"])
+def test_a_limit_is_a_finite_number(tmp_path: Path, option: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} must be a finite number, not {value}"):
+        evaluate(tmp_path / "none", **{option: value})
+
+
 def test_exploring_differs_from_greedy_and_repeats_with_its_seed(run: Path) -> None:
     greedy, one, two = (evaluate(run, episodes=30, explore=explore) for explore in (False, True, True))
     assert one.as_dict() == two.as_dict()
@@ -64,11 +82,6 @@ def test_a_return_below_the_gate_is_exit_7_with_the_figures(run: Path) -> None:
     assert caught.value.exit_code == 7
     assert caught.value.details["episodes"] == 5
     assert evaluate(run, episodes=5, min_return=1).episodes == 5
-
-
-def test_a_return_that_is_no_number_passes_no_gate(run: Path) -> None:
-    with pytest.raises(TargetNotMet):
-        evaluate(run, episodes=5, min_return=float("nan"))
 
 
 @pytest.mark.parametrize("env", ["Failing-v0", "Misshapen-v0"])

@@ -390,6 +390,23 @@ class Misnamed(BC):
 class Half(Algorithm):
     def modules(self, task):
         return {"policy": task.policy()}
+class Unlike(BC):
+    def groups(self, modules):
+        def loss(batch):
+            return self.changed({"nll": super(Unlike, self).groups(modules)[0].loss(batch)["nll"]})
+        return [Group(("policy",), ("nll",), loss)]
+class Rows(Unlike):
+    def changed(self, losses):
+        return {"nll": losses["nll"].expand(32, 2)}
+class Bare(Unlike):
+    def changed(self, losses):
+        return losses["nll"]
+class Plain(Unlike):
+    def changed(self, losses):
+        return {"nll": float(losses["nll"].detach())}
+class Detached(Unlike):
+    def changed(self, losses):
+        return {"nll": losses["nll"].detach()}
 """
 
 
@@ -399,6 +416,10 @@ class Half(Algorithm):
         ("Raising", 3, "the package faulty raised RuntimeError('boom')"),
         ("Misnamed", 4, "Misnamed announces the losses ['nll'] of a group, and gives ['other']"),
         ("Half", 4, "algorithm 'it' of the package faulty lacks groups"),
+        ("Rows", 4, "algorithm Rows: loss 'nll' has shape (32, 2); it must be a scalar tensor with a gradient"),
+        ("Bare", 4, "algorithm Bare: the loss of a group gives a Tensor of shape (); it must be a dict with the losses 'nll'"),
+        ("Plain", 4, "algorithm Plain: loss 'nll' is a float; it must be a scalar tensor with a gradient"),
+        ("Detached", 4, "algorithm Detached: loss 'nll' has no gradient; it must be a scalar tensor with a gradient"),
     ],
 )
 def test_faults_of_an_algorithm_are_told_as_its_own(
@@ -408,3 +429,77 @@ def test_faults_of_an_algorithm_are_told_as_its_own(
     (tmp_path / "c.toml").write_text('[algorithm]\nname = "it"\n')
     found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert (found[0], what in found[1]["error"]["what"]) == (code, True)
+    assert not (tmp_path / "run").exists()  # so that the corrected command needs no --overwrite
+
+
+MISSHAPEN = """
+from torch import nn
+from offline_cli.modules.network import Network
+class Given(Network):
+    def features(self, observation_space, *, uint8_scaling="bounds"):
+        return self.given
+class Linear(nn.Linear):
+    def __init__(self, size=None):
+        super().__init__(3, 8)
+        if size is not None:
+            self.size = size
+class Counted(Given):
+    given = 3
+class Sizeless(Given):
+    given = Linear()
+class Worded(Given):
+    given = Linear("8")
+class Mistaken(Given):
+    given = Linear(5)
+"""
+MISTAKEN = "the network's features misshapen.Linear give a tensor of shape ({rows}, 8); by their size they must be of shape"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("Counted", "network Counted: features gives a int; it must be an nn.Module with size"),
+        ("Sizeless", "network Sizeless: features gives a Linear without size; it must be"),
+        ("Worded", "network Worded: features gives a Linear whose size is '8'; it must be"),
+        ("Mistaken", MISTAKEN),
+    ],
+)
+def test_features_that_are_not_as_a_network_says_are_told_as_its_mistake(
+    write_dataset: Write, tmp_path: Path, install: Install, call: Call, kind: str, what: str, streaming: bool
+) -> None:
+    install("misshapen", {"networks": {"it": f"misshapen:{kind}"}}, misshapen=MISSHAPEN)
+    (tmp_path / "c.toml").write_text(f'batch_size = 32\nstreaming = {str(streaming).lower()}\n[network]\nname = "it"\n')
+    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    assert (code, what.format(rows=1 if streaming else 32) in found["error"]["what"]) == (4, True), found
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("group", "table", "base"),
+    [
+        ("algorithms", "algorithm", "offline_cli.training.algorithms.bc import BC"),
+        ("networks", "network", "offline_cli.modules.network import Mlp"),
+    ],
+)
+def test_a_schema_that_is_none_is_a_mistake_of_the_plugin(
+    write_dataset: Write, tmp_path: Path, install: Install, call: Call, group: str, table: str, base: str
+) -> None:
+    name = base.rpartition(" ")[2]
+    code = f'from {base}\nclass It({name}):\n    schema = {{"properties": {{"x": {{"type": "numbr"}}}}}}\n'
+    install("broken", {group: {"it": "broken:It"}}, broken=code)
+    (tmp_path / "c.toml").write_text(f'[{table}]\nname = "it"\n')
+    exit_code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    (problem,) = found["error"]["problems"]
+    said = f"{table}.name: {table} 'it' of the package broken has a schema that is none: properties.x.type: 'numbr'"
+    assert (exit_code, problem.startswith(said)) == (4, True), problem
+
+
+@pytest.mark.parametrize(("key", "value"), [("tau", "nan"), ("tau", "-inf"), ("beta", "inf")])
+def test_an_option_with_limits_is_a_finite_number(
+    write_dataset: Write, tmp_path: Path, call: Call, key: str, value: str
+) -> None:
+    (tmp_path / "c.toml").write_text(f'[algorithm]\nname = "valued_cloning"\n{key} = {value}\n')
+    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    (problem,) = found["error"]["problems"]
+    assert (code, problem.startswith(f"algorithm.{key}: must be a finite number at least 0")) == (4, True)

@@ -306,7 +306,26 @@ def test_a_loss_that_is_no_number_ends_training_by_name(
 
 def test_weights_that_became_no_numbers_in_the_last_update_are_seen(write_dataset: Write, config: Path, tmp_path: Path) -> None:
     with pytest.raises(Diverged):
-        train_bc(write_dataset(), tmp_path / "run", config=config, lr=float("inf"), updates=1)
+        train_bc(write_dataset(), tmp_path / "run", config=config, lr=1e39, updates=1)  # infinite in float32
+
+
+def test_a_run_that_diverges_keeps_its_last_finite_checkpoint(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    config.write_text(SMALL.replace("log_every = 10", "log_every = 50"))  # the row would be looked at after the checkpoint
+    with pytest.raises(Diverged) as caught:
+        train_bc(write_dataset(), tmp_path / "run", config=config, lr=1e30, updates=100, checkpoint_every=50)
+    assert caught.value.details == {"update": 50}
+    assert [folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir()] == ["000000000"]
+    weights = load_policy(tmp_path / "run").module.parameters()
+    assert all(bool(torch.isfinite(part).all()) for part in weights)
+
+
+@pytest.mark.parametrize("seed", [2**63, 2**64 - 1, 2**64, 10**30])
+def test_any_seed_trains_and_gives_weights_of_its_own(write_dataset: Write, config: Path, tmp_path: Path, seed: int) -> None:
+    data, runs = write_dataset(), {number: tmp_path / f"run-{number}" for number in (seed, seed + 1)}
+    for number, run in runs.items():
+        train_bc(data, run, config=config, seed=number, updates=1)
+    one, other = (load_policy(run).module.state_dict()["network.0.weight"] for run in runs.values())
+    assert not torch.equal(one, other)
 
 
 def test_until_return_without_an_environment_and_patience_without_held_out_data_are_refused_together(

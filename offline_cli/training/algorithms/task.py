@@ -11,7 +11,7 @@ import torch
 from offline_cli.modules.network import Critic, Network
 from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.playing.seeds import draw
+from offline_cli.playing.seeds import draw, for_torch
 from offline_cli.spaces import Space
 
 __all__ = ["Task"]
@@ -55,5 +55,5 @@ class Task:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(for_torch(seed))
         yield
