@@ -44,9 +44,7 @@ def test_twenty_thousand_episodes_with_the_same_beside_them_take_at_most_four_ti
     found, counts, _ = read(source, source)
     assert_same_episodes(found, source.batch)
     assert (counts.episodes, counts.duplicates) == (MANY, MANY)
-    once = min(processor_seconds(lambda: read(source, keep=False)) for _ in range(2))
-    twice = min(processor_seconds(lambda: read(source, source, keep=False)) for _ in range(2))
-    assert twice <= 4 * once, f"{once:.2f} s once, {twice:.2f} s twice"
+    assert_grows_in_proportion(lambda: read(source, keep=False), lambda: read(source, source, keep=False), most=4)
 
 
 @pytest.mark.parametrize("kind", ["rllib-columns", "rllib-packed", "rllib-episodes", "sample-batch", "sample-batch-packed"])
