@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 from cloud_servers import Cloud, found_by_environment
 from fault_proxy import Fault, FaultProxy
+from signal_at import signal_at
 
 from offline_cli import record
 from offline_cli.errors import Interrupted, Locked
-from offline_cli.progress import Progress
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training import pace, run_folder
 from offline_cli.training.bc import train_bc
@@ -106,18 +105,6 @@ def test_a_policy_with_pieces_is_trained_played_and_recorded_from_a_bucket(
         played.append({**figures, "episodes": recording["episodes"], "steps": recording["steps"]})
         assert open_location(f"{out}/run/connectors.msgpack").exists()
     assert played[0] == played[1]
-
-
-def signal_at(update: int) -> Callable[[Progress], None]:
-    """A progress listener that interrupts this process once `update` updates are made."""
-    sent: list[int] = []
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == "training" and progress.done >= update and not sent:
-            sent.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return listen
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from signal_at import signal_at
 from torch import nn
 
 from offline_cli.connectors.batch_items import Batch as PieceBatch
@@ -22,7 +21,6 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.errors import BadConfig, BadData, Interrupted
 from offline_cli.modules.network import Mlp
-from offline_cli.progress import Progress
 from offline_cli.training import learner as learners
 from offline_cli.training.algorithms import Algorithm, Batch, Group, Modules, Task, frozen_copy, move_towards
 from offline_cli.training.algorithms.bc import BC
@@ -299,17 +297,6 @@ OPTIONS: dict[str, Any] = {"updates": 70, "val_fraction": 0.25, "eval_every": 15
 def config(tmp_path: Path) -> Path:
     (tmp_path / "c.toml").write_text(CONFIG)
     return tmp_path / "c.toml"
-
-
-def signal_at(update: int) -> Callable[[Progress], None]:
-    sent: list[int] = []
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == "training" and progress.done >= update and not sent:
-            sent.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return listen
 
 
 def test_pieces_get_the_module_as_it_plays_and_take_no_gradient(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sealed_runs import tell, told_in
+from signal_at import signal_at
 from stored_steps import columns_in
 
 from offline_cli.connectors import ClipRewards, FrameStacking, MeanStdFilter
@@ -293,16 +292,6 @@ def test_a_filter_without_a_place_beside_the_environment_is_refused_before_train
 
 
 # ---- resuming ----
-
-
-def signal_at(update: int) -> Callable[[Any], None]:
-    """A progress listener that interrupts this process once training is so far."""
-
-    def listen(progress: Any) -> None:
-        if progress.stage == "training" and progress.done >= update:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return listen
 
 
 OPTIONS: dict[str, Any] = {"updates": 60, "val_fraction": 0.25, "eval_every": 20, "env": "Sign-v0", "eval_episodes": 2}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +14,11 @@ import torch
 from installed_packages import Install
 from safetensors.torch import load_file, save_file
 from sealed_runs import tell, told_in
+from signal_at import signal_at
 
 from offline_cli import evaluate, record
 from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, UsageError
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.progress import Progress
 from offline_cli.training.bc import train_bc
 
 Write = Callable[..., Path]
@@ -64,17 +62,6 @@ def is_imported() -> bool:
 def forget() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "valued_cloning"]:
         del sys.modules[name]
-
-
-def signal_at(update: int) -> Callable[[Progress], None]:
-    sent: list[int] = []
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == "training" and progress.done >= update and not sent:
-            sent.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return listen
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from signal_at import signal_at
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted
@@ -41,18 +42,6 @@ def config(tmp_path: Path) -> Path:
     """A small network, many checkpoints, and row and check intervals that do not divide each other."""
     (tmp_path / "c.toml").write_text(CONFIG)
     return tmp_path / "c.toml"
-
-
-def signal_at(update: int, number: int = signal.SIGINT) -> Callable[[Progress], None]:
-    """A progress listener that sends this process a signal once `update` updates are made."""
-    sent: list[int] = []
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == "training" and progress.done >= update and not sent:
-            sent.append(1)
-            os.kill(os.getpid(), number)
-
-    return listen
 
 
 def comparable(run: Path) -> tuple[bytes, list[dict[str, Any]]]:

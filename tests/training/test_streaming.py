@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from signal_at import signal_at
 from stored_steps import columns_in
 from torch import nn
 
@@ -211,18 +212,6 @@ def test_what_a_run_is_resumed_by_does_not_depend_on_how_episodes_are_read(write
 
 
 # ---- resuming ----
-
-
-def signal_at(update: int) -> Callable[[Progress], None]:
-    """A progress listener that sends this process Ctrl-C once `update` updates are made."""
-    sent: list[int] = []
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == "training" and progress.done >= update and not sent:
-            sent.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return listen
 
 
 def comparable(run: Path) -> tuple[bytes, list[dict[str, Any]]]:

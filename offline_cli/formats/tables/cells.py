@@ -211,9 +211,8 @@ def categories_in(cells: pa.Array, categories: Sequence[str]) -> tuple[NDArray[n
 def lists_in(cells: pa.Array, dtype: np.dtype[Any]) -> tuple[pa.Array, Bad]:
     """(N,) lists of JSON texts, null where a cell is none, and (N,) true there; cells that are null are null and not bad."""
     if len(cells) <= FEW:
-        trimmed = pc.utf8_trim_whitespace(cells)
-        plain = pa.float64() if dtype.kind == "f" else pa.int64()
-        return _one_by_one(trimmed.to_pylist(), _nested(pa.large_list, plain, trimmed.slice(0, 1000).to_pylist()))
+        texts = pc.utf8_trim_whitespace(cells).to_pylist()
+        return _one_by_one(texts, _nested(pa.large_list, pa.float64() if dtype.kind == "f" else pa.int64(), texts))
     import polars as pl
 
     stripped = _stripped(cells)
