@@ -19,7 +19,6 @@ from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import UsageError
 from offline_cli.formats.detect import open_sources
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.own import OwnSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
@@ -75,16 +74,16 @@ class Recordings:
     @property
     def where(self) -> str:
         """The sources, for messages."""
-        return ", ".join(source.location for source in self.opened) or f"--env {self.said.env}"
+        return ", ".join(source.info.location for source in self.opened) or f"--env {self.said.env}"
 
     @property
     def inferred(self) -> bool:
         """Whether a dataset calls its spaces a guess."""
-        return any(isinstance(source, OwnSource) and source.spaces_inferred for source in self.opened)
+        return any(source.info.spaces_inferred for source in self.opened)
 
     def spaces(self) -> Spaces | None:
         """What is known without reading an episode; None: nothing says it. Raises SpaceMismatch where data does not fit."""
-        pairs = [(source.observation_space, source.action_space) for source in self.opened]
+        pairs = [source.info.spaces for source in self.opened]
         if self.environment is not None and (not pairs or any(None in pair for pair in pairs)):
             return self.environment.observation_space, self.environment.action_space
         agreed = _agreed([pair[0] for pair in pairs]), _agreed([pair[1] for pair in pairs])
@@ -132,10 +131,11 @@ class Recordings:
 
     def extras(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
         """Dtype and shape of each extra model output by path, from the first manifest; None: only reading would tell."""
-        sources = [source for source in self.opened if isinstance(source, OwnSource)]
-        if len(sources) < len(self.opened):
+        manifests = [source.info.manifest for source in self.opened]
+        if None in manifests:
             return None
-        known = sources[0].dataset.manifest.statistics["columns"] if sources else {}
+        first = manifests[0] if manifests else None
+        known = {} if first is None else first.statistics["columns"]
         return {
             path: (column["dtype"], tuple(column["shape"]))
             for path, column in known.items()

@@ -81,7 +81,7 @@ def show_pipeline(file: PipelineFile, said: Said) -> PipelineShown:
     columns, note = _columns_after(pipeline, episodes)
     return PipelineShown(
         pipeline=file.where,
-        sources=tuple(source.location for source in recordings.opened),
+        sources=tuple(source.info.location for source in recordings.opened),
         spaces_inferred=inferred,
         action_scale=scale,
         pieces=tuple(_shown(pipeline, columns)),
@@ -103,7 +103,7 @@ def _read(recordings: Recordings) -> _Setting:
 
 
 def _scale(recordings: Recordings) -> str:
-    scales = {source.action_scale for source in recordings.opened} - {UNKNOWN_SCALE}
+    scales = {source.info.action_scale for source in recordings.opened} - {UNKNOWN_SCALE}
     return recordings.said.action_scale or (next(iter(scales)) if len(scales) == 1 else UNKNOWN_SCALE)
 
 

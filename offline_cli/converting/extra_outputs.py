@@ -17,11 +17,11 @@ import numpy as np
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadEpisode, OfflineCliError
-from offline_cli.formats.source import Source
-from offline_cli.tally import Rejects, Tally
+from offline_cli.formats.source import Fragments, Source
+from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["ExtraOutputs"]
+__all__ = ["ExtraOutputs", "first_batch"]
 
 FIX = "leave the source out, or train through pieces that do not use this output"
 
@@ -40,7 +40,7 @@ class ExtraOutputs:
 
         Reads the first batch of each source. Raises what reading raises.
         """
-        forms = {source.location: _forms(source) for source in sources}
+        forms = {source.info.location: _forms(source) for source in sources}
         names = dict.fromkeys(name for known in forms.values() for name in known)
         differing = {
             name: ", ".join(f"{known.get(name, 'none')} in {place}" for place, known in forms.items())
@@ -75,9 +75,15 @@ class ExtraOutputs:
 
 def _forms(source: Source) -> dict[str, str]:
     """The form of each extra model output in the first batch of a source, in words."""
-    with closing(cast(Any, source.fragments(Tally(), Rejects()))) as batches:
-        first: EpisodeBatch | None = next(batches, None)
+    first = first_batch(source)
     return {} if first is None else {name: _form(tree) for name, tree in first.extra.items()}
+
+
+def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatch | None:
+    """The first batch of a source; None: there is none. Raises what reading raises."""
+    with closing(cast(Any, source.fragments(Tally(), Rejects(on_error)))) as fragments:
+        first: Fragments | None = next(fragments, None)
+    return None if first is None else first.batch
 
 
 def _form(tree: Tree) -> str:

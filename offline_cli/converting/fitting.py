@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, SpaceMismatch
-from offline_cli.formats.own import OwnSource
-from offline_cli.formats.source import Source
-from offline_cli.formats.tables import TableSource
+from offline_cli.formats.source import THE_SOURCE, Source
 from offline_cli.spaces import Space, describe, infer_space, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -35,14 +33,11 @@ __all__ = [
     "declared",
     "extra_dtypes",
     "extra_kinds",
-    "is_inferred",
     "only_discrete",
-    "said_by",
     "two_spaces",
 ]
 
 NUMBERS = "iuf"  # kinds of dtypes that have a common one
-BY_SOURCE: Final = "the source"
 TWO_DATASETS = "convert the two kinds of recording into two datasets"
 
 
@@ -241,11 +236,6 @@ def _in_words(tree: Tree) -> str:
 # ---- what sources declare ----
 
 
-def said_by(source: Source) -> str:
-    """Who says what `source` declares: of a table, which says nothing itself, its mapping."""
-    return f"the mapping {source.mapping.name}" if isinstance(source, TableSource) else BY_SOURCE
-
-
 class _Said(NamedTuple):
     by: str  # who
     where: str  # of the source
@@ -266,13 +256,10 @@ def declared(
     sources: Sequence[Source], first: EpisodeBatch, env: str | None, env_spaces: tuple[Space, Space] | None
 ) -> Declared:
     """What `sources`, their `first` episodes and `env` with its spaces declare. Raises SpaceMismatch."""
-    known = [
-        (said_by(source), source.location, (source.observation_space, source.action_space))
-        for source in sources
-        if env_spaces is None or not is_inferred(source)
-    ]
-    if not is_inferred(sources[0]):
-        known.append((BY_SOURCE, sources[0].location, (first.observation_space, first.action_space)))
+    said = [source.info for source in sources]
+    known = [(one.said_by, one.location, one.spaces) for one in said if env_spaces is None or not one.spaces_inferred]
+    if not said[0].spaces_inferred:
+        known.append((THE_SOURCE, said[0].location, (first.observation_space, first.action_space)))
     one, other = (
         _one_space(
             name,
@@ -289,7 +276,7 @@ def _one_space(name: str, said: Sequence[_Said], of_env: _Said | None) -> _Said:
     """The space that all who say one agree on; that of the environment where none does, or where they differ."""
     known = [entry for entry in said if entry.space is not None]
     if not known:
-        return of_env or _Said(BY_SOURCE, "", None)
+        return of_env or _Said(THE_SOURCE, "", None)
     different = next((entry for entry in known if not same_space(entry.space, known[0].space)), None)
     if different is None:
         by_env = of_env is not None and known[0].space is of_env.space  # a reader that was told them
@@ -297,11 +284,6 @@ def _one_space(name: str, said: Sequence[_Said], of_env: _Said | None) -> _Said:
     if of_env is None:
         raise two_spaces(name, (known[0].where, known[0].space), (different.where, different.space))
     return of_env
-
-
-def is_inferred(source: Source) -> bool:
-    """Whether the source is a dataset of ours whose spaces its writer inferred."""
-    return isinstance(source, OwnSource) and source.spaces_inferred
 
 
 def two_spaces(name: str, one: tuple[str, Space | None], other: tuple[str, Space | None]) -> SpaceMismatch:

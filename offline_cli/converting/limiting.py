@@ -14,7 +14,7 @@ from typing import Any, Final
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UnsupportedSpace
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Fragments
 from offline_cli.tally import Lost, OnError, Rejects
 
 __all__ = ["RejectsInTurn", "fed"]
@@ -102,20 +102,20 @@ def _parts(place: str) -> Place:
     return place[: numbers[0].start()] if numbers else place, said.get("line", 0), said.get("row", 0)
 
 
-def fed(
-    stitcher: Stitcher, batch: EpisodeBatch, places: Places | None, location: str, waiting: RejectsInTurn, left: int
-) -> Iterator[EpisodeBatch]:
+def fed(stitcher: Stitcher, fragments: Fragments, location: str, waiting: RejectsInTurn, left: int) -> Iterator[EpisodeBatch]:
     """As `stitcher.feed`, until `left` episodes are whole: no entry after the last one is looked at.
 
     An entry completes one episode at most, so that as many entries as episodes are left cannot complete too many.
     """
-    waiting.read_in_order(() if places is None else places.files)
+    batch, origins = fragments.batch, fragments.origins
+    waiting.read_in_order(() if origins is None else origins.files)
     first = 0
     while left and first < len(batch):
         stop = min(len(batch), first + left)
-        waiting.tell(None if places is None else places[stop - 1])
-        part = None if places is None else Places(places.files, places.file[first:stop], places.row[first:stop])
-        for done in stitcher.feed(batch.select(slice(first, stop)), part, location):
+        waiting.tell(None if origins is None else origins[stop - 1])
+        entries = slice(first, stop)
+        part = Fragments(batch.select(entries), None if origins is None else origins.taken(entries))
+        for done in stitcher.feed(part, location):
             left -= len(done)
             yield done
         first = stop

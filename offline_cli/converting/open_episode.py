@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats.source import StartKind
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["OpenEpisode", "agree", "chains", "join", "lacks_final", "tail"]
+__all__ = ["OpenEpisode", "agree", "chains", "join", "lacks_final", "start_kind", "tail"]
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ def join(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
         truncated=parts.truncated[-1:],
         infos=_joined_infos(parts, kept, finals),
         t_started=None if parts.t_started is None else parts.t_started[:1],
+        start_kind=None if parts.start_kind is None else parts.start_kind[:1],
         agent_ids=_first(parts.agent_ids),
         module_ids=_first(parts.module_ids),
         multi_agent_ids=_first(parts.multi_agent_ids),
@@ -214,6 +216,11 @@ def chains(before: EpisodeBatch, after: EpisodeBatch) -> bool:
 def lacks_final(piece: EpisodeBatch) -> bool:
     """Whether the source has no final observation of this piece, so that the one acted on last is repeated in its place."""
     return piece.final_missing is not None and bool(piece.final_missing[-1])
+
+
+def start_kind(piece: EpisodeBatch) -> StartKind:
+    """Where a one-episode batch starts."""
+    return StartKind.AT_T if piece.start_kind is None else StartKind(int(piece.start_kind[0]))
 
 
 def _same_row(left: Tree, i: int, right: Tree, j: int) -> bool:

@@ -67,7 +67,7 @@ def preview(stream: EpisodeStream, writer: Callable[[Location], DatasetWriter]) 
         estimated_bytes=round(written * size / sampled) if sampled else 0,
         observation_space=describe(stream.observation_space),
         action_space=describe(stream.action_space),
-        mappings=tuple(table.mapping.as_text() for table in stream.tables),
+        mappings=tuple(stream.mappings),
         first_episode=first,
     )
 

@@ -22,22 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.converting.extra_outputs import ExtraOutputs
-from offline_cli.converting.fitting import as_space, check_fits, declared, is_inferred, only_discrete, said_by, two_spaces
+from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
 from offline_cli.converting.whole_episodes import WaitingRejects, WholeEpisodes
-from offline_cli.engines.processes import helpers
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.formats.detect import open_sources
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.own import OwnSource
 from offline_cli.formats.parquet_files import WORKERS
-from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.rllib_episodes import RllibEpisodesSource
-from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, Source
-from offline_cli.formats.tables import TableOptions, TableSource
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, ReadOptions, Source, SourceInfo
+from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
@@ -49,7 +44,6 @@ from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
 __all__ = ["EpisodeStream", "check_scale_of", "read_episodes", "read_opened"]
 
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
-FEW: Final = 1000  # episodes, for which no process is worth starting
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
 
 
@@ -71,7 +65,7 @@ class EpisodeStream:
     locations: list[str]
     commands: list[str]  # that made those of the sources which are datasets of ours
     complete: bool  # False: a dataset among the sources was committed before all that was asked for was in it
-    tables: list[TableSource]  # those of the sources which are tables
+    mappings: list[Mapping[str, str]]  # of those of the sources which are mapped tables: columns by ours
     tally: Tally
     rejects: Rejects
     _waiting: WaitingRejects
@@ -198,7 +192,9 @@ def read_opened(
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))
-        _prepare(opened, env_spaces, workers, limit, on_progress)
+        for source in opened:
+            source.prepare(ReadOptions(env_spaces, workers, limit, on_progress))
+        said = [source.info for source in opened]
         episodes = WholeEpisodes(
             opened,
             OnError(on_error),
@@ -222,20 +218,20 @@ def read_opened(
         else:
             spaces = observation, action
             episodes.compare_later_sources(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
-        spaces_inferred = inferred or (env is None and any(map(is_inferred, opened)))
-        made_from = [source.dataset.manifest for source in opened if isinstance(source, OwnSource)]
+        spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in said))
+        made_from = [one.manifest for one in said if one.manifest is not None]
         return EpisodeStream(
             observation_space=observation,
             action_space=action,
             spaces_inferred=spaces_inferred,
-            action_scale=_scale(opened, action, action_scale),
-            environment_id=env or _common([source.environment_id for source in opened]),
-            environment_kwargs=_environment_kwargs(opened) if env is None else {},
-            formats=[source.format for source in opened],
-            locations=[source.location for source in opened],
-            commands=[line for source in opened if isinstance(source, OwnSource) for line in source.commands],
+            action_scale=_scale(said, action, action_scale),
+            environment_id=env or _common([one.environment_id for one in said]),
+            environment_kwargs=_environment_kwargs(said) if env is None else {},
+            formats=[one.format for one in said],
+            locations=[one.location for one in said],
+            commands=[line for one in said for line in one.commands],
             complete=all(manifest.complete for manifest in made_from),
-            tables=[source for source in opened if isinstance(source, TableSource)],
+            mappings=[one.columns for one in said if one.columns is not None],
             tally=episodes.tally,
             rejects=episodes.rejects,
             _waiting=episodes.waiting,
@@ -294,31 +290,7 @@ def _check_scale(said: str | None) -> None:
         raise UsageError(f"no action scale is called {said!r}", where="--action-scale", fix=f"use {' or '.join(SCALES)}")
 
 
-def _prepare(
-    sources: Sequence[Source],
-    spaces: tuple[Space, Space] | None,
-    workers: int,
-    limit: int | None,
-    on_progress: OnProgress,
-) -> None:
-    """JSON and CSV have neither tuples nor dtypes: their readers take them from the spaces, where these are known."""
-    for source in sources:
-        if isinstance(source, TableSource):
-            source.on_progress = on_progress
-        if isinstance(source, TableSource) and spaces is not None:
-            source.observation_space = source.observation_space or spaces[0]
-            source.action_space = source.action_space or spaces[1]
-        if isinstance(source, SampleBatchSource) and spaces is not None:
-            source.observation_space, source.action_space = spaces
-        if isinstance(source, SampleBatchSource):
-            source.processes = 0 if limit is not None and limit < FEW else helpers(workers, source.size)
-        if isinstance(source, (RllibColumnsSource, RllibEpisodesSource)):
-            source.workers = workers
-        if isinstance(source, (RllibColumnsSource, RllibEpisodesSource, SampleBatchSource)):
-            source.limit = limit
-
-
-def _scale(sources: Sequence[Source], space: Space, said: str | None) -> str:
+def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str:
     """The scale of all actions. Raises UsageError where `said` contradicts a source, BadConfig where sources differ."""
     if only_discrete(space):
         return ENV_SCALE
@@ -334,17 +306,17 @@ def _scale(sources: Sequence[Source], space: Space, said: str | None) -> str:
     return said or next(iter(scales))
 
 
-def check_scale_of(source: Source, said: str | None) -> None:
+def check_scale_of(source: SourceInfo, said: str | None) -> None:
     """Raise UsageError where the caller says another scale than the source declares."""
     if said is not None and source.action_scale not in (UNKNOWN_SCALE, said):
-        what = f"--action-scale {said}, but {said_by(source)} says {source.action_scale}"
+        what = f"--action-scale {said}, but {source.said_by} says {source.action_scale}"
         raise UsageError(what, where=source.location, fix="leave out --action-scale")
 
 
-def _environment_kwargs(sources: Sequence[Source]) -> Mapping[str, Any]:
+def _environment_kwargs(sources: Sequence[SourceInfo]) -> Mapping[str, Any]:
     """What the environment was made with, as far as all sources say the same."""
-    said = [source.environment_kwargs if isinstance(source, OwnSource) else {} for source in sources]
-    return said[0] if all(other == said[0] for other in said) else {}
+    first = sources[0].environment_kwargs
+    return first if all(source.environment_kwargs == first for source in sources) else {}
 
 
 def _common(values: Sequence[str | None]) -> str | None:

@@ -27,12 +27,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.open_episode import OpenEpisode, chains, lacks_final
+from offline_cli.converting.open_episode import OpenEpisode, chains, lacks_final, start_kind
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory import EpisodeLimit
-from offline_cli.formats.source import AFTER_END, CONTINUES, UNKNOWN_START, Places
+from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import UNFINISHED, Lost, OnError, Rejects, Tally
 from offline_cli.trees import flatten
 
@@ -61,12 +61,13 @@ class Stitcher:
     _open: dict[str, OpenEpisode] = field(default_factory=dict)
     _passed: KnownIds = field(default_factory=KnownIds)  # of every episode passed on, in their order
     _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order
-    _passed_from: list[tuple[int, Places | None, str]] = field(default_factory=list)  # how many, and where; in the same order
+    _passed_from: list[tuple[int, Origins | None, str]] = field(default_factory=list)  # how many, and where; in the same order
     _searches: int = 0
     _refused: set[str] = field(default_factory=set)  # their further fragments are set aside too
 
-    def feed(self, batch: EpisodeBatch, places: Places | None, location: str) -> Iterator[EpisodeBatch]:
-        """The episodes that are whole with `batch`; `places` (or else `location`) says where its entries stand."""
+    def feed(self, fragments: Fragments, location: str) -> Iterator[EpisodeBatch]:
+        """The episodes that are whole with `fragments`, of the source `location`."""
+        batch, places = fragments.batch, fragments.origins
         self.tally.location = location
         if self.limit is not None:
             self.limit.check(batch, location)
@@ -80,7 +81,7 @@ class Stitcher:
             yield from _gather(self._others(batch, plain, whole, places, location))
 
     def _others(
-        self, batch: EpisodeBatch, plain: NDArray[np.bool_], whole: NDArray[np.bool_], places: Places | None, location: str
+        self, batch: EpisodeBatch, plain: NDArray[np.bool_], whole: NDArray[np.bool_], places: Origins | None, location: str
     ) -> list[EpisodeBatch]:
         """The episodes that the entries which are not `plain` complete, each of them by itself."""
         again = np.flatnonzero(whole & ~plain)
@@ -155,19 +156,19 @@ class Stitcher:
         return np.fromiter((name not in met for name in batch.ids), np.bool_, len(batch))
 
     def _pass(
-        self, batch: EpisodeBatch, prints: list[int], entries: NDArray[np.int64], places: Places | None, location: str
+        self, batch: EpisodeBatch, prints: list[int], entries: NDArray[np.int64], places: Origins | None, location: str
     ) -> EpisodeBatch:
         self._note(batch.ids, prints, entries, places, location)
         self._count_finals(batch, entries, places, location)
         return _as_whole(batch)
 
     def _note(
-        self, names: Sequence[str], prints: list[int], entries: NDArray[np.int64], places: Places | None, location: str
+        self, names: Sequence[str], prints: list[int], entries: NDArray[np.int64], places: Origins | None, location: str
     ) -> None:
         """Keep what has to be known of episodes that are passed on."""
         self._passed.add(names)
         self._prints.extend(prints)
-        self._passed_from.append((len(names), None if places is None else places.taken(entries), location))
+        self._passed_from.append((len(names), None if places is None else places.taken(entries).compact(), location))
 
     def place_of(self, name: str) -> str:
         """Where the episode of that id stood that was passed on; takes as long as there are episodes."""
@@ -185,7 +186,7 @@ class Stitcher:
 
     # ---- what is counted of whole episodes, passed on or dropped as duplicates ----
 
-    def _count_finals(self, batch: EpisodeBatch, entries: NDArray[np.int64], places: Places | None, location: str) -> None:
+    def _count_finals(self, batch: EpisodeBatch, entries: NDArray[np.int64], places: Origins | None, location: str) -> None:
         """`entries` and `places`, or else `location`, say where the episodes of `batch` stand."""
         if batch.final_missing is None:
             return
@@ -217,7 +218,7 @@ class Stitcher:
             self._set_aside(_broken(name, "another part of it was set aside", place, LOST), [piece])
             return []
         episode = self._open.setdefault(name, OpenEpisode(place=place, location=self.tally.location))
-        episode.after_end |= piece.t_started is not None and int(piece.t_started[0]) == AFTER_END
+        episode.after_end |= start_kind(piece) == StartKind.AFTER_END
         if name in self.rejects.incomplete:
             self._refuse(episode, self._lost_a_row(name, place), piece)
             return []
@@ -270,7 +271,7 @@ class Stitcher:
     def _count_joint(self, before: EpisodeBatch, after: EpisodeBatch) -> None:
         if not lacks_final(before) and not chains(before, after):
             start = 0 if before.t_started is None else int(before.t_started[0])
-            step = f", step {start + before.num_steps}" if start >= 0 else ""
+            step = f", step {start + before.num_steps}" if start_kind(before) == StartKind.AT_T else ""
             self.tally.assume("broken-chain", places=lambda: [f"episode {before.ids[0]}{step}"])
 
     # ---- what cannot be an episode ----
@@ -332,21 +333,23 @@ def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
     """(E,) true for entries with steps that begin and end an episode, as far as they say."""
     whole: NDArray[np.bool_] = (batch.terminated | batch.truncated) & (batch.lengths > 0)
     if batch.t_started is not None:
-        whole &= (batch.t_started == 0) | (batch.t_started == UNKNOWN_START)
+        whole &= batch.t_started == 0
+    if batch.start_kind is not None:
+        whole &= (batch.start_kind == StartKind.AT_T) | (batch.start_kind == StartKind.UNKNOWN)
     return whole
 
 
 def _as_whole(batch: EpisodeBatch) -> EpisodeBatch:
     """`batch` without what only fragments have to say."""
-    is_whole = batch.t_started is None and batch.final_missing is None
-    return batch if is_whole else replace(batch, t_started=None, final_missing=None)
+    is_whole = batch.t_started is None and batch.start_kind is None and batch.final_missing is None
+    return batch if is_whole else replace(batch, t_started=None, start_kind=None, final_missing=None)
 
 
 def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:
-    start = 0 if piece.t_started is None else int(piece.t_started[0])
-    if start >= 0:
-        return start
-    return episode.start_of(piece, follows=start == CONTINUES)
+    kind = start_kind(piece)
+    if kind == StartKind.AT_T:
+        return 0 if piece.t_started is None else int(piece.t_started[0])
+    return episode.start_of(piece, follows=kind == StartKind.CONTINUES)
 
 
 def _gap(name: str, episode: OpenEpisode) -> BadData:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 import numpy as np
 
-from offline_cli.converting.extra_outputs import ExtraOutputs
+from offline_cli.converting.extra_outputs import ExtraOutputs, first_batch
 from offline_cli.converting.fitting import (
     Extremes,
     check_same_extra,
@@ -26,7 +26,7 @@ from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit, room_for_data
-from offline_cli.formats.source import ROWS, Measured, Placed, Scannable, Source
+from offline_cli.formats.source import ROWS, Scannable, Source
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.storage.temp_file import TempFile
@@ -64,9 +64,7 @@ class WholeEpisodes:
         self.waiting = WaitingRejects(self.temp_dir)
         if self.episode_limit is not None and self.limit is None:
             for source in self.sources:
-                if isinstance(source, Measured):
-                    spaces = source.observation_space, source.action_space
-                    self.episode_limit.check_longest(source.longest, spaces, source.location)
+                self.episode_limit.check_longest(source.info.longest, source.info.spaces, source.info.location)
         self._begin()
 
     def _begin(self) -> None:
@@ -99,7 +97,7 @@ class WholeEpisodes:
         set_aside = f"; {self.rejects.count} rows could not be read" if self.rejects.count else ""
         return NoData(
             f"no episode is in the source{set_aside}",
-            where=", ".join(source.location for source in self.sources),
+            where=", ".join(source.info.location for source in self.sources),
             fix="check that the recording wrote anything"
             if not self.rejects.count
             else "--on-error fail shows the first bad row",
@@ -142,15 +140,15 @@ class WholeEpisodes:
             return
         extremes.see_extra(extra_dtypes(first))
         for source in self.sources[1:]:
+            location = source.info.location
             if isinstance(source, Scannable):
-                self._see_extra(source, source.location, first, extremes)
+                self._see_extra(source, location, first, extremes)
                 continue
-            with closing(cast(Any, source.fragments(Tally(), Rejects(OnError.SKIP)))) as batches:
-                batch: EpisodeBatch | None = next(batches, None)
+            batch = first_batch(source, OnError.SKIP)
             source.close()
             if batch is not None and batch.num_steps:
                 check_spaces(batch)
-                batch = batch if self.extras is None else self.extras.of(batch, source.location)
+                batch = batch if self.extras is None else self.extras.of(batch, location)
                 check_same_extra(first, batch)
                 extremes.see_extra(extra_dtypes(batch))
         self.extra_dtypes = extremes.extra_dtypes
@@ -163,12 +161,12 @@ class WholeEpisodes:
 
     def _scanned(self, first: EpisodeBatch, extremes: Extremes) -> bool:
         """Whether all sources offer their values without putting episodes together; `extremes` have seen them then."""
-        sources = [source for source in self.sources if isinstance(source, Scannable)]
+        sources = [(source, source.info.location) for source in self.sources if isinstance(source, Scannable)]
         if len(sources) < len(self.sources) or self.limit is not None:
             return False
-        for source in sources:
-            self._see_extra(source, source.location, first, extremes)
-            where = f"episode {first.ids[0]} and {source.location}"
+        for source, location in sources:
+            self._see_extra(source, location, first, extremes)
+            where = f"episode {first.ids[0]} and {location}"
             with closing(source.values()) as values:
                 for obs, actions in values:
                     check_same_values(first, obs, actions, where=where)
@@ -199,14 +197,14 @@ def stitched(
     waiting, left = None if limit is None else RejectsInTurn.of(rejects), limit
     progress = _SourcesRead(sources, tally)
     for source in sources:
-        for batch in source.fragments(tally, rejects if waiting is None else waiting):
-            places = source.places if isinstance(source, Placed) else None
+        location = source.info.location
+        for fragments in source.fragments(tally, rejects if waiting is None else waiting):
             if extras is not None:
-                batch = extras.of(batch, source.location)
+                fragments = replace(fragments, batch=extras.of(fragments.batch, location))
             if waiting is None or left is None:
-                yield from stitcher.feed(batch, places, source.location)
+                yield from stitcher.feed(fragments, location)
             else:
-                for done in fed(stitcher, batch, places, source.location, waiting, left):
+                for done in fed(stitcher, fragments, location, waiting, left):
                     left -= len(done)
                     yield done
                 if not left:

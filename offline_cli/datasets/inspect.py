@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.errors import TargetNotMet, UsageError
 from offline_cli.formats.detect import open_sources
-from offline_cli.formats.own import OwnSource
+from offline_cli.formats.source import SourceInfo
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.datasets import InspectOptions
 from offline_cli.options.keywords import takes
@@ -23,6 +23,7 @@ from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.locations import Sources
+from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.statistics import StatisticsBuilder
 from offline_cli.tally import UNFINISHED
 
@@ -89,8 +90,9 @@ def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **option
     check_values(InspectOptions, options, command="offline-cli inspect")
     tables = TableOptions.of(options)
     opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
-    if len(opened) == 1 and isinstance(opened[0], OwnSource):
-        found = _from_manifest(opened[0])
+    info = opened[0].info
+    if len(opened) == 1 and info.manifest is not None:
+        found = _from_manifest(info, info.manifest)
     else:
         with read_opened(
             opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress
@@ -101,8 +103,7 @@ def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **option
     return found
 
 
-def _from_manifest(source: OwnSource) -> Inspection:
-    manifest = source.dataset.manifest
+def _from_manifest(source: SourceInfo, manifest: Manifest) -> Inspection:
     counts, statistics = manifest.counts, manifest.statistics
     return Inspection(
         format=manifest.format,

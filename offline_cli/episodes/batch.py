@@ -50,6 +50,7 @@ class EpisodeBatch:
     extra: Mapping[str, Tree] = field(default_factory=dict)  # extra model outputs by name: leaves (N, ...)
     infos: Infos | None = None  # (N+E,) dicts aligned with observations; None when every one is empty
     t_started: NDArray[np.int64] | None = None  # (E,) timestep of the first action; None: all 0
+    start_kind: NDArray[np.uint8] | None = None  # (E,) of fragments, `StartKind`; None: all start at `t_started`
     agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
     module_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
     multi_agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
@@ -76,6 +77,7 @@ class EpisodeBatch:
             "terminated",
             "truncated",
             "t_started",
+            "start_kind",
             "agent_ids",
             "module_ids",
             "multi_agent_ids",
@@ -222,6 +224,7 @@ class EpisodeBatch:
             extra={name: map_leaves(lambda leaf: leaf[rows], tree) for name, tree in self.extra.items()},
             infos=None if self.infos is None else [self.infos[i] for i in listed],
             t_started=None if self.t_started is None else self.t_started[chosen],
+            start_kind=None if self.start_kind is None else self.start_kind[chosen],
             agent_ids=None if self.agent_ids is None else tuple(self.agent_ids[i] for i in index),
             module_ids=None if self.module_ids is None else tuple(self.module_ids[i] for i in index),
             multi_agent_ids=None if self.multi_agent_ids is None else tuple(self.multi_agent_ids[i] for i in index),
@@ -265,6 +268,7 @@ class EpisodeBatch:
             extra={name: map_leaves(join, *(batch.extra[name] for batch in batches)) for name in first.extra},
             infos=_join_infos(batches),
             t_started=_join_optional(batches, "t_started", lambda b: np.zeros(len(b), np.int64)),
+            start_kind=_join_optional(batches, "start_kind", lambda b: np.zeros(len(b), np.uint8)),
             agent_ids=_join_each(batches, "agent_ids", None),
             module_ids=_join_each(batches, "module_ids", None),
             multi_agent_ids=_join_each(batches, "multi_agent_ids", None),

@@ -139,9 +139,11 @@ def open_source(url: str, *, from_: str = SOURCE_FORMAT.default, storage_options
 def _of_folder(location: Location, asked: _Asked) -> Source:
     if holds_dataset(location):
         own = OwnSource.open(location, memory_limit=asked.tables.memory_limit)
-        if asked.from_ not in ("auto", own.format):
-            raise UsageError(f"--from {asked.from_} for a dataset of {own.format}", where=location.url, fix="leave out --from")
-        _refuse_mapping(asked, own.format, location.url)
+        if asked.from_ not in ("auto", own.info.format):
+            raise UsageError(
+                f"--from {asked.from_} for a dataset of {own.info.format}", where=location.url, fix="leave out --from"
+            )
+        _refuse_mapping(asked, own.info.format, location.url)
         return own
     files = [file for file in location.files() if _is_data(file, location)]
     if not files:

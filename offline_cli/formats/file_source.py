@@ -1,14 +1,13 @@
-"""What every source that is a list of files has in common; refuses to know what is in them."""
+"""What all sources that are lists of files have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar, Final, Protocol, Self
 
-from offline_cli.formats.source import BYTES, UNKNOWN_SCALE, Places
+from offline_cli.formats.source import BYTES, ReadOptions, SourceInfo
 from offline_cli.scopes import Scope
-from offline_cli.spaces import Space
 from offline_cli.storage.trust import Trust
 
 __all__ = ["FileSource", "Openable"]
@@ -38,18 +37,28 @@ class Openable(Protocol):
 class FileSource:
     """Files in the order given, as a `Source` lacks only its `fragments`."""
 
+    format: ClassVar[str]
+
     files: Sequence[Any]  # Location or any Openable
-    location: str
-    format: str = ""
-    observation_space: Space | None = None
-    action_space: Space | None = None
-    action_scale: str = UNKNOWN_SCALE
-    environment_id: str | None = None
+    location: InitVar[str]
+    declared: InitVar[SourceInfo | None] = None  # None: nothing is known but format and location
     trusted: Mapping[str, Trust] = field(default_factory=dict)  # by path: what a manifest says of files, if one does
+    info: SourceInfo = field(init=False)
+    read_options: ReadOptions = field(default=ReadOptions(), init=False)
     unit: str = field(default=BYTES, init=False)
     done: int = field(default=0, init=False)
-    places: Places | None = field(default=None, init=False)
     scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)  # owns what its readings hold open
+
+    def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
+        self.info = declared or SourceInfo(format=self.format, location=location)
+
+    def prepare(self, options: ReadOptions) -> None:
+        """See `Source`."""
+        self.read_options = options
+
+    def partitions(self, count: int) -> Sequence[Self]:
+        """See `Source`."""
+        return [self]
 
     def close(self) -> None:
         """See `Source`."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from offline_cli.columns import Columns
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
 from offline_cli.errors import BadData
 from offline_cli.formats.file_source import FileSource
-from offline_cli.formats.parquet_files import WORKERS, Chunk, chunks
-from offline_cli.formats.source import Places
+from offline_cli.formats.parquet_files import Chunk, chunks
+from offline_cli.formats.source import Fragments, Origins
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["RllibEpisodesSource"]
@@ -31,11 +31,9 @@ class RllibEpisodesSource(FileSource):
     Each episode brings its own spaces: see the batches.
     """
 
-    format: str = "rllib-episodes"
-    workers: int = WORKERS  # files read at a time
-    limit: int | None = None  # episodes that the caller will take at most
+    format: ClassVar = "rllib-episodes"
 
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Batches of the episodes as they stand, a new one where their structure changes."""
         self.done = 0
         decoder = BatchDecoder(rejects, tally)
@@ -43,8 +41,8 @@ class RllibEpisodesSource(FileSource):
             self.files,
             rejects,
             columns=[Columns.ITEM],
-            workers=self.workers,
-            first_rows=self.limit,
+            workers=self.read_options.workers,
+            first_rows=self.read_options.limit,
             trusted=self.trusted,
             scope=self.scope,
         ):
@@ -54,14 +52,14 @@ class RllibEpisodesSource(FileSource):
             if items is not None:
                 yield from self._decoded(decoder, items, chunk)
 
-    def _decoded(self, decoder: BatchDecoder, items: pa.ChunkedArray, chunk: Chunk) -> Iterator[EpisodeBatch]:
+    def _decoded(self, decoder: BatchDecoder, items: pa.ChunkedArray, chunk: Chunk) -> Iterator[Fragments]:
         done, before = 0, decoder.rejects.count
         for batch in decoder.decode(items, where=chunk.where):
             rows = np.arange(done, done + len(batch))
             exact = decoder.rejects.count == before  # an item set aside leaves no trace in the batch
-            self.places = Places(chunk.files, chunk.file_of(rows), chunk.row_in_file(rows)) if exact else None
+            origins = Origins(chunk.files, chunk.file_of(rows), chunk.row_in_file(rows)) if exact else None
             done += len(batch)
-            yield batch
+            yield Fragments(batch, origins)
 
 
 def _items(chunk: Chunk, rejects: Rejects) -> pa.ChunkedArray | None:

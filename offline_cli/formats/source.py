@@ -1,46 +1,49 @@
-"""What every reader of a foreign format offers; refuses to know any format itself.
+"""What the reader of a format offers: a `Source` of fragments of episodes, and what it declares about them.
 
-A reader knows its bytes and nothing of ids seen elsewhere: it yields batches whose entries are fragments of episodes, and
-`converting/stitching.py` alone puts them together. A fragment is an episode of an `EpisodeBatch` where
+A reader knows its bytes and nothing of ids seen elsewhere. It yields `Fragments`, whose entries are whole episodes or pieces of
+them; `converting/stitching.py` alone puts pieces together. Of each entry a reader says
 
-* `t_started` is the timestep of its first step (None in the batch: all 0). A source without timesteps says `UNKNOWN_START`
-  where rows of another episode, or none, stand before the fragment, and `CONTINUES` where the row before it in the source is
-  of the same unfinished episode (a file ended between them), and `AFTER_END` where that row has an end flag although the
-  observations chain;
-* `terminated` and `truncated` are set only where its own last step had the flag;
-* the final observation is the last row's next observation where the source has one. Where it has none, the last observation
-  is repeated in its place and `final_missing` is set. Stitching takes the next fragment's first observation instead, where
-  there is one; it counts `missing-final-observation` where an episode is whole and still lacks its own. Readers do not count.
+* where it starts: at `t_started` of the batch, or, without timesteps, what stands before it in the source (`StartKind`);
+* `terminated` and `truncated`, only where its own last step had the flag;
+* its final observation: the last row's next observation. Where the source has none, the last observation is repeated and
+  `final_missing` is set; stitching takes the first observation of the next piece, or counts `missing-final-observation`;
+* its origin, where it is known: file and row, for messages.
+
+docs/extending.md has a reader of another package as an example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.options import datasets
+from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space
+from offline_cli.storage.manifest import Manifest
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree
 
 __all__ = [
-    "AFTER_END",
     "BYTES",
-    "CONTINUES",
     "ENV_SCALE",
     "NORMALIZED_SCALE",
     "ROWS",
+    "THE_SOURCE",
     "UNKNOWN_SCALE",
-    "UNKNOWN_START",
-    "Measured",
-    "Placed",
-    "Places",
+    "Fragments",
+    "Origins",
+    "ReadOptions",
     "Scannable",
     "Source",
+    "SourceInfo",
+    "StartKind",
 ]
 
 ROWS: Final = "rows"
@@ -49,55 +52,93 @@ BYTES: Final = "bytes"
 ENV_SCALE: Final = "env"
 NORMALIZED_SCALE: Final = "normalized"
 UNKNOWN_SCALE: Final = "unknown"
+THE_SOURCE: Final = "the source"
 
-UNKNOWN_START: Final = -1  # in `t_started`: the fragment begins an episode, or goes on with the open one of its id
-CONTINUES: Final = -2  # in `t_started`: the fragment goes on with the row right before it
-AFTER_END: Final = -3  # as UNKNOWN_START, but its first observation is the one that the row before, an end of this id, led to
+
+class StartKind(IntEnum):
+    """Where a fragment starts (`EpisodeBatch.start_kind`)."""
+
+    AT_T = 0  # at timestep `t_started`
+    UNKNOWN = 1  # it begins an episode, or goes on with the open one of its id: rows of another one, or none, stand before it
+    CONTINUES = 2  # it goes on with the row right before it, of the same unfinished episode: a file ended between them
+    AFTER_END = 3  # as UNKNOWN, but the row before it is an end of its id, whose next observation is its first one
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Origins:
     """Where the fragments of one batch stand, cheap to make for many and turned into words only for a message."""
 
     files: tuple[str, ...]  # URLs
     file: NDArray[np.integer[Any]]  # (E,) index into `files`
     row: NDArray[np.integer[Any]]  # (E,) first row in that file, from 0
 
-    def taken(self, entries: NDArray[np.int64]) -> Places:
-        """Those of some fragments, in as few bytes as they can be: a reading keeps one for every episode."""
-        file, row = (part[entries].astype(np.min_scalar_type(part.max(initial=0))) for part in (self.file, self.row))
-        return Places(self.files, file, row)
+    def taken(self, entries: NDArray[np.int64] | slice) -> Origins:
+        """Those of some fragments."""
+        return Origins(self.files, self.file[entries], self.row[entries])
+
+    def compact(self) -> Origins:
+        """In as few bytes as they can be: a reading keeps one for every episode."""
+        file, row = (part.astype(np.min_scalar_type(part.max(initial=0))) for part in (self.file, self.row))
+        return Origins(self.files, file, row)
 
     def __getitem__(self, entry: int) -> str:
         return f"{self.files[int(self.file[entry])]} row {int(self.row[entry])}"
 
 
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """Whole episodes, or pieces of them, as they stand in a source."""
+
+    batch: EpisodeBatch  # (E,) entries; `t_started`, `start_kind` and `final_missing` say what pieces they are
+    origins: Origins | None = None  # (E,); None: not known for these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceInfo:
+    """What a source declares before it is read. Spaces are of one step; None: not known until read."""
+
+    format: str  # `episodes`, `columns`, `rllib-episodes`, `rllib-columns`, `sample-batch`, `table`, or a plug-in's name
+    location: str  # path or URL, for messages and provenance
+    observation_space: Space | None = None
+    action_space: Space | None = None
+    spaces_inferred: bool = False  # they were a guess of whoever wrote the source, and give way to those of an environment
+    action_scale: str = UNKNOWN_SCALE  # of Box actions: `env`, `normalized` or `unknown`
+    environment_id: str | None = None  # gymnasium's
+    environment_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    said_by: str = THE_SOURCE  # who declares this, in words
+    longest: int | None = None  # steps of the longest episode; None: not known
+    commands: tuple[str, ...] = ()  # that made it, first to last
+    columns: Mapping[str, str] | None = None  # of a mapped table: its columns by ours, for a preview
+    manifest: Manifest | None = None  # of a dataset of ours
+
+    @property
+    def spaces(self) -> tuple[Space | None, Space | None]:
+        """Of observations and of actions."""
+        return self.observation_space, self.action_space
+
+    def with_default_spaces(self, spaces: tuple[Space, Space] | None) -> SourceInfo:
+        """With `spaces` where it declares none."""
+        if spaces is None:
+            return self
+        return replace(self, observation_space=self.observation_space or spaces[0], action_space=self.action_space or spaces[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a source is going to be read, as far as the caller knows; a reader uses what it can."""
+
+    spaces: tuple[Space, Space] | None = None  # of the environment that the caller named: for sources without tuples or dtypes
+    workers: int = datasets.WORKERS.default  # files read at a time, or processes
+    limit: int | None = None  # episodes that the caller will take at most
+    on_progress: OnProgress = no_progress  # is told of work before the first episode
+
+
 class Source(Protocol):
-    """One place with recordings of one format, opened but not yet read; readers are made as `XSource(files, location)`."""
+    """One place with recordings of one format, opened but not yet read. It can be read again and again."""
 
     @property
-    def format(self) -> str:
-        """`episodes`, `columns`, `rllib-episodes`, `rllib-columns`, `sample-batch`."""
-
-    @property
-    def location(self) -> str:
-        """Path or URL, for messages and provenance."""
-
-    @property
-    def observation_space(self) -> Space | None:
-        """Space of one observation as the source declares it; None: not known until read."""
-
-    @property
-    def action_space(self) -> Space | None:
-        """Space of one action as the source declares it; None: not known until read."""
-
-    @property
-    def action_scale(self) -> str:
-        """`env`, `normalized` or `unknown`: what scale Box actions have."""
-
-    @property
-    def environment_id(self) -> str | None:
-        """The gymnasium id that the source declares."""
+    def info(self) -> SourceInfo:
+        """What it declares; after `prepare`, with the spaces that it was told."""
 
     @property
     def unit(self) -> str:
@@ -111,10 +152,19 @@ class Source(Protocol):
     def done(self) -> int:
         """How much of it has been read."""
 
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
-        """Batches of fragments or whole episodes, in source order.
+    def prepare(self, options: ReadOptions) -> None:
+        """Take in how it is going to be read, before the first reading."""
 
-        Counts rows and assumptions in `tally`, hands every bad row to `rejects`. Raises BadData, UnsafeData, StorageError.
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """Fragments in the order of the source.
+
+        Counts rows and assumptions in `tally`, and hands every bad row to `rejects`, which raises where bad rows are errors.
+        What depends on whole episodes is not for a reader to count. Raises BadData, UnsafeData, StorageError.
+        """
+
+    def partitions(self, count: int) -> Sequence[Self]:
+        """At most `count` sources that can be pickled, read by themselves, in any process, and that one after the other give
+        the same fragments, with the same counts in sum; one, itself, where it cannot be divided.
         """
 
     def close(self) -> None:
@@ -122,24 +172,6 @@ class Source(Protocol):
 
         A reading that comes to its end, or to an error, closes its own. One that is dropped closes nothing: see `scopes`.
         """
-
-
-@runtime_checkable
-class Placed(Protocol):
-    """A source that also knows the file and row of each fragment."""
-
-    @property
-    def places(self) -> Places | None:
-        """Of the batch yielded last; None: not known for this one."""
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """A source that knows the length of its longest episode before one is read, and declares both spaces."""
-
-    @property
-    def longest(self) -> int | None:
-        """Steps; None: not known."""
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.chaining import chained
-from offline_cli.formats.source import AFTER_END, CONTINUES, UNKNOWN_START
+from offline_cli.formats.source import StartKind
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
@@ -89,7 +89,7 @@ def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()
         broken = _without_lost(joined & ~chains, rows.keys, lost)
         tally.assume("broken-chain", int(broken.sum()), places=lambda: _steps_in_words(rows, np.flatnonzero(broken) + 1))
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    return _batch(rows, first, _starts(rows, first, same, chains)), first
+    return _batch(rows, first, None if rows.t is not None else _start_kinds(rows, first, same, chains)), first
 
 
 def _without_lost(broken: NDArray[np.bool_], keys: Keys, lost: Container[str]) -> NDArray[np.bool_]:
@@ -105,22 +105,20 @@ def _steps_in_words(rows: StepRows, numbers: NDArray[np.int64]) -> Iterator[str]
         yield f"episode {name}" if rows.t is None else f"episode {name}, step {rows.t[row]}"
 
 
-def _starts(
+def _start_kinds(
     rows: StepRows, first: NDArray[np.int64], same: NDArray[np.bool_], chains: NDArray[np.bool_] | None
-) -> NDArray[np.int64]:
-    """(E,) `t_started` of each run."""
-    if rows.t is not None:
-        return rows.t[first]
+) -> NDArray[np.uint8]:
+    """(E,) `StartKind` of each run of rows without timesteps."""
     goes_on = np.concatenate([[rows.follows], same])[first]
-    starts = np.where(goes_on, CONTINUES, UNKNOWN_START).astype(np.int64)
+    kinds = np.where(goes_on, StartKind.CONTINUES, StartKind.UNKNOWN).astype(np.uint8)
     if chains is not None:
         ended = (rows.terminateds | rows.truncateds)[:-1]
         over_an_end = ended & chains & (rows.keys.code[1:] == rows.keys.code[:-1])
-        starts[np.concatenate([[False], over_an_end])[first]] = AFTER_END
-    return starts
+        kinds[np.concatenate([[False], over_an_end])[first]] = StartKind.AFTER_END
+    return kinds
 
 
-def _batch(rows: StepRows, first: NDArray[np.int64], t_started: NDArray[np.int64]) -> EpisodeBatch:
+def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint8] | None) -> EpisodeBatch:
     starts = np.concatenate([first, [len(rows.rewards)]]).astype(np.int64)
     last = starts[1:] - 1
     codes = rows.keys.code[first].tolist()
@@ -135,7 +133,8 @@ def _batch(rows: StepRows, first: NDArray[np.int64], t_started: NDArray[np.int64
         truncated=rows.truncateds[last],
         extra=rows.extra,
         infos=_infos(rows, starts),
-        t_started=t_started,
+        t_started=None if rows.t is None else rows.t[first],
+        start_kind=start_kind,
         final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else None,
         agent_ids=_names(rows.keys.agent_ids, codes),
         module_ids=_names(rows.keys.module_ids, codes),

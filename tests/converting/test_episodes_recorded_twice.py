@@ -16,7 +16,7 @@ from offline_cli.converting.stitching import Stitcher
 from offline_cli.datasets.repair import repair
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Fragments, Origins
 from offline_cli.tally import OnError, Rejects, Tally
 
 MANY = 24_000  # more ids than are kept as they are
@@ -39,7 +39,7 @@ def batch_of(names: Sequence[int]) -> EpisodeBatch:
 def stitched(batches: Sequence[EpisodeBatch], on_error: str = "fail") -> tuple[int, Stitcher]:
     """Episodes passed on, and the stitcher."""
     stitcher = Stitcher(Tally(), Rejects(OnError(on_error)))
-    found = sum(len(out) for batch in batches for out in stitcher.feed(batch, None, "f"))
+    found = sum(len(out) for batch in batches for out in stitcher.feed(Fragments(batch), "f"))
     return found + sum(map(len, stitcher.finish())), stitcher
 
 
@@ -111,10 +111,10 @@ def test_a_conflict_among_many_episodes_recorded_twice_names_both_places() -> No
     other = batch_of(range(MANY))
     other.rewards[2 * 20_000] = 5.0
     stitcher = Stitcher(Tally(), Rejects())
-    places = [Places((name,), np.zeros(MANY, np.int64), np.arange(MANY) * 2) for name in ("one.parquet", "two.parquet")]
-    assert sum(map(len, stitcher.feed(one, places[0], "f"))) == MANY
+    places = [Origins((name,), np.zeros(MANY, np.int64), np.arange(MANY) * 2) for name in ("one.parquet", "two.parquet")]
+    assert sum(map(len, stitcher.feed(Fragments(one, places[0]), "f"))) == MANY
     with pytest.raises(BadEpisode, match="two different episodes have the id e20000") as caught:
-        list(stitcher.feed(other, places[1], "f"))
+        list(stitcher.feed(Fragments(other, places[1]), "f"))
     assert caught.value.where == "one.parquet row 40000 and two.parquet row 40000"
 
 

@@ -14,11 +14,13 @@ from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.source import CONTINUES, UNKNOWN_START, Places
+from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import OnError, Rejects, Tally
 
+AT_T, UNKNOWN, CONTINUES = StartKind.AT_T, StartKind.UNKNOWN, StartKind.CONTINUES
 
-def fragment(name: str, first: int, steps: int, *, start: int | None = None, end: str = "", shift: float = 0.0) -> EpisodeBatch:
+
+def fragment(name: str, first: int, steps: int, *, start: StartKind = AT_T, end: str = "", shift: float = 0.0) -> EpisodeBatch:
     """Steps `first` ... of an endless episode whose observation at t is t + shift; `start`: what the source says."""
     t = np.arange(first, first + steps + 1, dtype=np.float32) + shift
     return EpisodeBatch(
@@ -29,13 +31,14 @@ def fragment(name: str, first: int, steps: int, *, start: int | None = None, end
         rewards=np.full(steps, 0.5),
         terminated=np.array([end == "terminated"]),
         truncated=np.array([end == "truncated"]),
-        t_started=np.array([first if start is None else start]),
+        t_started=np.array([0 if start else first]),
+        start_kind=np.array([start], np.uint8),
     )
 
 
 def stitch(*batches: EpisodeBatch, on_error: str = "fail") -> tuple[list[EpisodeBatch], Stitcher]:
     stitcher = Stitcher(Tally(), Rejects(OnError(on_error)))
-    whole = [out for n, batch in enumerate(batches) for out in stitcher.feed(batch, None, f"file-{n}")]
+    whole = [out for n, batch in enumerate(batches) for out in stitcher.feed(Fragments(batch), f"file-{n}")]
     return [*whole, *stitcher.finish()], stitcher
 
 
@@ -82,23 +85,23 @@ def test_thousands_of_fragments_in_reverse_are_joined() -> None:
 
 def test_fragments_without_timesteps_are_joined_where_observations_chain() -> None:
     whole, stitcher = stitch(
-        fragment("a", 0, 2, start=UNKNOWN_START),
-        fragment("b", 0, 2, start=UNKNOWN_START, end="terminated"),
-        fragment("a", 2, 3, start=UNKNOWN_START, end="truncated"),
+        fragment("a", 0, 2, start=UNKNOWN),
+        fragment("b", 0, 2, start=UNKNOWN, end="terminated"),
+        fragment("a", 2, 3, start=UNKNOWN, end="truncated"),
     )
     assert_whole(episodes(whole)["a"], 5)
     assert not stitcher.tally.assumptions
 
 
 def test_rows_that_follow_directly_are_joined_over_a_broken_chain_and_it_is_counted() -> None:
-    whole, stitcher = stitch(fragment("a", 0, 2, start=UNKNOWN_START), fragment("a", 7, 1, start=CONTINUES, end="terminated"))
+    whole, stitcher = stitch(fragment("a", 0, 2, start=UNKNOWN), fragment("a", 7, 1, start=CONTINUES, end="terminated"))
     assert episodes(whole)["a"].num_steps == 3
     assert stitcher.tally.assumptions["broken-chain"] == 1
 
 
 def test_rows_that_neither_chain_nor_follow_are_refused_by_both_places() -> None:
     with pytest.raises(BadEpisode, match="do not go on from those at file-0") as caught:
-        stitch(fragment("a", 0, 2, start=UNKNOWN_START), fragment("a", 7, 1, start=UNKNOWN_START, end="terminated"))
+        stitch(fragment("a", 0, 2, start=UNKNOWN), fragment("a", 7, 1, start=UNKNOWN, end="terminated"))
     assert caught.value.where == "file-1"
 
 
@@ -121,7 +124,7 @@ def test_a_duplicate_that_comes_in_fragments_is_dropped() -> None:
     assert stitcher.tally.duplicates_dropped == 1
 
 
-@pytest.mark.parametrize("start", [0, UNKNOWN_START])
+@pytest.mark.parametrize("start", [AT_T, UNKNOWN])
 def test_a_recorder_that_writes_an_episode_again_from_its_start_makes_one_episode(start: int) -> None:
     whole, stitcher = stitch(fragment("a", 0, 2, start=start), fragment("a", 0, 5, start=start, end="truncated"))
     assert_whole(episodes(whole)["a"], 5)
@@ -129,10 +132,10 @@ def test_a_recorder_that_writes_an_episode_again_from_its_start_makes_one_episod
 
 
 def test_two_different_episodes_with_one_id_are_refused_by_both_places() -> None:
-    places = Places(("one.parquet", "two.parquet"), np.array([0, 1]), np.array([5, 7]))
+    places = Origins(("one.parquet", "two.parquet"), np.array([0, 1]), np.array([5, 7]))
     batch = EpisodeBatch.concat([fragment("a", 0, 3, end="terminated"), fragment("a", 0, 3, end="terminated", shift=1)])
     with pytest.raises(BadEpisode, match="two different episodes have the id a") as caught:
-        list(Stitcher(Tally(), Rejects()).feed(batch, places, "folder"))
+        list(Stitcher(Tally(), Rejects()).feed(Fragments(batch, places), "folder"))
     assert caught.value.where == "one.parquet row 5 and two.parquet row 7"
 
 
@@ -216,10 +219,10 @@ def test_observations_that_stand_still_are_no_missing_ones() -> None:
 
 
 def test_fragments_of_still_observations_without_timesteps_are_not_joined_where_nothing_says_that_they_follow() -> None:
-    still = fragment("a", 0, 2, start=UNKNOWN_START)
+    still = fragment("a", 0, 2, start=UNKNOWN)
     still.obs[-1] = still.obs[-2]
     with pytest.raises(BadEpisode, match="do not go on from those at file-0"):
-        stitch(still, fragment("a", 7, 1, start=UNKNOWN_START, end="terminated"))
+        stitch(still, fragment("a", 7, 1, start=UNKNOWN, end="terminated"))
 
 
 def test_what_is_set_aside_is_not_counted_among_missing_final_observations() -> None:
@@ -305,24 +308,24 @@ def test_an_episode_that_lost_a_row_is_set_aside_even_where_it_looks_whole() -> 
     rejects.lose("a", "file-9 row 3")
     stitcher = Stitcher(Tally(), rejects)
     batch = EpisodeBatch.concat([fragment(name, 0, 3, end="terminated") for name in "ab"])
-    assert [out.ids for out in stitcher.feed(batch, None, "f")] == [("b",)]
+    assert [out.ids for out in stitcher.feed(Fragments(batch), "f")] == [("b",)]
     assert rejects.count == 3
 
 
 def test_a_copy_that_lost_a_row_does_not_count_against_the_whole_one_before_it() -> None:
     rejects = Rejects(OnError.QUARANTINE)
     stitcher = Stitcher(Tally(), rejects)
-    whole = list(stitcher.feed(fragment("a", 0, 3, end="terminated"), None, "f"))
+    whole = list(stitcher.feed(Fragments(fragment("a", 0, 3, end="terminated")), "f"))
     rejects.lose("a", "g row 1")
     assert [out.ids for out in whole] == [("a",)]
-    assert list(stitcher.feed(fragment("a", 1, 2, end="terminated"), None, "g")) == []
+    assert list(stitcher.feed(Fragments(fragment("a", 1, 2, end="terminated")), "g")) == []
     assert "lost at g row 1" in rejects.kept[0].reason
 
 
 def test_what_an_unfinished_episode_lost_is_found_at_the_end() -> None:
     rejects = Rejects(OnError.SKIP)
     stitcher = Stitcher(Tally(), rejects)
-    assert list(stitcher.feed(fragment("a", 0, 3), None, "f")) == []
+    assert list(stitcher.feed(Fragments(fragment("a", 0, 3)), "f")) == []
     rejects.lose("a", "f row 3")
     assert list(stitcher.finish()) == []
     assert (rejects.count, dict(stitcher.tally.assumptions)) == (3, {})
@@ -339,6 +342,6 @@ def test_joining_many_rows_that_come_one_by_one_compares_each_with_the_first_one
         return join(pieces)
 
     monkeypatch.setattr(open_episode, "join", counted)
-    pieces = [fragment("a", t, 1, start=UNKNOWN_START, shift=t, end="terminated" if t == 99 else "") for t in range(100)]
+    pieces = [fragment("a", t, 1, start=UNKNOWN, shift=t, end="terminated" if t == 99 else "") for t in range(100)]
     assert [batch.num_steps for batch in stitch(*map(without_final, pieces))[0]] == [100]
     assert sum(joined) <= 3 * 100

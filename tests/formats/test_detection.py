@@ -124,7 +124,7 @@ def test_a_list_of_files_and_a_glob_are_one_source(tmp_path: Path) -> None:
 
 def test_each_folder_is_a_source_of_its_own(tmp_path: Path) -> None:
     folders = [str(parquet(tmp_path / str(i) / "a.parquet", STEP).parent) for i in range(2)]
-    assert [source.location for source in open_sources(folders)] == folders
+    assert [source.info.location for source in open_sources(folders)] == folders
 
 
 @pytest.mark.parametrize("second", ["lines", "parquet"])
@@ -197,8 +197,8 @@ def test_a_table_is_told_by_its_content_whatever_its_name_and_packing(kind: str,
     file = tmp_path / "recording"
     file.write_bytes(gzip.compress(content) if packing == "gzip" else packed)
     source = open_source(str(file), from_="table")
-    (batch,) = source.fragments(Tally(), Rejects())
-    assert (source.format, batch.num_steps, batch.obs.tolist()) == ("table", 1, [0.5, 0.5])
+    batch = next(source.fragments(Tally(), Rejects())).batch
+    assert (source.info.format, batch.num_steps, batch.obs.tolist()) == ("table", 1, [0.5, 0.5])
 
 
 def test_prose_beside_the_data_is_no_table(tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ def read(folder: Path, lines: list[str], *, processes: int = 0) -> Any:
     tally, rejects = Tally(), Rejects(OnError.QUARANTINE)
     source = SampleBatchSource([open_location(file)], "test", processes=processes)
     found = []
-    for batch in source.fragments(tally, rejects):
-        assert source.places is not None
-        found.append((said(batch), [source.places[entry] for entry in range(len(batch))]))
+    for one in source.fragments(tally, rejects):
+        assert one.origins is not None
+        found.append((said(one.batch), [one.origins[entry] for entry in range(len(one.batch))]))
     return found, tally, rejects
 
 

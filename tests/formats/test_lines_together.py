@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,11 @@ def seen(batch_: EpisodeBatch) -> tuple[Any, ...]:
 def read(files: list[Path], *, action_space: Space | None = None) -> Any:
     tally, rejects = Tally(), Rejects(OnError.QUARANTINE)
     source = SampleBatchSource([open_location(file) for file in files], "test")
-    source.action_space = action_space
+    source.info = replace(source.info, action_space=action_space)
     found = []
-    for batch_ in source.fragments(tally, rejects):
-        assert source.places is not None
-        found.append((seen(batch_), [source.places[entry] for entry in range(len(batch_))]))
+    for one in source.fragments(tally, rejects):
+        assert one.origins is not None
+        found.append((seen(one.batch), [one.origins[entry] for entry in range(len(one.batch))]))
     return found, tally, rejects
 
 
@@ -114,7 +115,7 @@ def test_infos_that_are_numbers_stay_what_they_are(tmp_path: Path) -> None:
     file = tmp_path / "lines.json"
     file.write_text(json.dumps(batch(0, infos=[1.5, 2], terminateds=[False, True])) + "\n")
     tally = Tally()
-    found = next(SampleBatchSource([open_location(file)], "test").fragments(tally, Rejects()))
+    found = next(SampleBatchSource([open_location(file)], "test").fragments(tally, Rejects())).batch
     assert tally.assumptions["info-not-a-dict"] == 2
     assert found.infos is not None
     assert [info["info"] for info in found.infos if info] == [1.5, 2]
@@ -139,7 +140,7 @@ def test_the_first_of_several_bad_places_is_the_one_that_is_named(tmp_path: Path
 def test_a_source_that_is_read_in_part_leaves_the_search_for_cycles_on(tmp_path: Path) -> None:
     file = tmp_path / "lines.json"
     file.write_text(json.dumps(batch(0)) + "\n")
-    found = next(SampleBatchSource([open_location(file)], "test").fragments(Tally(), Rejects()))
+    found = next(SampleBatchSource([open_location(file)], "test").fragments(Tally(), Rejects())).batch
     assert gc.isenabled()
     np.testing.assert_array_equal(found.rewards, [1.0, 0.5])
 

@@ -18,7 +18,7 @@ from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.source import CONTINUES, UNKNOWN_START
+from offline_cli.formats.source import StartKind
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
@@ -55,7 +55,7 @@ def source(*files: Path) -> RllibColumnsSource:
 
 def fragments(*files: Path, on_error: str = "fail") -> tuple[list[EpisodeBatch], Tally, Rejects]:
     tally, rejects = Tally(), Rejects(OnError(on_error))
-    return list(source(*files).fragments(tally, rejects)), tally, rejects
+    return [one.batch for one in source(*files).fragments(tally, rejects)], tally, rejects
 
 
 def one(*files: Path) -> EpisodeBatch:
@@ -159,8 +159,8 @@ def test_an_episode_goes_on_over_files_and_the_joints_are_counted(tmp_path: Path
 def test_where_a_file_ends_and_the_observations_do_not_chain_a_new_fragment_says_that_it_follows(tmp_path: Path) -> None:
     parts = [write(tmp_path / "0.parquet", columns(0, 1)), write(tmp_path / "1.parquet", columns(2, STEPS))]
     batches, _, _ = fragments(*parts)
-    assert batches[0].t_started is not None
-    assert batches[0].t_started.tolist() == [UNKNOWN_START, CONTINUES]
+    assert batches[0].start_kind is not None
+    assert batches[0].start_kind.tolist() == [StartKind.UNKNOWN, StartKind.CONTINUES]
 
 
 def test_the_same_is_said_over_files_whose_columns_differ(tmp_path: Path) -> None:
@@ -168,7 +168,10 @@ def test_the_same_is_said_over_files_whose_columns_differ(tmp_path: Path) -> Non
     table = pa.table(columns(1, STEPS))
     cast = table.set_column(0, "eps_id", table["eps_id"].cast(pa.large_string()))
     batches, _, _ = fragments(write(tmp_path / "0.parquet", columns(0, 1)), write(tmp_path / "1.parquet", cast))
-    assert [batch.t_started.tolist() for batch in batches if batch.t_started is not None] == [[UNKNOWN_START], [CONTINUES]]
+    assert [batch.start_kind.tolist() for batch in batches if batch.start_kind is not None] == [
+        [StartKind.UNKNOWN],
+        [StartKind.CONTINUES],
+    ]
 
 
 def test_a_broken_chain_within_a_file_is_counted(tmp_path: Path) -> None:

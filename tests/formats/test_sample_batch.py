@@ -16,7 +16,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.sample_batch import source as sample_batch_source
-from offline_cli.formats.source import Placed
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
@@ -28,7 +27,7 @@ def source_of(*files: Path) -> SampleBatchSource:
 
 
 def batches_of(*files: Path, rejects: Rejects | None = None) -> list[EpisodeBatch]:
-    return list(source_of(*files).fragments(Tally(), rejects or Rejects()))
+    return [one.batch for one in source_of(*files).fragments(Tally(), rejects or Rejects())]
 
 
 def written(folder: Path, *lines: dict[str, Any] | str) -> Path:
@@ -73,7 +72,7 @@ def test_every_value_of_a_recording_is_where_the_json_has_it(real_data: Path, fo
     (file,) = (real_data / folder).iterdir()
     lines = [json.loads(text)["policy_batches"]["default_policy"] for text in file.read_text().splitlines()]
     tally = Tally()
-    batch = EpisodeBatch.concat(list(source_of(file).fragments(tally, Rejects())))
+    batch = EpisodeBatch.concat([one.batch for one in source_of(file).fragments(tally, Rejects())])
     ids = np.concatenate([one["eps_id"] for one in lines])
     assert list(batch.ids) == [str(i) for i in dict.fromkeys(ids.tolist())]
     assert batch.module_ids == ("default_policy",) * len(batch)
@@ -224,7 +223,7 @@ def test_a_value_that_comes_after_the_dtypes_were_settled_is_not_rounded(
     monkeypatch.setattr(sample_batch_source, "LOOKAHEAD_BYTES", 10)
     tally = Tally()
     path = written(tmp_path, line(eps_id=[1]), line(obs=[[0.1]], eps_id=[2]))
-    first, second = source_of(path).fragments(tally, Rejects())
+    first, second = (one.batch for one in source_of(path).fragments(tally, Rejects()))
     assert (first.obs.dtype, second.obs.dtype) == (np.float32, np.float64)
     assert second.obs[0] == 0.1
     assert tally.assumptions["dtype-widened"] == 1
@@ -255,14 +254,14 @@ def test_an_observation_that_does_not_lead_to_the_next_is_counted(tmp_path: Path
 
 def test_a_reward_that_is_null_is_nan_and_counted(tmp_path: Path) -> None:
     tally = Tally()
-    (batch,) = source_of(written(tmp_path, line(rewards=[None]))).fragments(tally, Rejects())
+    batch = next(source_of(written(tmp_path, line(rewards=[None]))).fragments(tally, Rejects())).batch
     assert np.isnan(batch.rewards[0])
     assert tally.assumptions["null-as-nan"] == 1
 
 
 def test_dones_that_say_something_else_than_the_flags_beside_them_are_counted(tmp_path: Path) -> None:
     tally = Tally()
-    (batch,) = source_of(written(tmp_path, line(dones=[False]))).fragments(tally, Rejects())
+    batch = next(source_of(written(tmp_path, line(dones=[False]))).fragments(tally, Rejects())).batch
     assert batch.terminated[0]
     assert tally.assumptions["dones-disagree"] == 1
 
@@ -274,8 +273,6 @@ def test_lines_of_one_step_without_id_and_timestep_are_joined_where_they_chain(t
 
 def test_fragments_know_their_line(tmp_path: Path) -> None:
     path = written(tmp_path, line(eps_id=[1]), line(eps_id=[2]))
-    source = source_of(path)
-    assert isinstance(source, Placed)
-    list(source.fragments(Tally(), Rejects()))
-    assert source.places is not None
-    assert source.places[1] == f"{path} line 2 row 0"
+    (found,) = source_of(path).fragments(Tally(), Rejects())
+    assert found.origins is not None
+    assert found.origins[1] == f"{path} line 2 row 0"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.source import SourceInfo
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import map_leaves
@@ -39,8 +40,8 @@ class Episode:
 def read(*names: str, rejects: Rejects | None = None, **options: Any) -> tuple[dict[str, Episode], Tally]:
     tally = Tally()
     files = [open_location(SAMPLES / name) for name in names]
-    source = SampleBatchSource(files, str(SAMPLES), **options)
-    batches = list(source.fragments(tally, rejects or Rejects()))
+    source = SampleBatchSource(files, str(SAMPLES), SourceInfo(format="sample-batch", location=str(SAMPLES), **options))
+    batches = [one.batch for one in source.fragments(tally, rejects or Rejects())]
     pieces: dict[str, list[tuple[EpisodeBatch, int]]] = {}
     for batch in batches:
         for entry in range(len(batch)):
@@ -262,7 +263,7 @@ def test_each_policy_is_a_module_with_episodes_of_its_own() -> None:
 def test_made_up_ids_are_the_same_every_time_and_wherever_the_file_lies(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes((SAMPLES / name).read_bytes())
     copied = SampleBatchSource([open_location(tmp_path / name)], "copy").fragments(Tally(), Rejects())
-    assert [name for batch in copied for name in batch.ids] == list(read(name)[0])
+    assert [name for one in copied for name in one.batch.ids] == list(read(name)[0])
 
 
 def test_a_line_that_was_cut_is_set_aside_and_the_lines_after_it_are_read() -> None:

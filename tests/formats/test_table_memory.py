@@ -161,7 +161,7 @@ def test_nothing_is_held_of_a_table_whose_episode_is_handed_on(kind: str, tmp_pa
     (source,) = open_sources(path, from_="table", tables=TableOptions(str(tmp_path / "map.toml")))
     before = pa.total_allocated_bytes()
     with closing(source):
-        for batch in source.fragments(Tally(), Rejects()):
+        for batch in (one.batch for one in source.fragments(Tally(), Rejects())):
             assert batch.num_steps == 200_000
             assert pa.total_allocated_bytes() - before < batch.nbytes
             break

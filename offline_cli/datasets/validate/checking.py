@@ -19,20 +19,19 @@ from offline_cli.datasets.validate.findings import Findings
 from offline_cli.datasets.validate.folder import OwnFolder
 from offline_cli.datasets.validate.listening import ListeningRejects, ListeningTally
 from offline_cli.datasets.validate.report import Validation
-from offline_cli.datasets.validate.source_checks import SourceChecks, Spaces, WatchedSource
+from offline_cli.datasets.validate.source_checks import SourceChecks, WatchedSource
 from offline_cli.datasets.validate.subjects import Subject, open_subjects
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import NoData
 from offline_cli.formats.detect import open_sources
-from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.source import Source
-from offline_cli.formats.tables import TableSource
+from offline_cli.formats.source import ReadOptions, Source
 from offline_cli.formats.tables.options import TableOptions
 from offline_cli.options.datasets import ValidateOptions
 from offline_cli.options.keywords import takes
 from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
+from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location, Sources, expand
 
 __all__ = ["validate"]
@@ -49,7 +48,7 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
     check_values(ValidateOptions, options, command="offline-cli validate")
     env, from_, storage_options = options["env"], options["from_"], options["storage_options"]
     tables = TableOptions.of(options)
-    env_spaces: Spaces | None = None if env is None else spaces_of_env(env)
+    env_spaces: tuple[Space, Space] | None = None if env is None else spaces_of_env(env)
     findings = Findings()
     tally = ListeningTally(findings)
 
@@ -69,7 +68,7 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
     return Validation(
         problems=findings.problems(names),
         sources=tuple(names),
-        formats=tuple(subject.source.format for subject in subjects if subject.source is not None),
+        formats=tuple(subject.source.info.format for subject in subjects if subject.source is not None),
         episodes=sum(check.episodes for check in checks),
         steps=sum(check.steps for check in checks),
         rows=tally.rows_in,
@@ -85,7 +84,7 @@ def _read(
     findings: Findings,
     tally: ListeningTally,
     env: str | None,
-    env_spaces: Spaces | None,
+    env_spaces: tuple[Space, Space] | None,
     scale: str | None,
     on_progress: OnProgress,
 ) -> Sequence[SourceChecks]:
@@ -97,7 +96,7 @@ def _read(
         source = subject.source
         if source is not None:
             if env_spaces is not None:
-                _tell_spaces(source, env_spaces)
+                source.prepare(ReadOptions(env_spaces))
             check = checks[subject.name] = SourceChecks(subject, source, findings, common, env_spaces, scale, env)
             watched.append(cast(Source, WatchedSource(source, check)))
     rejects = ListeningRejects(findings, tally)
@@ -110,12 +109,3 @@ def _read(
     for check in checks.values():
         check.tell()
     return list(checks.values())
-
-
-def _tell_spaces(source: Source, spaces: Spaces) -> None:
-    """JSON and CSV have neither tuples nor dtypes: their readers take them from the spaces, as `read_episodes` has it."""
-    if isinstance(source, SampleBatchSource):
-        source.observation_space, source.action_space = spaces
-    elif isinstance(source, TableSource):
-        source.observation_space = source.observation_space or spaces[0]
-        source.action_space = source.action_space or spaces[1]

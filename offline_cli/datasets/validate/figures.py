@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Origins
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.statistics import StatisticsBuilder
@@ -60,7 +60,7 @@ class ManifestFigures:
         self._statistics = StatisticsBuilder()
         self._has_places = True
 
-    def see_fragments(self, batch: EpisodeBatch, places: Places | None) -> None:
+    def see_fragments(self, batch: EpisodeBatch, places: Origins | None) -> None:
         """Count the entries of `batch`, as they stand in their shards."""
         if places is None:
             self._has_places = False

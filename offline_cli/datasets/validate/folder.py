@@ -19,6 +19,7 @@ from offline_cli.datasets.validate.listening import ListeningTally
 from offline_cli.datasets.validate.plain_columns import PlainColumns
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
 from offline_cli.formats.memory import MEMORY_LIMIT
+from offline_cli.formats.own import info_of
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
@@ -169,16 +170,7 @@ class OwnFolder:
         if found is None or not self.readable:
             return None
         kind = RllibEpisodesSource if found.format == "episodes" else RllibColumnsSource
-        return kind(
-            self.readable,
-            self.location.url,
-            found.format,
-            found.observation_space,
-            found.action_space,
-            found.action_scale,
-            found.environment.id if found.environment else None,
-            self.trusted,
-        )
+        return kind(self.readable, self.location.url, info_of(found, self.location.url), self.trusted)
 
     def comparisons(self) -> tuple[ManifestFigures | None, PlainColumns | None]:
         """What is to be compared while the shards are read: figures, and columns beside packed bytes."""

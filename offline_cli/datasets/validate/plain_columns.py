@@ -16,7 +16,7 @@ from offline_cli.columns import EPISODE_COLUMNS, Columns
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Origins
 from offline_cli.storage.episode_tables import EPISODE_SCHEMA
 from offline_cli.storage.locations import Location
 from offline_cli.storage.shards import opened, read_row_groups
@@ -35,7 +35,7 @@ class PlainColumns:
         self._url = ""
         self._table: Any = None  # of that shard; None: its columns cannot be read
 
-    def see_fragments(self, batch: EpisodeBatch, places: Places | None, findings: Findings, source: str) -> None:
+    def see_fragments(self, batch: EpisodeBatch, places: Origins | None, findings: Findings, source: str) -> None:
         """Compare the rows that the episodes of `batch` were packed in."""
         for number in [] if places is None else np.unique(places.file).tolist():
             assert places is not None

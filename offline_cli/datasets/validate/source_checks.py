@@ -17,7 +17,7 @@ from offline_cli.datasets.validate.subjects import Subject
 from offline_cli.datasets.validate.values import ValueChecks
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Places, Source
+from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, Source
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import leaves
@@ -49,7 +49,7 @@ class SourceChecks:
         self.name, self.findings = subject.name, findings
         self.episodes = self.steps = self.entries = 0
         self._inferred = subject.own is not None and subject.own.manifest is not None and subject.own.manifest.spaces_inferred
-        self._said = env_spaces or (source.observation_space, source.action_space)
+        self._said = env_spaces or source.info.spaces
         self._scale = _one_scale(source, scale)
         self._figures, self._plain = subject.own.comparisons() if subject.own is not None else (None, None)
         self._structures = Structures(
@@ -62,8 +62,9 @@ class SourceChecks:
         self._values: ValueChecks | None = None  # made with the first batch, which may say the spaces
         self._dimensions: Dimensions | None = None
 
-    def see_fragments(self, batch: EpisodeBatch, places: Places | None) -> None:
+    def see_fragments(self, fragments: Fragments) -> None:
         """Look at entries as they stand in the source."""
+        batch, places = fragments.batch, fragments.origins
         self.entries += len(batch)
         if self._figures is not None:
             self._figures.see_fragments(batch, places)
@@ -119,8 +120,8 @@ class SourceChecks:
 
 def _one_scale(source: Source, said: str | None) -> str:
     """The scale that the source declares, else the one that the caller says. Raises UsageError where they differ."""
-    check_scale_of(source, said)
-    return source.action_scale if said is None else said
+    check_scale_of(source.info, said)
+    return source.info.action_scale if said is None else said
 
 
 def _has_floats(batch: EpisodeBatch) -> bool:
@@ -136,13 +137,13 @@ class WatchedSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """As the source's own."""
-        tally.location = self._source.location
+        tally.location = location = self._source.info.location
         try:
-            for batch in self._source.fragments(tally, rejects):
-                self._checks.see_fragments(batch, getattr(self._source, "places", None))
-                yield batch
-                tally.location = self._source.location
+            for fragments in self._source.fragments(tally, rejects):
+                self._checks.see_fragments(fragments)
+                yield fragments
+                tally.location = location
         except BadData as error:
-            self._checks.findings.add_error(self._source.location, error, "unreadable-source")
+            self._checks.findings.add_error(location, error, "unreadable-source")

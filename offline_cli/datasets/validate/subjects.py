@@ -59,4 +59,4 @@ def _foreign(members: Sequence[Location], findings: Findings, open_group: OpenGr
         findings.add_error(members[0].url, error, "unreadable-source")
         yield Subject(members[0].url, None)
     else:
-        yield from (Subject(source.location, source) for source in opened)
+        yield from (Subject(source.info.location, source) for source in opened)

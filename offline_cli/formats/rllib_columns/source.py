@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.formats.agents import SharedIds
 from offline_cli.formats.end_flags import END_FLAGS, end_flags
 from offline_cli.formats.file_source import FileSource
-from offline_cli.formats.parquet_files import WORKERS, Chunk, chunks
+from offline_cli.formats.parquet_files import Chunk, chunks
 from offline_cli.formats.rllib_columns.keys import first_of_each_agent, keys_of, order_of, taken
 from offline_cli.formats.rllib_columns.names import INFOS, VALUES
 from offline_cli.formats.rllib_columns.parts import Part, Shapes, parts_of
 from offline_cli.formats.rllib_columns.tables import check_columns, missing_values, wanted_columns, without_dictionaries
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
 
@@ -31,22 +31,23 @@ __all__ = ["RllibColumnsSource"]
 class RllibColumnsSource(FileSource):
     """Parquet files of step rows, in the order given."""
 
-    format: str = "rllib-columns"
-    workers: int = WORKERS  # files read at a time
-    limit: int | None = None  # episodes that the caller will take at most
+    format: ClassVar = "rllib-columns"
 
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Runs of rows as they stand; `t_started` from column `t` where there is one."""
         self.done = 0
         reading = _Reading(tally, rejects)
         for chunk in chunks(
-            self.files, rejects, workers=self.workers, first_rows=self.limit, trusted=self.trusted, scope=self.scope
+            self.files,
+            rejects,
+            workers=self.read_options.workers,
+            first_rows=self.read_options.limit,
+            trusted=self.trusted,
+            scope=self.scope,
         ):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
-            for batch, places in reading.of_chunk(chunk):
-                self.places = places
-                yield batch
+            yield from reading.of_chunk(chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class _Reading:
     _unfinished: tuple[str, ...] | None = None  # key of the row right before, where it did not end its episode
     _lost: str = ""  # where rows of unknown episodes were lost, none of which has been read since
 
-    def of_chunk(self, chunk: Chunk) -> Iterator[tuple[EpisodeBatch, Places]]:
+    def of_chunk(self, chunk: Chunk) -> Iterator[Fragments]:
         if chunk.lost_before:
             self._unfinished, self._lost = None, chunk.lost_before
         try:
@@ -92,7 +93,7 @@ class _Reading:
                 file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
             batch, first = fragments_of_rows(self._rows(part, taken(ready.keys, part.rows), file), self.tally)
             at = numbers[first]
-            yield batch, Places(chunk.files, chunk.file_of(at), chunk.row_in_file(at))
+            yield Fragments(batch, Origins(chunk.files, chunk.file_of(at), chunk.row_in_file(at)))
             following = int(numbers[-1]) + 1
         if ready.sorted or following != chunk.table.num_rows:
             self._unfinished = None

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.agents import agent_episode_id
 from offline_cli.formats.sample_batch.rows import PolicyRows
 from offline_cli.formats.sample_batch.settling import Settlement
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
@@ -50,19 +49,19 @@ class Block:
         self.trees.append(trees)
         self.nbytes += nbytes_of(trees)
 
-    def flush(self, settlement: Settlement, tally: Tally, rejects: Rejects) -> tuple[EpisodeBatch, Places]:
-        """The batch of all rows here, and where its entries stand; the block is empty then."""
+    def flush(self, settlement: Settlement, tally: Tally, rejects: Rejects) -> Fragments:
+        """All rows here; the block is empty then."""
         keys = _keys(self.policy, self.rows, settlement)
         self._tell_losses(keys, rejects)
         line_starts = np.cumsum(np.concatenate([[0], *(np.diff(rows.starts) for rows in self.rows)]))
         batch, first = fragments_of_rows(self._step_rows(keys, line_starts), tally)
         line = np.searchsorted(line_starts, first, side="right") - 1
         names = tuple(place.where for rows in self.rows for place in rows.lines)
-        places = Places(names, line, first - line_starts[line])
+        origins = Origins(names, line, first - line_starts[line])
         last = self.rows[-1]
         self._last = None if last.terminateds[-1] or last.truncateds[-1] else _key(last, -1)
         self.trees, self.rows, self.nbytes = [], [], 0
-        return batch, places
+        return Fragments(batch, origins)
 
     def _tell_losses(self, keys: Keys, rejects: Rejects) -> None:
         """Where lines were lost, the next episode of each agent may have begun in them, and only `t` could show it."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
 
 import numpy as np
 
-from offline_cli.engines.processes import mapped
-from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.engines.processes import helpers, mapped
 from offline_cli.errors import BadData
 from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.sample_batch.blocks import Block, nbytes_of
@@ -20,11 +19,13 @@ from offline_cli.formats.sample_batch.ids import Identifier
 from offline_cli.formats.sample_batch.rows import PolicyRows, in_line_order
 from offline_cli.formats.sample_batch.settling import Settlement
 from offline_cli.formats.sample_batch.together import LineGroup, grouped
+from offline_cli.formats.source import Fragments, ReadOptions
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
+FEW: Final = 1000  # episodes, for which no process is worth starting
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
 
 
@@ -35,32 +36,39 @@ class SampleBatchSource(FileSource):
     The spaces, where the caller knows them, tell Tuples from lists of rows and give plain lists their dtypes.
     """
 
-    format: str = "sample-batch"
+    format: ClassVar = "sample-batch"
     processes: int = 0  # that read lines, beside this one
-    limit: int | None = None  # episodes that the caller will take at most
 
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+    def prepare(self, options: ReadOptions) -> None:
+        """See `Source`. JSON has neither tuples nor dtypes: they are those of the spaces, where these are known."""
+        self.read_options = options
+        if options.spaces is not None:
+            self.info = replace(self.info, observation_space=options.spaces[0], action_space=options.spaces[1])
+        few = options.limit is not None and options.limit < FEW
+        self.processes = 0 if few else helpers(options.workers, self.size)
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Runs of rows as they stand, a policy at a time; see `Source.fragments`.
 
         A line that cannot be read goes to `rejects` whole, and reading goes on with the next one.
         """
         self.done = 0
-        settlement = Settlement(tally, self.observation_space, self.action_space)
+        settlement = Settlement(tally, *self.info.spaces)
         blocks: dict[str | None, Block] = {}
         ended = 0
-        for together in _settled(self._rows(tally, rejects), settlement, self.limit):
+        for together in _settled(self._rows(tally, rejects), settlement, self.read_options.limit):
             for rows in together if _leave_room(together, blocks, settlement) else in_line_order(together):
                 block = blocks.setdefault(rows.policy, Block(rows.policy))
                 trees = settlement.trees_of(rows)
                 if block.rows and (block.nbytes > BLOCK_BYTES or not block.takes(rows, trees)):
-                    yield self._flushed(block, settlement, tally, rejects)
+                    yield block.flush(settlement, tally, rejects)
                 block.add(rows, trees)
             ended += _ended(together)
-            if self.limit is not None and ended >= self.limit:  # the caller may have all it wants
-                yield from (self._flushed(block, settlement, tally, rejects) for block in blocks.values() if block.rows)
+            if self.read_options.limit is not None and ended >= self.read_options.limit:  # the caller may have all it wants
+                yield from (block.flush(settlement, tally, rejects) for block in blocks.values() if block.rows)
         for block in blocks.values():
             if block.rows:
-                yield self._flushed(block, settlement, tally, rejects)
+                yield block.flush(settlement, tally, rejects)
 
     def _rows(self, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows]]:
         """The rows of all lines with their ids, those of a few lines at a time."""
@@ -92,7 +100,7 @@ class SampleBatchSource(FileSource):
 
     def _groups(self) -> Iterator[tuple[LineGroup, GroupRows]]:
         """All lines, a few at a time, and what is in them; other processes help to read that."""
-        reader = GroupReader(self.observation_space, self.action_space)
+        reader = GroupReader(*self.info.spaces)
         waiting: deque[LineGroup] = deque()
         held = self.scope.part()
 
@@ -104,10 +112,6 @@ class SampleBatchSource(FileSource):
         with held:
             for rows in held.enter(mapped(reader.read, lines(), workers=self.processes, size=_nbytes)):
                 yield waiting.popleft(), rows
-
-    def _flushed(self, block: Block, settlement: Settlement, tally: Tally, rejects: Rejects) -> EpisodeBatch:
-        batch, self.places = block.flush(settlement, tally, rejects)
-        return batch
 
 
 def _nbytes(lines: list[Line]) -> int:

@@ -19,7 +19,7 @@ from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import infos_of
 from offline_cli.formats.end_flags import end_flags
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
 from offline_cli.formats.tables.rows import Rows
 from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
@@ -52,8 +52,8 @@ class EpisodeMaker:
     rejects: Rejects
     _said: set[str] = field(default_factory=set)  # what is counted once for a source
 
-    def batch(self, rows: Rows, first: NDArray[np.int64], named: Named) -> tuple[EpisodeBatch, Places]:
-        """The batch of the runs of rows that begin at `first`; each is an episode, or several where a flag stands within it."""
+    def batch(self, rows: Rows, first: NDArray[np.int64], named: Named) -> Fragments:
+        """The runs of rows that begin at `first`; each is an episode, or several where a flag stands within it."""
         flags = rows.flags
         if not flags and "missing-end-flags" not in self._said:
             self._said.add("missing-end-flags")
@@ -85,8 +85,8 @@ class EpisodeMaker:
         batch, begun = fragments_of_rows(steps, self.tally, lost=self.rejects.incomplete)
         if rows.t is not None and rows.layout.counted_t:
             self._count_gaps(rows.t, first, named.ids)
-        places = Places(self.urls, rows.file[begun].astype(np.int64), rows.row[begun])
-        return self._finished(batch, code[begun], named), places
+        origins = Origins(self.urls, rows.file[begun].astype(np.int64), rows.row[begun])
+        return Fragments(self._finished(batch, code[begun], named), origins)
 
     def _rewards(self, rows: Rows) -> NDArray[np.float64]:
         rewards = rows.leaves.get(Columns.REWARDS)

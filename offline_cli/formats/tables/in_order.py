@@ -10,8 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Fragments
 from offline_cli.formats.tables.cutting import goes_on
 from offline_cli.formats.tables.episodes import EpisodeMaker, Named, runs_of
 from offline_cli.formats.tables.footprint import Footprint
@@ -39,7 +38,7 @@ class EpisodesInOrder:
     _begun: list[pa.Table] = field(default_factory=list)  # rows of the last episode, which may go on
     _passed: int = 0  # episodes made
 
-    def episodes(self, tables: Iterable[pa.Table]) -> Iterator[tuple[EpisodeBatch, Places]]:
+    def episodes(self, tables: Iterable[pa.Table]) -> Iterator[Fragments]:
         """The episodes of all `tables`, which follow each other."""
         for table in tables:
             if table.num_rows:
@@ -51,7 +50,7 @@ class EpisodesInOrder:
         if self.ends is None:
             self.maker.rejects.lose_episodes(Lost.BAD_ROW, self.losses.count)  # each row was an episode
 
-    def _taken(self, table: pa.Table) -> Iterator[tuple[EpisodeBatch, Places]]:
+    def _taken(self, table: pa.Table) -> Iterator[Fragments]:
         if self.ends is None:
             yield self._made([table], before=None)
             return
@@ -77,7 +76,7 @@ class EpisodesInOrder:
                 fix="say where episodes end in another way: --episode-ends, or a column of ids in the mapping",
             )
 
-    def _made(self, tables: list[pa.Table], *, before: int | None) -> tuple[EpisodeBatch, Places]:
+    def _made(self, tables: list[pa.Table], *, before: int | None) -> Fragments:
         """The episodes of rows that belong to no other; `before`: the position of the row after them."""
         rows = Rows(put_together(tables), self.layout, self.shape_of)
         joined = np.zeros(len(rows) - 1, np.bool_)

@@ -11,9 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadEpisode
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Fragments
 from offline_cli.formats.tables.cutting import goes_on
 from offline_cli.formats.tables.episodes import EpisodeMaker, Named, runs_of
 from offline_cli.formats.tables.ids import episode_name, id_text
@@ -57,7 +56,7 @@ class KeyedEpisodes:
         """The key of one row, as losses name it."""
         return tuple(table.column(name)[row].as_py() for name in self.by)
 
-    def episodes(self, table: pa.Table) -> tuple[EpisodeBatch, Places] | None:
+    def episodes(self, table: pa.Table) -> Fragments | None:
         """The episodes of whole keys, which hold no more of the table than they need; None where none is left."""
         rows = Rows(table, self.layout, self.shape_of)
         same = rows.same(self.by)

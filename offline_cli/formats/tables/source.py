@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, BadMapping, NoData
 from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.memory import give_back, room_for_data
-from offline_cli.formats.source import Places
+from offline_cli.formats.source import Fragments, ReadOptions, SourceInfo
 from offline_cli.formats.tables.cutting import FLAGS
 from offline_cli.formats.tables.episodes import EpisodeMaker
 from offline_cli.formats.tables.facts import columns_of, gather
@@ -42,7 +41,6 @@ from offline_cli.formats.tables.options import TableOptions
 from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
 from offline_cli.formats.tables.starting import looks_like_ids
-from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree
@@ -57,18 +55,17 @@ MAX_CHUNK_BYTES: Final = 16 << 20
 class TableSource(FileSource):
     """Files of one table, in the order given; spaces set by the caller give decimals that are text their dtype."""
 
-    format: str = "table"
+    format: ClassVar = "table"
     options: TableOptions = field(default_factory=TableOptions)
     storage_options: Mapping[str, Any] | None = None
     kind: str = "parquet"  # of all files: parquet | arrow | csv | json
-    on_progress: OnProgress = no_progress  # is told of work before the first episode
     _read: int = field(default=0, init=False)  # bytes of the files
     _tables: list[TableFile] = field(default_factory=list, init=False)
     _types: dict[str, dict[str, pa.DataType]] = field(default_factory=dict, init=False)
     _matched: Matched | None = field(default=None, init=False)
     _laid_out: Layout | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
         """Opens the files as far as their columns, and holds the mapping against these. Raises BadMapping, BadData."""
         said = self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
@@ -77,11 +74,22 @@ class TableSource(FileSource):
         self._types = columns_of(self._tables, form, self.options.temp_dir)
         mapping = default_mapping(self._types) if mapping is None else mapping
         self._matched = match(mapping, self._types)
-        self._check_ends(self._matched.mapping)
-        self.observation_space = mapping.observation_space or _categories(mapping, Columns.OBS)
-        self.action_space = mapping.action_space or _categories(mapping, Columns.ACTIONS)
-        self.action_scale = mapping.action_scale
-        self.environment_id = mapping.environment
+        self.info = declared or SourceInfo(
+            format=self.format,
+            location=location,
+            observation_space=mapping.observation_space or _categories(mapping, Columns.OBS),
+            action_space=mapping.action_space or _categories(mapping, Columns.ACTIONS),
+            action_scale=mapping.action_scale,
+            environment_id=mapping.environment,
+            said_by=f"the mapping {mapping.name}",
+            columns=self.mapping.as_text(),
+        )
+        self._check_ends(self.mapping)
+
+    def prepare(self, options: ReadOptions) -> None:
+        """See `Source`. Text has neither tuples nor dtypes: they are those of the spaces, where the mapping says none."""
+        self.read_options = options
+        self.info = self.info.with_default_spaces(options.spaces)
 
     @property
     def mapping(self) -> TableMapping:
@@ -94,7 +102,7 @@ class TableSource(FileSource):
         ends = self._ends(mapping)
         if self.options.rows_as_episodes:
             return
-        where = f"mapping {mapping.name} for {self.location}"
+        where = f"mapping {mapping.name} for {self.info.location}"
         if ends is None and not mapping.of(Columns.EPS_ID):
             raise BadMapping(
                 "no column says which episode a row belongs to, and none where an episode ends",
@@ -134,14 +142,9 @@ class TableSource(FileSource):
 
     # ---- reading ----
 
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[EpisodeBatch]:
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Whole episodes; those that nothing ended are truncated, and counted."""
         self.done = self._read = 0
-        for batch, places in self._episodes(tally, rejects):
-            self.places = places
-            yield batch
-
-    def _episodes(self, tally: Tally, rejects: Rejects) -> Iterator[tuple[EpisodeBatch, Places]]:
         layout = self._layout()
         for name, reason in layout.dropped.items():
             tally.drop_column(name, reason)
@@ -167,7 +170,7 @@ class TableSource(FileSource):
             kept=layout.kept,
             temp_dir=options.temp_dir,
             reread=all(table.rereads_cheaply for table in self._tables),
-            on_progress=self.on_progress,
+            on_progress=self.read_options.on_progress,
             scope=self.scope,
         )
         rows = 0
@@ -250,8 +253,8 @@ class TableSource(FileSource):
         )
         if facts and all(column.is_empty for column in facts.values()):
             self._refuse_damaged()
-            raise NoData("the table has no rows", where=self.location, fix="check that whoever wrote it wrote anything")
-        known = self.observation_space, self.action_space
+            raise NoData("the table has no rows", where=self.info.location, fix="check that whoever wrote it wrote anything")
+        known = self.info.spaces
         untyped = [table.url for table in self._tables if table.is_text]
         return lay_out(self._matched, self._types, facts, known, untyped=untyped)
 
