@@ -6,11 +6,15 @@ the user names, and that is nowhere else, is found.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from typing import Final
+from difflib import get_close_matches
+from typing import Any, Final
 
-__all__ = ["add_current_folder", "path_for_workers", "safe_flags", "without_current_folder_first"]
+from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
+
+__all__ = ["add_current_folder", "named_object", "path_for_workers", "safe_flags", "without_current_folder_first"]
 
 HOME: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
@@ -19,6 +23,37 @@ def add_current_folder() -> None:
     """Have modules of the current folder found too: before the first module that a user names."""
     if "" not in sys.path:
         sys.path.append("")
+
+
+def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:
+    """What `package.module:attribute` names, importable from the current folder too; the attribute may have dots.
+
+    Runs the module's code: only to be called for what a user's own file or option names. `form`: how it has to be written.
+    Raises BadConfig where there is no such thing, MissingPackage where the module needs a package, `raised` where it raises.
+    """
+    module, colon, attribute = path.rpartition(":")
+    if not colon or not module or module.startswith(".") or not attribute:
+        raise BadConfig(f"{path!r} names no module and attribute", where=where, fix=form)
+    add_current_folder()
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as err:
+        if f"{module}.".startswith(f"{err.name}."):
+            raise BadConfig(f"there is no module {err.name!r}", where=where, fix=form) from err
+        package = (err.name or "what it needs").partition(".")[0]
+        raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=f"pip install {package}") from err
+    except OfflineCliError as err:
+        err.where = f"{where}: {err.where}"
+        raise
+    except (Exception, SystemExit) as err:  # it is somebody's code, and any may come of it
+        raise raised(f"importing {module} raised {err!r}", where=where, fix="import it by itself, in Python") from err
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, dir(found), n=3, cutoff=0.5)
+            fix = f"did you mean {' or '.join(near)}?" if near else form
+            raise BadConfig(f"{module} has no {attribute!r}", where=where, fix=fix)
+        found = getattr(found, part)
+    return found
 
 
 def path_for_workers() -> list[str]:

@@ -1,4 +1,4 @@
-"""What other packages add through entry points: algorithms, networks, connector pieces.
+"""What other packages add through entry points: algorithms, networks, connector pieces, readers, sinks.
 
 Nothing is imported before it is named. A name in the user's own command, config or pipeline file is enough; a name that comes
 from a run folder, manifest or checkpoint is not: the user has to name the package that registered it (`--plugin NAME`).
@@ -22,6 +22,8 @@ __all__ = [
     "CONNECTORS",
     "NETWORKS",
     "OPTION",
+    "READERS",
+    "SINKS",
     "Plugin",
     "check_plugins",
     "is_registered",
@@ -36,7 +38,9 @@ Base = TypeVar("Base")
 ALGORITHMS: Final = "offline_cli.algorithms"
 NETWORKS: Final = "offline_cli.networks"
 CONNECTORS: Final = "offline_cli.connectors"
-KINDS: Final = {ALGORITHMS: "algorithm", NETWORKS: "network", CONNECTORS: "piece"}
+READERS: Final = "offline_cli.readers"
+SINKS: Final = "offline_cli.sinks"
+KINDS: Final = {ALGORITHMS: "algorithm", NETWORKS: "network", CONNECTORS: "piece", READERS: "reader", SINKS: "sink"}
 OPTION: Final = "--plugin"
 
 _log = logging.getLogger(__name__)
@@ -47,7 +51,7 @@ _loaded: dict[str, str] = {}  # packages that registered what was imported, by t
 class Plugin:
     """One name that a package has registered; not imported."""
 
-    kind: str  # "algorithm", "network", "piece"
+    kind: str  # "algorithm", "network", "piece", "reader", "sink"
     name: str
     package: str  # the distribution, as pip knows it
     entry: EntryPoint
@@ -149,7 +153,7 @@ def check_plugins(packages: Collection[str]) -> None:
     for package in packages:
         theirs = [one for one in known if _is_named(one, [package])]
         if not theirs:
-            what = f"no installed package {package!r} registers an algorithm, a network or a piece"
+            what = f"no installed package {package!r} registers anything"
             names = ", ".join(dict.fromkeys(one.package for one in known)) or "none"
             raise MissingPackage(what, where=f"{OPTION} {package}", fix=f"pip install {package} (installed plug-ins: {names})")
         for one in theirs:

@@ -73,6 +73,13 @@ class Tally:
         for name, reason in other.dropped_columns.items():
             self.drop_column(name, reason)
 
+    def merge(self, other: Tally) -> None:
+        """Add all that `other` counted, of a part of the same reading."""
+        self.add(other)
+        self.rows_in += other.rows_in
+        self.duplicates_dropped += other.duplicates_dropped
+        self.fragments_stitched += other.fragments_stitched
+
     def drop_column(self, name: str, reason: str) -> None:
         """Count a column that becomes no part of an episode: once, however many files, lines or sources have it."""
         if name not in self.dropped_columns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import typer
@@ -33,6 +33,7 @@ class Command:
     first: tuple[str, ...]  # names of the options that most people need, which help shows first
     examples: tuple[str, ...]
     keys: tuple[str, ...]  # what `--json` prints at least, kept for good
+    at_once: Mapping[str, Callable[[typer.Context], None]] = field(default_factory=dict)  # by flag: what it shows
 
     @property
     def declared(self) -> Mapping[str, Declared]:
@@ -61,7 +62,7 @@ def _callback(command: Command, shown: Shown) -> Callable[..., None]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     parameters += [
-        inspect.Parameter(name, keyword, annotation=_type(one), default=_parameter(one, shown.help_of(one)))
+        inspect.Parameter(name, keyword, annotation=_type(one), default=_parameter(one, shown, command.at_once.get(name)))
         for name, one in shown.declared.items()
     ]
     call.__name__, call.__doc__, call.__annotations__ = command.run.__name__, command.run.__doc__, {}
@@ -76,16 +77,29 @@ def _type(one: Declared) -> Any:
     return one.kind if one.option.form is Form.PLAIN else str
 
 
-def _parameter(one: Declared, help: str) -> Any:
+def _parameter(one: Declared, shown: Shown, at_once: Callable[[typer.Context], None] | None) -> Any:
     """Spelling and limit, as typer takes them; the library has the defaults, and the limits that typer has no words for."""
-    option = one.option
+    option, help = one.option, shown.help_of(one)
     default = ... if one.required else False if one.is_flag else None
     if option.is_argument:
         return typer.Argument(default, metavar=option.metavar, help=help, show_default=False)
     spelled = f"{one.flag}/{option.negative}" if option.negative else one.flag
     names = [spelled, *([option.short] if option.short else ())]
+    if at_once is not None:
+        return typer.Option(False, *names, help=help, show_default=False, is_eager=True, callback=_answering(at_once))
     minimum = option.minimum if option.form is Form.PLAIN else None
     return typer.Option(default, *names, metavar=one.metavar or None, min=minimum, help=help, show_default=False)
+
+
+def _answering(show: Callable[[typer.Context], None]) -> Callable[[typer.Context, bool], None]:
+    """Shows, and ends the command, where the flag is given."""
+
+    def answer(ctx: typer.Context, wanted: bool) -> None:
+        if wanted:
+            show(ctx)
+            raise typer.Exit
+
+    return answer
 
 
 def parse(command: Command, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -29,6 +29,18 @@ def run(ctx: typer.Context, flags: ConvertFlags, options: ConvertOptions) -> Non
     render.show(result, as_json=flags["as_json"], summary=_summary)
 
 
+def _list_formats(ctx: typer.Context) -> None:
+    from offline_cli.converting.format_list import known_formats
+
+    found = known_formats()
+    if ctx.obj.as_json:
+        render.show(found, as_json=True)
+        return
+    kinds = (("--from", found.readers), ("--to", found.sinks))
+    rows = [(option, one.name, one.words, one.package) for option, formats in kinds for one in formats]
+    render.show_grid(("option", "name", "format", "package"), rows)
+
+
 COMMAND = Command(
     name="convert",
     run=run,
@@ -43,6 +55,7 @@ COMMAND = Command(
         "offline-cli convert s3://bucket/run --out dataset --to columns --storage-option anon=true",
         "offline-cli convert recordings/ --out dataset --resume --json",
     ),
+    at_once={"list_formats": _list_formats},
     keys=(
         *("out", "episodes", "steps", "rows_in", "duplicates_dropped", "fragments_stitched"),
         *("rows_quarantined", "episodes_lost", "assumptions", "seconds"),

@@ -15,7 +15,6 @@ has required positional parameters, and further ones where a parameter with a de
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import traceback
@@ -31,8 +30,8 @@ import offline_cli.connectors as ours
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.what_it_wants import what_it_wants
-from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch, UnknownPiece
-from offline_cli.import_path import add_current_folder
+from offline_cli.errors import BadConfig, BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
+from offline_cli.import_path import named_object
 from offline_cli.plugins import CONNECTORS, plugin, plugins
 from offline_cli.spaces import Space, describe
 
@@ -125,18 +124,7 @@ def imported(path: str, *, where: str) -> Maker:
 
     Runs the module's code: only to be called for what a user's own file or flag names. Raises BadConfig, MissingPackage.
     """
-    module, colon, attribute = path.partition(":")
-    if not colon or not module or module.startswith(".") or not attribute:
-        raise BadConfig(f"{path!r} names no module and class", where=where, fix='use = "package.module:Class"')
-    add_current_folder()
-    found = _module(module, where)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = get_close_matches(part, dir(found), n=3, cutoff=0.5)
-            fix = f"did you mean {' or '.join(near)}?" if near else "name a class or function of that module"
-            raise BadConfig(f"{module} has no {attribute!r}", where=where, fix=fix)
-        found = getattr(found, part)
-    return _checked(found, path, where=where)
+    return _checked(named_object(path, where=where, form='use = "package.module:Class"'), path, where=where)
 
 
 def _checked(found: Any, path: str, *, where: str) -> Maker:
@@ -145,19 +133,6 @@ def _checked(found: Any, path: str, *, where: str) -> Maker:
         raise BadConfig(what, where=where, fix="derive the class from offline_cli.ConnectorV2")
     maker: Maker = found
     return maker
-
-
-def _module(name: str, where: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as err:
-        if f"{name}.".startswith(f"{err.name}."):
-            fix = "a module that is installed, or lies in the current folder"
-            raise BadConfig(f"there is no module {err.name!r}", where=where, fix=fix) from err
-        package = (err.name or "what it needs").partition(".")[0]
-        raise MissingPackage(f"{name} needs a package: {err}", where=where, fix=f"pip install {package}") from err
-    except (Exception, SystemExit) as err:  # it is the user's code, and any may come of it
-        raise BadConfig(f"importing {name} raised {err!r}", where=where, fix="import it by itself, in Python") from err
 
 
 # ---- options ----

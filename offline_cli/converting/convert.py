@@ -13,26 +13,27 @@ import shlex
 import time
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
 
 from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.converting.sink import Sink, SinkContext, Written
+from offline_cli.converting.sinks import DatasetSink, sink_named
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.formats.memory import EpisodeLimit
+from offline_cli.formats.readers import check_reader
 from offline_cli.formats.tables.options import TableOptions
 from offline_cli.options.datasets import ConvertOptions
 from offline_cli.options.keywords import takes
 from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources, expand, open_location
-from offline_cli.storage.manifest import Environment, Manifest
-from offline_cli.storage.target_folder import check_apart, check_target
-from offline_cli.storage.writer import DatasetWriter
+from offline_cli.storage.manifest import Environment
+from offline_cli.storage.target_folder import check_apart
 
 __all__ = ["ConvertResult", "convert"]
 
@@ -42,10 +43,10 @@ class ConvertResult:
     """What a conversion read and wrote."""
 
     out: str
-    format: str  # "episodes" | "columns"
+    format: str  # "episodes" | "columns", or the name of another sink
     episodes: int
     steps: int
-    shards: int
+    shards: int  # files, as far as the sink says
     rows_in: int  # rows of tables, lines of JSON
     duplicates_dropped: int
     fragments_stitched: int
@@ -94,14 +95,15 @@ def convert(
     started = time.monotonic()
     check_values(ConvertOptions, options, command="offline-cli convert")
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables = TableOptions.of(options)
+    tables, sink = TableOptions.of(options), sink_named(options["to"])
+    check_reader(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
     read_as = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     said_of_tables = tables.identity(storage_options)  # and a mapping that cannot be read is known at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
-    check_target(target, overwrite=options["overwrite"], resume=options["resume"])
+    sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
     with read_episodes(
         places,
         from_=options["from_"],
@@ -115,9 +117,7 @@ def convert(
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
-        writer_at = partial(
-            DatasetWriter,
-            format=options["to"],
+        context = SinkContext(
             observation_space=stream.observation_space,
             action_space=stream.action_space,
             action_scale=stream.action_scale,
@@ -128,19 +128,19 @@ def convert(
             max_rows_per_file=options["max_rows_per_file"],
             tally=stream.tally,
             identity=json.dumps([[place.url for place in places], *read_as, said_of_tables]),
-            check_ids=False,  # reading has done so
+            overwrite=options["overwrite"],
+            resume=options["resume"],
         )
         if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
-            shown = preview(stream, writer_at)
+            shown = preview(stream, lambda place: sink.open(place, replace(context, overwrite=False, resume=False)))
             return _result(stream, target, options["to"], (shown.episodes, shown.steps, 0), started, shown)
-        writer = writer_at(target, overwrite=options["overwrite"], resume=options["resume"])
-        manifest = _written(writer, stream, target)
-        counts = manifest.counts.episodes, manifest.counts.steps, len(manifest.shards)
+        written = _written(sink.open(target, context), stream, target)
+        counts = written.episodes, written.steps, written.files
         return _result(stream, target, options["to"], counts, started, None)
 
 
-def _written(writer: DatasetWriter, stream: EpisodeStream, target: Location) -> Manifest:
+def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
     try:
         with writer:
             stream.set_aside_to(writer.quarantine)
@@ -156,7 +156,7 @@ def _written(writer: DatasetWriter, stream: EpisodeStream, target: Location) -> 
             counted = ChainMap(kept, stream.tally.assumptions)  # the writer may still add to the tally
             return writer.commit(assumptions=counted, episodes_lost=stream.episodes_lost)
     except KeyboardInterrupt as interrupt:
-        raise _interrupted(target) from interrupt
+        raise _interrupted(target, is_ours=isinstance(writer, DatasetSink)) from interrupt
 
 
 def _without(batch: EpisodeBatch, known: frozenset[str]) -> EpisodeBatch:
@@ -165,7 +165,10 @@ def _without(batch: EpisodeBatch, known: frozenset[str]) -> EpisodeBatch:
     return batch.select(np.flatnonzero([name not in known for name in batch.ids]))
 
 
-def _interrupted(target: Location) -> Interrupted:
+def _interrupted(target: Location, *, is_ours: bool) -> Interrupted:
+    if not is_ours:
+        what = "interrupted; what was written is not whole"
+        return Interrupted(what, where=target.url, fix="remove it, and run the command again")
     if target.exists() and target.join("_writing.json").exists():
         return Interrupted(
             "interrupted; the shards that were complete are kept",

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from offline_cli.converting.reading import EpisodeStream
+from offline_cli.converting.sink import Sink
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import describe
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.writer import DatasetWriter
 from offline_cli.trees import flatten
 
 __all__ = ["Preview", "preview"]
@@ -44,7 +44,7 @@ class Preview:
         return {name: getattr(self, name) for name in self.__slots__ if name not in ("episodes", "steps")}
 
 
-def preview(stream: EpisodeStream, writer: Callable[[Location], DatasetWriter]) -> Preview:
+def preview(stream: EpisodeStream, writer: Callable[[Location], Sink]) -> Preview:
     """Read all of `stream`; `writer` makes the writer that would write it, into another place.
 
     Raises what reading and writing would raise. Without any episode its figures are 0.
@@ -60,7 +60,7 @@ def preview(stream: EpisodeStream, writer: Callable[[Location], DatasetWriter]) 
             sampled += part.nbytes
             sample.rehearse(batch.select(slice(len(part), len(batch))))
         if sampled:
-            written = sum(shard.bytes for shard in sample.commit().shards)
+            written = sample.commit(assumptions={}, episodes_lost=None).bytes
     return Preview(
         episodes=found,
         steps=steps,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from offline_cli.formats.source import BYTES, ReadOptions, SourceInfo
+from offline_cli.progress import no_progress
 from offline_cli.scopes import Scope
 from offline_cli.storage.trust import Trust
 
@@ -59,6 +60,12 @@ class FileSource:
     def partitions(self, count: int) -> Sequence[Self]:
         """See `Source`."""
         return [self]
+
+    def over(self, files: Sequence[Any]) -> Self:
+        """The same source with other files, which can be pickled."""
+        other = type(self)(files, self.info.location, self.info, self.trusted)
+        other.read_options = replace(self.read_options, on_progress=no_progress)
+        return other
 
     def close(self) -> None:
         """See `Source`."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offline_cli.formats.memory import MEMORY_LIMIT
-from offline_cli.formats.source import ROWS, Fragments, ReadOptions, SourceInfo
+from offline_cli.formats.source import ROWS, Fragments, ReadOptions, SourceInfo, shares
 from offline_cli.scopes import Scope
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import Location
@@ -59,8 +59,12 @@ class OwnSource:
         self.scope.close()
 
     def partitions(self, count: int) -> Sequence[OwnSource]:
-        """See `Source`."""
-        return [self]
+        """See `Source`: no episode lies in two shards."""
+        parts = shares(self.dataset.manifest.shards, count)
+        size = (lambda shard: shard.episodes) if self.info.format == "episodes" else (lambda shard: shard.steps)
+        return [
+            replace(self, dataset=replace(self.dataset, part=tuple(part)), size=sum(map(size, part)), done=0) for part in parts
+        ]
 
 
 def info_of(manifest: Manifest, location: str) -> SourceInfo:

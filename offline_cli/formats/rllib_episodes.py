@@ -6,7 +6,7 @@ few rows. Other columns, which our own `episodes` format has, are not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from offline_cli.episodes.codec import BatchDecoder
 from offline_cli.errors import BadData
 from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.parquet_files import Chunk, chunks
-from offline_cli.formats.source import Fragments, Origins
+from offline_cli.formats.source import Fragments, Origins, shares
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["RllibEpisodesSource"]
@@ -51,6 +51,10 @@ class RllibEpisodesSource(FileSource):
             items = _items(chunk, rejects)
             if items is not None:
                 yield from self._decoded(decoder, items, chunk)
+
+    def partitions(self, count: int) -> Sequence[RllibEpisodesSource]:
+        """See `Source`: each file says of its episodes all that there is to say."""
+        return [self.over(part) for part in shares(self.files, count)]
 
     def _decoded(self, decoder: BatchDecoder, items: pa.ChunkedArray, chunk: Chunk) -> Iterator[Fragments]:
         done, before = 0, decoder.rejects.count

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from itertools import pairwise
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,10 @@ __all__ = [
     "Source",
     "SourceInfo",
     "StartKind",
+    "shares",
 ]
+
+T = TypeVar("T")
 
 ROWS: Final = "rows"
 BYTES: Final = "bytes"
@@ -172,6 +176,13 @@ class Source(Protocol):
 
         A reading that comes to its end, or to an error, closes its own. One that is dropped closes nothing: see `scopes`.
         """
+
+
+def shares(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    """At most `count` parts of `items`, one after the other, of sizes that differ by one at most; none is empty."""
+    count = min(count, len(items))
+    edges = [len(items) * part // count for part in range(count + 1)] if count else []
+    return [items[first:stop] for first, stop in pairwise(edges)]
 
 
 @runtime_checkable

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final, Literal, Required
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
-    ROW_FORMAT,
     ActionScale,
     Caching,
     DryRun,
@@ -15,7 +14,6 @@ from offline_cli.options.shared import (
     Out,
     Overwriting,
     Resuming,
-    RowFormat,
     Shards,
     Showing,
     Sources,
@@ -47,7 +45,16 @@ WORKERS: Final = Option(
 class ConvertOptions(Tables, Environment, ActionScale, Limit, Shards, Resuming, Overwriting, DryRun, Storage, total=False):
     """Keywords of `convert`."""
 
-    to: Annotated[RowFormat, ROW_FORMAT]
+    to: Annotated[
+        str,
+        Option(
+            help="One row per episode, packed; or one row per step, for any Parquet tool; or the name of a sink, or one's own "
+            "python:package.module:Sink.",
+            group=Group.OUTPUT,
+            default="episodes",
+            metavar="episodes|columns|NAME",
+        ),
+    ]
     on_error: Annotated[
         Literal["fail", "skip", "quarantine"],
         Option(
@@ -61,6 +68,16 @@ class ConvertOptions(Tables, Environment, ActionScale, Limit, Shards, Resuming, 
 
 class ConvertFlags(Sources, Out, Caching, Showing, total=False):
     """What the command line of `convert` takes besides."""
+
+    list_formats: Annotated[
+        bool,
+        Option(
+            help="List what {from_} and {to} take, those of installed packages too, and exit.",
+            group=Group.DATA,
+            default=False,
+            at_once=True,
+        ),
+    ]
 
 
 class InspectOptions(Tables, Storage, total=False):

@@ -61,6 +61,7 @@ class Option:
     short: str | None = None  # -o
     negative: str | None = None  # --no-explore
     metavar: str | None = None  # what stands for the value; None: its choices
+    at_once: bool = False  # a flag that answers and ends the command, whatever else is given
     is_argument: bool = False  # given by its place on the command line
 
 

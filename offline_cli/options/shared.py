@@ -68,10 +68,12 @@ MEMORY_LIMIT: Final = Option(
     metavar="SIZE",
 )
 SOURCE_FORMAT: Final = Option(
-    help="Format of the recordings; auto looks at their content, not at file names.",
+    help="Format of the recordings: auto looks at their content, not at file names; or the name of a reader, or one's own "
+    "python:package.module:Reader.",
     group=Group.DATA,
     default="auto",
     flag="--from",
+    metavar="auto|episodes|columns|sample-batch|table|NAME",
 )
 SEED: Final = Option(
     help="Random seed.",
@@ -105,7 +107,7 @@ class Sources(TypedDict, total=False):
 class SourceFormat(TypedDict, total=False):
     """What the recordings are."""
 
-    from_: Annotated[Literal["auto", "episodes", "columns", "sample-batch", "table"], SOURCE_FORMAT]
+    from_: Annotated[str, SOURCE_FORMAT]
 
 
 class TempDir(TypedDict, total=False):

@@ -16,7 +16,6 @@ Where it has `observation_space` and `action_space`, these are held against the 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, SpaceMismatch
-from offline_cli.import_path import add_current_folder
+from offline_cli.errors import BadData, OfflineCliError, SpaceMismatch
+from offline_cli.import_path import named_object
 from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
 from offline_cli.policies.policy import Acted
 from offline_cli.policies.uniform import sampled
@@ -191,23 +190,14 @@ def imported(name: str, made: Callable[[type[Any]], Any] = lambda kind: kind()) 
 
     Raises BadConfig, MissingPackage, BadData.
     """
-    where, fix = f"--policy python:{name}", "python:package.module:attribute, importable from the current folder"
-    module, colon, attribute = name.rpartition(":")
-    if not colon or not module or module.startswith("."):
-        raise BadConfig("it names no module and attribute", where=where, fix=fix)
-    add_current_folder()
+    where, form = f"--policy python:{name}", "python:package.module:attribute, importable from the current folder"
+    found = named_object(name, where=where, form=form, raised=BadData)
+    if not inspect.isclass(found):
+        return found
     try:
-        found = getattr(importlib.import_module(module), attribute)
-        return made(found) if inspect.isclass(found) else found
+        return made(found)
     except OfflineCliError as err:
         err.where = f"{where}: {err.where}"
         raise
-    except ModuleNotFoundError as err:
-        if f"{module}.".startswith(f"{err.name}."):
-            raise BadConfig(f"there is no module {err.name!r}", where=where, fix=fix) from err
-        package = (err.name or "what it needs").partition(".")[0]
-        raise MissingPackage(f"the policy needs a package: {err}", where=where, fix=f"pip install {package}") from err
-    except AttributeError as err:
-        raise BadConfig(str(err), where=where, fix=fix) from err
     except (Exception, SystemExit) as err:  # it is a user's code, and any may come of it
-        raise BadData(f"importing the policy raised {err!r}", where=where, fix="check the policy by itself, in Python") from err
+        raise BadData(f"making the policy raised {err!r}", where=where, fix="check the policy by itself, in Python") from err

@@ -45,6 +45,7 @@ class Dataset:
 
     location: Location  # its folder
     manifest: Manifest
+    part: tuple[Shard, ...] | None = None  # of its shards, those that are read; None: all
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +92,7 @@ class Dataset:
     def _batches(
         self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
     ) -> Iterator[EpisodeBatch]:
-        found = self.manifest
+        found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
         reader = ShardReader(
             found.format,
             found.observation_space,
@@ -104,9 +105,9 @@ class Dataset:
         with scope.part() as held:
             coming = None
             if self.location.is_in_bucket:
-                places = [(self.location.join(shard.path), shard.bytes) for shard in found.shards]
+                places = [(self.location.join(shard.path), shard.bytes) for shard in shards]
                 coming = held.enter(ShardsAhead(places, reader.columns_of))
-            for shard in found.shards:
+            for shard in shards:
                 try:
                     for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held):
                         ends["terminated"] += int(batch.terminated.sum())
@@ -115,7 +116,7 @@ class Dataset:
                 except BadData as error:
                     raise self._overwritten(shard) or error from error.__cause__
         for name, count in ends.items():
-            if count != getattr(found.counts, name):
+            if self.part is None and count != getattr(found.counts, name):
                 raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
 
     def _episodes(

@@ -45,7 +45,7 @@ def text(path: Path, content: str) -> Path:
 )
 def test_parquet_is_told_by_its_columns_whatever_its_name(columns: dict[str, Any], format_: str, tmp_path: Path) -> None:
     parquet(tmp_path / "deep" / "er" / "data.json", columns)
-    assert open_source(str(tmp_path)).format == format_
+    assert open_source(str(tmp_path)).info.format == format_
 
 
 @pytest.mark.parametrize("line", [LINE, LINE.replace("SampleBatch", "MultiAgentBatch"), json.dumps({"value": LINE})])
@@ -58,21 +58,21 @@ def test_sample_batches_are_told_by_their_first_line_whatever_their_packing(line
             archive.writestr("one", content)
     else:
         path.write_bytes(gzip.compress(content) if packing == "gzip" else content)
-    assert open_source(str(path)).format == "sample-batch"
+    assert open_source(str(path)).info.format == "sample-batch"
 
 
 def test_a_batch_whose_type_comes_last_is_recognised(tmp_path: Path) -> None:
     node = json.loads(LINE)
     node["type"] = node.pop("type")
-    assert open_source(str(text(tmp_path / "a.json", json.dumps(node)))).format == "sample-batch"
+    assert open_source(str(text(tmp_path / "a.json", json.dumps(node)))).info.format == "sample-batch"
 
 
 @pytest.mark.parametrize("line", [SINGLE, {"policy_batches": {"p": SINGLE}}, {"value": SINGLE}, {"value": json.dumps(SINGLE)}])
 def test_batches_without_a_type_are_recognised_by_what_they_hold(line: dict[str, Any], tmp_path: Path) -> None:
     path = text(tmp_path / "a.json", json.dumps(line) + "\n")
-    assert open_source(str(path)).format == "sample-batch"
+    assert open_source(str(path)).info.format == "sample-batch"
     path.write_text(json.dumps({**SINGLE, "zzz": 1})[:-10], encoding="utf-8")
-    assert open_source(str(path)).format == "sample-batch"
+    assert open_source(str(path)).info.format == "sample-batch"
 
 
 @pytest.mark.parametrize("line", ['{"value": 1.5}', '{"value": {"type": "Other"}}', '{"obs": [1]}'])
@@ -88,14 +88,14 @@ def test_json_that_is_no_object_a_line_is_refused(tmp_path: Path) -> None:
 
 def test_a_step_a_line_with_rllibs_names_is_a_table_and_no_batch(tmp_path: Path) -> None:
     row = {"eps_id": "e", "t": 0, "obs": [0.0], "actions": 1, "rewards": 1.0, "terminateds": True}
-    assert open_source(str(text(tmp_path / "a.json", json.dumps(row)))).format == "table"
+    assert open_source(str(text(tmp_path / "a.json", json.dumps(row)))).info.format == "table"
 
 
 def test_empty_files_and_notes_beside_recordings_do_not_hide_them(tmp_path: Path) -> None:
     text(tmp_path / "a.json", LINE)
     text(tmp_path / "params.json", '{"lr": 0.1}')
     text(tmp_path / "z.json", "  \n{}")
-    assert open_source(str(tmp_path)).format == "sample-batch"
+    assert open_source(str(tmp_path)).info.format == "sample-batch"
 
 
 def test_a_damaged_archive_is_refused_by_name(tmp_path: Path) -> None:
@@ -106,14 +106,14 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_first_line_cut_in_half_is_still_recognised(tmp_path: Path) -> None:
-    assert open_source(str(text(tmp_path / "a.json", LINE[: len(LINE) // 2]))).format == "sample-batch"
+    assert open_source(str(text(tmp_path / "a.json", LINE[: len(LINE) // 2]))).info.format == "sample-batch"
 
 
 def test_markers_checksums_hidden_files_and_texts_are_passed_over(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", STEP)
     for name in ("_SUCCESS", ".a.parquet.crc", "a.crc", ".hidden/b.json", "_tmp/c.json", "README.md"):
         text(tmp_path / name, LINE if name.endswith("json") else "some words")
-    assert open_source(str(tmp_path)).format == "rllib-columns"
+    assert open_source(str(tmp_path)).info.format == "rllib-columns"
 
 
 def test_a_list_of_files_and_a_glob_are_one_source(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_two_formats_in_one_folder_are_refused_by_both_names(second: str, tmp_pa
 
 def test_from_forces_a_reader(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", {**STEP, "item": [b"x"]})
-    assert open_source(str(tmp_path)).format == "rllib-episodes"
-    assert open_source(str(tmp_path), from_="columns").format == "rllib-columns"
+    assert open_source(str(tmp_path)).info.format == "rllib-episodes"
+    assert open_source(str(tmp_path), from_="columns").info.format == "rllib-columns"
 
 
 def test_parquet_is_not_read_as_lines(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_prose_beside_the_data_is_no_table(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", STEP)
     text(tmp_path / "notes", "Recorded in May, by hand\nand again in June, by night\n")
     text(tmp_path / "README.md", "a,b\n1,2\n")
-    assert open_source(str(tmp_path)).format == "rllib-columns"
+    assert open_source(str(tmp_path)).info.format == "rllib-columns"
 
 
 def test_a_parquet_file_cut_in_half_is_refused_by_name_and_remedy(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from offline_cli.cli.app import COMMANDS
 from offline_cli.cli.command_line import Command
-from offline_cli.formats.detect import READERS
+from offline_cli.formats.readers import AUTO
+from offline_cli.formats.readers import OURS as READERS
 from offline_cli.modules.networks import ACTIVATIONS
 from offline_cli.options import Declared, Option, declared_in
 from offline_cli.options.cloning import ConfigKeys, MlpKeys
@@ -107,7 +108,7 @@ def test_a_default_of_none_that_is_told_in_words_is_the_one_that_holds() -> None
 def test_formats_that_can_be_asked_for_are_those_that_have_a_reader() -> None:
     for command in COMMANDS:
         if "from_" in command.declared:
-            assert command.declared["from_"].choices == ("auto", *READERS)
+            assert str(command.declared["from_"].option.metavar).split("|") == [AUTO, *READERS, "NAME"]
 
 
 def test_activations_that_can_be_chosen_are_those_that_there_are() -> None:

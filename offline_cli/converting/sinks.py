@@ -1,0 +1,120 @@
+"""All sinks by name: our dataset in both row formats, those of other packages, and those of a user's own Python file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from offline_cli.converting.output_writer import output_writer
+from offline_cli.converting.sink import SinkContext, SinkKind, Written
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, UsageError
+from offline_cli.import_path import named_object
+from offline_cli.plugins import SINKS, plugin, plugins
+from offline_cli.storage.locations import Location
+from offline_cli.storage.target_folder import check_target
+from offline_cli.storage.writer import DatasetWriter
+from offline_cli.tally import Reject
+
+__all__ = ["OURS", "DatasetSink", "sink_named"]
+
+PYTHON: Final = "python:"
+
+
+class DatasetSink:
+    """A dataset of ours."""
+
+    def __init__(self, target: Location, context: SinkContext, row_format: Literal["episodes", "columns"]) -> None:
+        self._writer = DatasetWriter(
+            target,
+            format=row_format,
+            observation_space=context.observation_space,
+            action_space=context.action_space,
+            action_scale=context.action_scale,
+            environment=context.environment,
+            spaces_inferred=context.spaces_inferred,
+            provenance=context.provenance,
+            compression=context.compression,
+            max_rows_per_file=context.max_rows_per_file,
+            tally=context.tally,
+            identity=context.identity,
+            check_ids=False,  # reading has done so
+            overwrite=context.overwrite,
+            resume=context.resume,
+        )
+
+    @property
+    def ids_written(self) -> frozenset[str]:
+        """See `Sink`."""
+        return self._writer.ids_written
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    def write(self, batch: EpisodeBatch) -> None:
+        """See `Sink`."""
+        self._writer.write(batch)
+
+    def rehearse(self, batch: EpisodeBatch) -> None:
+        """See `Sink`."""
+        self._writer.rehearse(batch)
+
+    def quarantine(self, rejects: list[Reject]) -> None:
+        """See `Sink`."""
+        self._writer.quarantine(rejects)
+
+    def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
+        """See `Sink`."""
+        manifest = self._writer.commit(assumptions=assumptions, episodes_lost=episodes_lost)
+        nbytes = sum(shard.bytes for shard in manifest.shards)
+        return Written(manifest.counts.episodes, manifest.counts.steps, len(manifest.shards), nbytes)
+
+
+def _check_folder(target: Location, *, overwrite: bool, resume: bool) -> None:
+    check_target(target, overwrite=overwrite, resume=resume)
+
+
+OURS: Final = {
+    kind.name: kind
+    for kind in (
+        SinkKind(
+            "episodes",
+            "our dataset, a row an episode, as RLlib reads it",
+            lambda target, context: DatasetSink(target, context, "episodes"),
+            _check_folder,
+        ),
+        SinkKind(
+            "columns",
+            "our dataset, a row a step, for any Parquet tool",
+            lambda target, context: DatasetSink(target, context, "columns"),
+            _check_folder,
+        ),
+    )
+}
+
+
+def sink_named(name: str) -> SinkKind:
+    """The sink that `--to` names: one of ours, a registered one, or `python:package.module:attribute`.
+
+    Raises UsageError for an unknown name, BadConfig for what is no sink, MissingPackage for one that cannot be imported.
+    """
+    if name in OURS:
+        return OURS[name]
+    if name.startswith(PYTHON):
+        where, form = f"--to {name}", "--to python:package.module:Sink, importable from the current folder"
+        found: Any = named_object(name.removeprefix(PYTHON), where=where, form=form)
+        return found if isinstance(found, SinkKind) else output_writer(found, name)
+    registered = plugin(SINKS, name)
+    if registered is None:
+        known = ", ".join([*OURS, *(one.name for one in plugins(SINKS))])
+        raise UsageError(f"no sink is called {name!r}", where="--to", fix=f"use {known}, or python:module:Sink")
+    found = registered.load()
+    if not isinstance(found, SinkKind):
+        what = f"sink {name!r} of the package {registered.package} is {found!r}, and no SinkKind"
+        raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.converting.sink.SinkKind")
+    return found

@@ -1,0 +1,235 @@
+"""What files are by their content, never by their names: all that a reader may ask before it opens them.
+
+Files are told by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV by
+its first two lines. Texts and pictures beside the data are passed over. Each question is answered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Final
+
+import pyarrow as pa
+
+from offline_cli.columns import Columns
+from offline_cli.errors import BadData
+from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.parquet_files import schema_of
+from offline_cli.formats.rllib_columns import NEEDED
+from offline_cli.formats.sample_batch.files import Line, lines_of
+from offline_cli.formats.sample_batch.records import is_batch
+from offline_cli.formats.tables.packing import packing_of, unpacked_head
+from offline_cli.formats.tables.text_heads import is_named_csv, looks_like_csv
+from offline_cli.json_documents import from_json
+from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location
+from offline_cli.storage.reading_pool import reading_pool
+from offline_cli.tally import Rejects
+
+__all__ = ["KINDS", "NO_DATA", "Listing"]
+
+NO_DATA: Final = "none"
+KINDS: Final = {
+    "episodes": "RLlib episodes in Parquet",
+    "columns": "RLlib columns in Parquet",
+    "sample-batch": "SampleBatch JSON lines",
+    "table": "tables in Parquet, Arrow, CSV or JSON lines",
+    "parquet-table": "Parquet tables without RLlib's columns",
+    "json": "JSON objects that are no SampleBatch",
+    "json-array": "JSON that is not an object a line",
+    "csv": "CSV files",
+    "zip": "zip archives without SampleBatch JSON",
+    "hdf5": "HDF5 files",
+    "arrow": "Arrow files",
+    "minari": "a Minari dataset",
+    "lerobot": "a LeRobot dataset",
+}
+"""What `Listing.kind` may be, in words."""
+MAGIC: Final = {
+    b"PAR1": "parquet",
+    b"\x89HDF": "hdf5",
+    b"ARRO": "arrow",
+    b"\xff\xff\xff\xff": "arrow",
+    b"PK\x03\x04": "lines",
+    b"PK\x05\x06": "lines",
+}
+ONE_PER_STEP: Final = (Columns.EPS_ID, Columns.T, Columns.REWARDS, *END_FLAGS)
+SETTINGS: Final = (".toml", ".ini", ".cfg")
+HEAD_BYTES: Final = 1 << 16
+BOM: Final = b"\xef\xbb\xbf"
+LOOKED_AT: Final = 512  # remote files whose first bytes are read; of more, evenly spread ones
+LINES_LOOKED_AT: Final = 16  # files whose first line is read, where it is not a batch
+THREADS: Final = 8
+BUNCH: Final = 16  # local files that a thread looks at, one after the other, for one call
+
+
+class Listing:
+    """Files that are one source, and what they are."""
+
+    def __init__(self, files: Sequence[Location], location: str, *, as_tables: bool = False) -> None:
+        """`as_tables`: Parquet of any columns is to be read as a table."""
+        self.files, self.location, self.as_tables = files, location, as_tables
+
+    @cached_property
+    def kind(self) -> str:
+        """One of `KINDS`, or NO_DATA. Raises BadData for files of several formats, and for damaged ones."""
+        known = {kind: file for kind, file in self._kinds if kind != "other"}
+        kind = _layout(known) if len(known) > 1 else next(iter(known), NO_DATA)
+        if kind == "parquet":
+            return _parquet_kind([file for other, file in self._kinds if other == "parquet"], as_tables=self.as_tables)
+        if kind == "lines":
+            return _lines_kind([file for other, file in self._kinds if other == "lines"])
+        return kind
+
+    @cached_property
+    def data(self) -> Sequence[Location]:
+        """The files, without those that are known to be no data."""
+        passed_over = {file.path for kind, file in self._kinds if kind == "other"}
+        return [file for file in self.files if file.path not in passed_over]
+
+    @cached_property
+    def starts_with_parquet(self) -> bool:
+        """Whether the first file is Parquet, which is the only one looked at."""
+        return _kind(self.files[0]) == "parquet"
+
+    @cached_property
+    def _kinds(self) -> list[tuple[str, Location]]:
+        """Of those files that were looked at: parquet, lines, csv, hdf5, arrow, minari, lerobot, other."""
+        kinds = _kinds(self.files)
+        known = {kind: file for kind, file in kinds if kind != "other"}
+        if len(known) > 1 and "csv" in known and not is_named_csv(known["csv"].name):  # notes with commas, beside the data
+            return [("other" if kind == "csv" else kind, file) for kind, file in kinds]
+        return kinds
+
+
+# ---- by first bytes ----
+
+
+def _kinds(files: Sequence[Location]) -> list[tuple[str, Location]]:
+    step = 1 if files[0].is_local else max(1, len(files) // LOOKED_AT)
+    chosen = files[::step]
+    size = BUNCH if files[0].is_local else 1
+    bunches = [chosen[first : first + size] for first in range(0, len(chosen), size)]
+    with reading_pool(min(THREADS, len(chosen))) as pool:
+        return list(zip(chain.from_iterable(pool.map(_kinds_of, bunches)), chosen, strict=True))
+
+
+def _kinds_of(files: Sequence[Location]) -> list[str]:
+    return [_kind(file) for file in files]
+
+
+def _kind(file: Location) -> str:
+    with file.open() as stream:
+        head = stream.read(HEAD_BYTES)
+    packing = packing_of(head)
+    if packing:
+        head = unpacked_head(file, packing)
+        if not head.strip():  # damaged, or nothing in it: the reader says which
+            return "csv" if is_named_csv(file.name) else "lines"
+    if head[:4] in MAGIC:
+        return MAGIC[head[:4]]
+    if file.name.lower().endswith(SETTINGS):  # a section of TOML begins as a list of JSON does
+        return "other"
+    if head.removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
+        return _json_kind(file, head)
+    return "csv" if looks_like_csv(head, file.name) else "other"
+
+
+def _json_kind(file: Location, head: bytes) -> str:
+    if file.name == "metadata.json" and b'"data_format"' in head:
+        return "minari"
+    if file.name == "info.json" and b'"codebase_version"' in head:
+        return "lerobot"
+    return "lines"
+
+
+def _layout(known: Mapping[str, Location]) -> str:
+    """The one layout that has files of several kinds, or BadData naming two of them."""
+    for layout in ("minari", "lerobot"):
+        if layout in known:
+            return layout
+    (first, one), (second, other), *_ = known.items()
+    raise BadData(
+        f"two formats in one folder: {_word(first)} and {_word(second)}",
+        where=f"{one.url} and {other.url}",
+        fix="give the files of one format, as a glob or with --from, and convert the others by themselves",
+    )
+
+
+def _word(kind: str) -> str:
+    return {"parquet": "Parquet", "lines": "JSON lines"}.get(kind) or KINDS[kind]
+
+
+# ---- by columns, by the first line ----
+
+
+def _parquet_kind(parquet: Sequence[Location], *, as_tables: bool) -> str:
+    """By the first file, and by the last, because a folder may have been written to twice."""
+    if as_tables or _is_packed(parquet[0]):  # a table is read by its own reader, packed or not
+        return "parquet-table"
+    first = _columns_kind(schema_of(parquet[0]))
+    last = _columns_kind(schema_of(parquet[-1])) if len(parquet) > 1 else first
+    if first != last:
+        raise BadData(
+            f"two formats in one folder: {KINDS[first]} and {KINDS[last]}",
+            where=f"{parquet[0].url} and {parquet[-1].url}",
+            fix="give the files of one format, as a glob, and convert the others by themselves",
+        )
+    return first
+
+
+def _is_packed(file: Location) -> bool:
+    with file.open() as stream:
+        return bool(packing_of(stream.read(4)))
+
+
+def _columns_kind(schema: pa.Schema) -> str:
+    names = set(schema.names)
+    if Columns.ITEM in names and _is_bytes(schema.field(Columns.ITEM).type):
+        return "episodes"
+    return "columns" if names.issuperset(NEEDED) else "parquet-table"
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _lines_kind(files: Sequence[Location]) -> str:
+    """By the first line of the first file that begins with a batch: notes may lie beside recordings, or a file be empty.
+
+    Raises BadData where there is none, and a file that is damaged.
+    """
+    damaged: BadData | None = None
+    starts = set[bytes]()
+    for file in files[:LINES_LOOKED_AT]:
+        try:
+            with Scope() as scope:
+                line = next(lines_of(file, Rejects(), scope), None)
+        except BadData as error:
+            damaged = damaged or error
+        else:
+            if line is not None and is_batch(line) and not _is_one_step(line):
+                return "sample-batch"
+            starts |= {_first_letter(file)}
+    if damaged is not None:
+        raise damaged
+    return "json" if b"{" in starts else "zip" if b"P" in starts else "json-array"
+
+
+def _is_one_step(line: Line) -> bool:
+    """Whether a line with RLlib's names is a row of a table: a batch has a list, or packed text, in every column."""
+    try:
+        record = from_json(line.data)
+    except ValueError:
+        return False
+    typed = not isinstance(record, dict) or record.get("type") is not None or "policy_batches" in record
+    return not typed and any(isinstance(record.get(name), (int, float)) for name in ONE_PER_STEP)
+
+
+def _first_letter(file: Location) -> bytes:
+    with file.open() as stream:
+        head = stream.read(HEAD_BYTES)
+    packing = packing_of(head)
+    return (unpacked_head(file, packing) if packing else head).removeprefix(BOM).lstrip()[:1]

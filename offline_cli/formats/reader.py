@@ -1,0 +1,50 @@
+"""A reader of a format: what it is called, whether files look like its own, and how it opens them as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from offline_cli.formats.listing import Listing
+from offline_cli.formats.source import Source
+from offline_cli.formats.tables.options import TableOptions
+from offline_cli.storage.locations import Location
+
+__all__ = ["LIKELY", "NO", "SURE", "OpenContext", "Reader", "never"]
+
+NO: Final = 0.0
+LIKELY: Final = 0.5  # of tables: rows of something, which a mapping has to explain
+SURE: Final = 1.0  # nothing else looks like this
+
+
+@dataclass(frozen=True, slots=True)
+class OpenContext:
+    """What is known where files are opened."""
+
+    listing: Listing  # of the files, which answers what they are
+    tables: TableOptions = field(default_factory=TableOptions)  # how tables are to be read
+    storage_options: Mapping[str, Any] | None = None
+
+    @property
+    def location(self) -> str:
+        """Path or URL of the source, for messages and provenance."""
+        return self.listing.location
+
+
+def never(listing: Listing) -> float:
+    """The answer of a reader that has to be named."""
+    return NO
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One format. Other packages register theirs as entry points of `offline_cli.readers`; docs/extending.md has an example."""
+
+    name: str  # as `--from` takes it
+    words: str  # what it reads, for messages: "RLlib episodes in Parquet"
+    open: Callable[[Sequence[Location], OpenContext], Source]  # the files in their order; raises BadData, BadMapping
+    sniff: Callable[[Listing], float] = never
+    """From `NO` to `SURE`, how surely files are of this format; `--from auto` takes the surest, and of equals ours. Looks at
+    content and names, imports nothing that the files name. May raise BadData for files that it knows to be damaged."""
+    takes_mapping: bool = False  # whether `--mapping` and `--rows-as-episodes` are for it

@@ -1,0 +1,163 @@
+"""All readers by name: ours, those that other packages register, and those of a user's own Python file.
+
+`--from auto` asks every reader how sure it is (`Reader.sniff`). No file, manifest or run folder selects a plug-in by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, OfflineCliError, UsageError
+from offline_cli.formats.input_reader import input_reader
+from offline_cli.formats.listing import KINDS, NO_DATA, Listing
+from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
+from offline_cli.formats.rllib_columns import RllibColumnsSource
+from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.source import Source
+from offline_cli.formats.tables import TableSource
+from offline_cli.import_path import named_object
+from offline_cli.plugins import READERS, Plugin, plugin, plugins
+from offline_cli.storage.locations import Location
+
+__all__ = ["AUTO", "OURS", "check_reader", "no_reader", "reader_for", "reader_named"]
+
+AUTO: Final = "auto"
+PYTHON: Final = "python:"
+TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "csv": "csv", "json": "json"}
+"""The kinds that can be read as tables, by what `TableSource` calls their files."""
+
+_log = logging.getLogger(__name__)
+
+
+def _open_sample_batch(files: Sequence[Location], context: OpenContext) -> Source:
+    """Lines of a Parquet file would be noise, each with an error of its own."""
+    if context.listing.starts_with_parquet:
+        fix = "--from auto tells the format by the file's content"
+        raise BadData("this is a Parquet file, not JSON lines", where=files[0].url, fix=fix)
+    return SampleBatchSource(files, context.location)
+
+
+def _open_table(files: Sequence[Location], context: OpenContext) -> Source:
+    listing = context.listing
+    if listing.kind not in TABLES:
+        raise no_reader(listing)
+    return TableSource(
+        listing.data,
+        context.location,
+        options=context.tables,
+        storage_options=context.storage_options,
+        kind=TABLES[listing.kind],
+    )
+
+
+OURS: Final = {
+    reader.name: reader
+    for reader in (
+        Reader(
+            "episodes",
+            KINDS["episodes"],
+            lambda files, context: RllibEpisodesSource(files, context.location),
+            lambda listing: SURE if listing.kind == "episodes" else NO,
+        ),
+        Reader(
+            "columns",
+            KINDS["columns"],
+            lambda files, context: RllibColumnsSource(files, context.location),
+            lambda listing: SURE if listing.kind == "columns" else NO,
+        ),
+        Reader(
+            "sample-batch",
+            KINDS["sample-batch"],
+            _open_sample_batch,
+            lambda listing: SURE if listing.kind == "sample-batch" else NO,
+        ),
+        Reader(
+            "table",
+            KINDS["table"],
+            _open_table,
+            lambda listing: LIKELY if listing.kind in TABLES else NO,
+            takes_mapping=True,
+        ),
+    )
+}
+"""Those that come with us, by name."""
+
+
+def reader_named(name: str) -> Reader:
+    """The reader that `--from` names: one of ours, a registered one, or `python:package.module:attribute`.
+
+    Raises UsageError for an unknown name, BadConfig for what is no reader, MissingPackage for one that cannot be imported.
+    """
+    if name in OURS:
+        return OURS[name]
+    if name.startswith(PYTHON):
+        where, form = f"--from {name}", "--from python:package.module:Reader, importable from the current folder"
+        found = named_object(name.removeprefix(PYTHON), where=where, form=form)
+        return found if isinstance(found, Reader) else input_reader(found, name)
+    registered = plugin(READERS, name)
+    if registered is None:
+        known = ", ".join([AUTO, *OURS, *(one.name for one in plugins(READERS))])
+        raise UsageError(f"no reader is called {name!r}", where="--from", fix=f"use {known}, or python:module:Reader")
+    return _loaded(registered)
+
+
+def check_reader(name: str) -> None:
+    """Raise as `reader_named` does, before anything is opened."""
+    if name not in (AUTO, *OURS):
+        reader_named(name)
+
+
+def _loaded(registered: Plugin) -> Reader:
+    found = registered.load()
+    if not isinstance(found, Reader):
+        what = f"reader {registered.name!r} of the package {registered.package} is {found!r}, and no Reader"
+        raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.formats.reader.Reader")
+    return found
+
+
+def reader_for(listing: Listing) -> Reader:
+    """The reader that is surest of the files. Raises NoData where none is, BadData for files that nobody can read."""
+    ours, error = _surest_of_ours(listing)
+    best, score = ours, NO if ours is None else ours.sniff(listing)
+    for registered in plugins(READERS):
+        found, sure = _asked(registered, listing)
+        if sure > score:
+            best, score = found, sure
+    if best is None:
+        raise error or no_reader(listing)
+    return best
+
+
+def _surest_of_ours(listing: Listing) -> tuple[Reader | None, OfflineCliError | None]:
+    try:
+        best = max(OURS.values(), key=lambda reader: reader.sniff(listing))
+    except BadData as error:  # another package's may know better
+        return None, error
+    return (best if best.sniff(listing) > NO else None), None
+
+
+def _asked(registered: Plugin, listing: Listing) -> tuple[Reader | None, float]:
+    """The plug-in and how sure it is; one that fails was not asked for, and is a note."""
+    try:
+        reader = _loaded(registered)
+        return reader, float(reader.sniff(listing))
+    except (BadConfig, MissingPackage) as error:
+        said: Any = error.what
+    except Exception as error:  # noqa: BLE001  it is somebody's code, and any may come of it
+        said = f"reader {registered.name!r} of the package {registered.package} raised {error!r}"
+    _log.warning("note: %s", said)
+    return None, NO
+
+
+def no_reader(listing: Listing) -> NoData:
+    """The error for files that no reader knows."""
+    what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
+    readers = ", ".join(f"{reader.words} (--from {name})" for name, reader in OURS.items())
+    return NoData(
+        f"{what}; there are readers for {readers}, and for our own datasets",
+        where=listing.location,
+        fix="record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/tables.md)",
+    )
