@@ -22,12 +22,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Unpack
 
+from offline_cli.applying.batch_folder import Asked, Written, write_batches
 from offline_cli.applying.batch_formats import batch_format
 from offline_cli.applying.recordings import Ready, Said
-from offline_cli.applying.showing import PipelineShown, show_pipeline
-from offline_cli.applying.tracing import PipelineTraced, trace_pipeline
+from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
 from offline_cli.applying.train_batches import TrainBatch, TrainBatches
-from offline_cli.applying.writing import Asked, Written, write_batches
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_files import read_pipeline
 from offline_cli.errors import NoData, UsageError

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from offline_cli.applying.batch_formats import BatchFormat
+from offline_cli.applying.batch_formats import BatchFormat, ColumnKind, TrainColumns, train_columns
 from offline_cli.applying.learner_batches import grouped, in_learner_units, through, with_steps
 from offline_cli.applying.recordings import Ready
-from offline_cli.applying.train_columns import ColumnKind, TrainColumns, train_columns
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece

@@ -9,7 +9,7 @@ import typer
 from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
-from offline_cli.cli.stdin import with_stdin
+from offline_cli.cli.texts import with_stdin
 from offline_cli.errors import OfflineCliError
 from offline_cli.options.applying import ApplyFlags, ApplyOptions
 
@@ -59,7 +59,7 @@ COMMAND = Command(
 
 
 def _show_pieces(told: dict[str, Any]) -> None:
-    from offline_cli.report.pieces import shown
+    from offline_cli.report.pipelines import shown
 
     inferred = " (spaces inferred)" if told["spaces_inferred"] else ""
     notes = [f"note: {told['note']}"] if told["note"] else []
@@ -69,7 +69,7 @@ def _show_pieces(told: dict[str, Any]) -> None:
 
 
 def _show_traced(told: dict[str, Any]) -> None:
-    from offline_cli.report.pieces import traced
+    from offline_cli.report.pipelines import traced
 
     ids = told["episodes"]
     more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""

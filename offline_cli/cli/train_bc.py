@@ -10,7 +10,7 @@ import typer
 from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
-from offline_cli.cli.stdin import with_stdin
+from offline_cli.cli.texts import with_stdin
 from offline_cli.options.cloning import TrainBCFlags, TrainBCOptions
 
 __all__ = ["COMMAND"]

@@ -20,8 +20,8 @@ import numpy as np
 
 from offline_cli.episodes import pieces, states
 from offline_cli.episodes.accessors import EpisodeAccessors
+from offline_cli.episodes.buffers.indexing import check_item
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
-from offline_cli.episodes.buffers.writing import check_item
 from offline_cli.errors import BadEpisode, UsageError
 from offline_cli.trees import Tree
 

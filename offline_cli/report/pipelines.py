@@ -1,4 +1,8 @@
-"""The three default pipelines as a picture (SVG), drawn from the pipelines themselves; refuses to list pieces by hand.
+"""Tables of a pipeline's pieces for people, from what `apply --show` and `--trace` tell; refuses to know how tables are drawn.
+
+A table is a row of headings and rows of texts; a cell of several lines, a tuple, stands for several columns of a batch.
+
+The three default pipelines as a picture (SVG), drawn from the pipelines themselves; refuses to list pieces by hand.
 
 `python -m offline_cli.report.pipelines > docs/connectors.svg`
 """
@@ -6,9 +10,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +25,90 @@ from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
 
-__all__ = ["pipelines_svg"]
+__all__ = ["Grid", "pipelines_svg", "shown", "traced"]
+
+Cell = str | tuple[str, ...]  # a text, or one a line
+Grid = tuple[Sequence[str], Sequence[Sequence[Cell]]]  # headings, rows
+NOT_KNOWN: Final = "not known"
+START: Final = "(the episodes)"
+
+
+def shown(told: Mapping[str, Any]) -> Grid:
+    """One row per piece, from `PipelineShown.as_dict()`: spaces before and after, and what it does to the batch's columns."""
+    rows: list[Sequence[Cell]] = [
+        [
+            piece["name"],
+            piece["input_observation_space_text"],
+            piece["observation_space_text"],
+            piece["action_space_text"],
+            _change(piece["columns_before"], piece["columns"]),
+        ]
+        for piece in told["pieces"]
+    ]
+    whole = told["pieces"][-1]["columns"] if told["pieces"] else []
+    after = NOT_KNOWN if whole is None else tuple(map(_column, whole)) or "empty"
+    return ("piece", "observations before", "observations after", "actions after", "what it does to the batch"), [
+        *rows,
+        ["train batch", "", "", "", after],
+    ]
+
+
+def _change(before: Sequence[Mapping[str, Any]] | None, after: Sequence[Mapping[str, Any]] | None) -> Cell:
+    if after is None or before is None:
+        return NOT_KNOWN
+    old, new = ({column["name"]: column for column in columns} for columns in (before, after))
+    lines = [f"adds {_column(column)}" for name, column in new.items() if name not in old]
+    lines += [
+        f"{name}: {_kind(old[name])} becomes {_kind(new[name])}" for name in new if name in old and old[name] != new[name]
+    ]
+    lines += [f"takes out {name}" for name in old if name not in new]
+    return tuple(lines) or "nothing"
+
+
+def _column(column: Mapping[str, Any]) -> str:
+    return f"{column['name']}: {_kind(column)}"
+
+
+def _kind(column: Mapping[str, Any]) -> str:
+    shape = f" ({', '.join(map(str, column['shape']))})" if column["shape"] else ""
+    return f"{column['held']} of {column['dtype']}{shape}"
+
+
+def traced(told: Mapping[str, Any]) -> Grid:
+    """A row per column of the batch after each piece that changed any, from `PipelineTraced.as_dict()`.
+
+    What a piece has changed in the episodes comes first.
+    """
+    rows = [_values("" if number else START, f"episodes.{one['name']}", one) for number, one in enumerate(told["start"])]
+    episodes: Sequence[Mapping[str, Any]] = told["start"]
+    columns: Sequence[Mapping[str, Any]] = []
+    for piece in told["pieces"]:
+        rows += _of_piece(piece, episodes, columns)
+        episodes, columns = piece["episodes"], piece["columns"]
+    return ("after piece", "column", "holds", "row", "rows", "first values"), rows
+
+
+def _of_piece(
+    piece: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]]
+) -> Iterator[Sequence[str]]:
+    """`episodes` and `columns`: as they were before."""
+    changed = [(f"episodes.{one['name']}", one) for one in piece["episodes"] if one not in episodes]
+    held = [] if piece["columns"] == columns else [(one["name"], one) for one in piece["columns"]]
+    for number, (name, one) in enumerate([*changed, *held]):
+        yield _values("" if number else piece["name"], name, one)
+    if not changed and not held:
+        yield piece["name"], "as before" if columns else "empty, as before", "", "", "", ""
+
+
+def _values(piece: str, name: str, seen: Mapping[str, Any]) -> Sequence[str]:
+    shape = f"({', '.join(map(str, seen['shape']))})" if seen["shape"] else "one value"
+    rows = "" if seen["rows"] is None else f"{seen['rows']:,}"
+    return piece, name, f"{seen['held']} of {seen['dtype']}", shape, rows, " ".join(map(_value, seen["first"]))
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 WIDTH, GAP, HEIGHT, STEP, MARGIN, TITLE = 300, 36, 30, 46, 24, 64  # pixels
 STATEFUL = ("AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch", "RemoveSingleTsTimeRankFromBatch")
@@ -102,7 +190,7 @@ def _drawn(column: Column, left: int) -> Iterator[str]:
     middle = left + WIDTH / 2
     yield _text(middle, MARGIN + 14, column.title, "title")
     yield _text(middle, MARGIN + 34, column.about, "about")
-    boxes = [(column.start, "end"), *((name, _kind(name)) for name in column.pieces), (column.end, "end")]
+    boxes = [(column.start, "end"), *((name, _pipelines_kind(name)) for name in column.pieces), (column.end, "end")]
     for index, (name, kind) in enumerate(boxes):
         top = MARGIN + TITLE + index * STEP
         if index:
@@ -111,7 +199,7 @@ def _drawn(column: Column, left: int) -> Iterator[str]:
         yield _text(middle, top + HEIGHT / 2 + 4, "your own pieces" if kind == "own" else name)
 
 
-def _kind(name: str) -> str:
+def _pipelines_kind(name: str) -> str:
     if name == YourOwn.__name__:
         return "own"
     return "some" if name in (*STATEFUL, *AGENTS) else "piece"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec.names import check_names
+from offline_cli.episodes.codec.fields import check_names
 from offline_cli.episodes.episode_spaces import check_shapes, conform
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, check_supported

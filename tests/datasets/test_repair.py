@@ -565,7 +565,7 @@ class TestWhileSomebodyIsAtWork:
     def test_where_a_lock_is_no_more_than_a_file_it_asks_again_before_the_manifest(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from offline_cli.datasets.repair import acting
+        from offline_cli.datasets.repair import plan as acting
 
         wrapped = DirFileSystem(f"/{uuid.uuid4().hex}", MemoryFileSystem())
         folder = Folder(open_location("D", filesystem=wrapped), "columns", make.batch((4, 3)))
@@ -627,7 +627,7 @@ def prepared(folder: Folder, case: str) -> tuple[dict[str, Any], list[str]]:
 def crash_at(patch: pytest.MonkeyPatch, stage: int) -> list[int]:
     """Raise Crash before the change of that number that a repair makes; the list is not empty once it was raised."""
 
-    from offline_cli.datasets.repair import acting
+    from offline_cli.datasets.repair import plan as acting
 
     raised: list[int] = []
     count = [0]

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.episodes.buffers.filling import one_hot
+from offline_cli.episodes.buffers.indexing import one_hot
 from offline_cli.episodes.buffers.stacking import row_count
 from offline_cli.episodes.one_hot import hot_size
 from offline_cli.spaces import Space

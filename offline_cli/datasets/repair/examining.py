@@ -8,10 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
-from offline_cli.datasets.repair.choice import Choice, Gap
 from offline_cli.datasets.repair.known import Known
-from offline_cli.datasets.repair.listing import Said
-from offline_cli.datasets.repair.survey import Survey
+from offline_cli.datasets.repair.survey import Choice, Gap, Said, Survey
 from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadData
 from offline_cli.progress import OnProgress, Progress

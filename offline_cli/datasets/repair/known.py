@@ -12,9 +12,7 @@ from typing import Any, Final, get_args
 
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
-from offline_cli.datasets.repair.choice import Choice
-from offline_cli.datasets.repair.listing import says_all
-from offline_cli.datasets.repair.survey import Survey
+from offline_cli.datasets.repair.survey import Choice, Survey, says_all
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.formats.rllib_columns import RllibColumnsSource

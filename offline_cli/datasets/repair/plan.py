@@ -1,4 +1,13 @@
-"""What a repair will change, told before anything is; refuses to decide twice: a dry run shows the same plan."""
+"""What a repair found and did, or would do; refuses to hold anything that JSON cannot.
+
+What a repair will change, told before anything is; refuses to decide twice: a dry run shows the same plan.
+
+A plan carried out, under the writer's lock; refuses to begin where anything has changed since the plan was made.
+
+Order: half-written files and uploads go; shards get the columns that later ones have; manifests that will not stand are copied
+aside; the manifest; only then what is not part of the dataset moves to quarantine; the disk keeps all of that before the note
+goes. Killed at any point, the folder is one that another repair, or `--resume`, goes on from.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +15,58 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from offline_cli.datasets.repair.choice import Choice
 from offline_cli.datasets.repair.examining import Examined
 from offline_cli.datasets.repair.known import Known
-from offline_cli.datasets.repair.listing import said_of_shards
-from offline_cli.datasets.repair.result import RepairResult
-from offline_cli.datasets.repair.survey import Survey
+from offline_cli.datasets.repair.survey import Choice, Survey, said_of_shards, survey
+from offline_cli.storage.layout import DATA, MANIFEST, QUARANTINE
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Counts, Manifest, Shard
+from offline_cli.storage.moving import free_place, keep_moves, set_aside
 from offline_cli.storage.provenance import now, with_defaults
+from offline_cli.storage.shard_sequence import ShardSequence
+from offline_cli.storage.staging import write_whole
+from offline_cli.storage.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
+from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
+from offline_cli.storage.writing_lock import Changed, WritingLock
+from offline_cli.storage.writing_note import WritingNote
 from offline_cli.tally import UNFINISHED
 
-__all__ = ["LEFT_OUT", "Plan"]
+__all__ = ["LEFT_OUT", "Plan", "RepairResult", "act"]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairResult:
+    """A dataset after its repair; of a dry run: as it would be. None: not known, because the note alone was taken away."""
+
+    out: str
+    format: str | None  # "episodes" | "columns"
+    episodes: int | None
+    steps: int | None
+    shards: int | None
+    adopted: int  # shards that no manifest listed before
+    dropped: int  # half-written files, uploads and shards that are not part of it: the lists below together
+    changed: bool  # False: nothing was wrong
+    complete: bool | None  # whether all that was once asked for is in it
+    resumable: bool | None  # whether --resume goes on from here
+    broken: tuple[dict[str, str], ...]  # shards left out: path, why
+    removed: tuple[str, ...]  # half-written files and uploads, which nobody can read
+    set_aside: tuple[str, ...]  # files moved to quarantine/, by their paths before
+    based_on: str | None  # where format, spaces and all that shards do not say came from: "note", "manifest", "shards"
+    dry_run: bool  # nothing was written
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        told = asdict(self)
+        return {**told, "broken": list(told["broken"]), "removed": list(told["removed"]), "set_aside": list(told["set_aside"])}
+
+    def refused(self, otherwise: str | None = None) -> dict[str, Any]:
+        """What is told beside an error: nothing was changed. `otherwise`: the key of what could be done."""
+        told = self.as_dict()
+        kept = {name: told.pop(name) for name in ("out", "format", "broken", "dry_run", "seconds")}
+        return {**kept, "changed": False, **({otherwise: told} if otherwise else {})}
+
 
 LEFT_OUT = "broken-shard-left-out"
 """Among the assumptions of a manifest: how many."""
@@ -152,3 +200,64 @@ class Plan:
             dry_run=self.dry_run,
             seconds=time.monotonic() - self.began,
         )
+
+
+def act(plan: Plan) -> None:
+    """Carry it out. Raises Changed where somebody was quicker, Locked, StorageError."""
+    lock = WritingLock(plan.folder)
+    lock.acquire(_note(plan.found, plan.command), instead_of=plan.found.note_bytes)
+    try:
+        if survey(plan.folder).files() != plan.found.files():
+            raise Changed
+        with lock.guard():
+            _drop_half_written(plan.found, survey(plan.folder))
+            _rewrite_manifest(plan, lock)
+            for file in plan.aside:
+                with lock.guard():
+                    set_aside(file, plan.folder)
+            keep_moves(plan.aside, plan.folder)
+            keep_names(plan.folder.join(DATA))  # files without bytes have gone from it
+            lock.release()
+    finally:
+        if lock.held and plan.found.note_bytes is not None:
+            lock.leave()  # it says the same of the dataset as the one that it replaced
+        elif lock.held:
+            lock.release()
+
+
+def _note(found: Survey, command: str) -> WritingNote:
+    """Such that `--resume` can go on from it as from the one that is there."""
+    before = found.note
+    if before is None:
+        return WritingNote.of_this_process("", {}, 0, command)
+    return WritingNote.of_this_process(before.generation, before.options, before.first_quarantine, command)
+
+
+def _drop_half_written(planned: Survey, now: Survey) -> None:
+    """Of what was planned, what is still there: parts of a beat come and go."""
+    there = {file.path for file in now.half_written}
+    for file in planned.half_written:
+        if file.path in there:
+            file.remove()
+    for upload in planned.uploads:
+        upload.abort()
+
+
+def _rewrite_manifest(plan: Plan, lock: WritingLock) -> None:
+    if plan.kept_manifest is not None:
+        return
+    sequence = ShardSequence(plan.folder, "", compression=plan.known.compression, guard=lock.guard)
+    examined = plan.examined
+    for adopted in examined.sound:
+        sequence.adopt(adopted.shard, adopted.schema)
+    for number, schema in enumerate(sequence.schemas):
+        if examined.rows.lacks(schema):
+            sequence.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
+    manifest = plan.manifest(tuple(sequence.finished))
+    keep_names(plan.folder.join(DATA), plan.folder.join(QUARANTINE))  # whose writer may have been killed before that
+    with lock.guard():  # shards may have taken long
+        if plan.found.manifest_bytes is not None:
+            copy = free_place(plan.folder, MANIFEST)
+            plan.folder.join(QUARANTINE).make_folder()
+            write_whole(copy, plan.found.manifest_bytes, folder=plan.folder)
+        write_whole(plan.folder.join(MANIFEST), manifest.to_bytes(), folder=plan.folder)

@@ -1,4 +1,9 @@
-"""`repair`: complete shards adopted, half-written files dropped, the manifest built anew; refuses to lose an episode unsaid.
+"""The writer's note taken away by force; refuses while somebody writes it, and touches nothing else.
+
+For notes that no rule ends: of a process id that this machine uses for something else, on storage whose clock nobody trusts.
+What is a live writer's is known by two signs that no note can fake: its process runs here, or the bytes of the note change.
+
+`repair`: complete shards adopted, half-written files dropped, the manifest built anew; refuses to lose an episode unsaid.
 
 Nothing that could hold an episode is deleted: shards that are not part of the dataset, and files that nobody listed, are moved
 to `quarantine/`. What is removed can be read by nobody: local parts, empty files, uploads that were never completed.
@@ -11,28 +16,83 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Unpack
+from typing import Final, Unpack
 
-from offline_cli.datasets.repair.acting import act
-from offline_cli.datasets.repair.choice import choose
 from offline_cli.datasets.repair.examining import examine
 from offline_cli.datasets.repair.known import what_is_known
-from offline_cli.datasets.repair.plan import Plan
-from offline_cli.datasets.repair.result import RepairResult
-from offline_cli.datasets.repair.survey import Survey, survey
-from offline_cli.datasets.repair.unlocking import force_unlock as take_note_away
+from offline_cli.datasets.repair.plan import Plan, RepairResult, act
+from offline_cli.datasets.repair.survey import Survey, choose, survey
 from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.options.datasets import RepairOptions
 from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
+from offline_cli.storage.create_only import whole_file
+from offline_cli.storage.exclusion import exclusively
 from offline_cli.storage.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
-from offline_cli.storage.liveness import STALE, refuse_if_at_work
+from offline_cli.storage.liveness import STALE, refuse_if_at_work, refuse_if_changing, runs_here
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.writing_lock import Changed
+from offline_cli.storage.writing_note import WritingNote
 
-__all__ = ["repair"]
+__all__ = ["repair", "take_note_away"]
+
+END_IT: Final = "wait for it, or end it; a note whose process runs, or that changes, is not taken away"
+
+
+def take_note_away(folder: Location, *, dry_run: bool) -> RepairResult:
+    """Remove the note in `folder`, if there is one, after a watch of 25 s; nothing else is read or changed.
+
+    `dry_run`: say what would be removed. Raises StorageNotFound where there is no folder, Locked where the writer is at work.
+    """
+    began, place = time.monotonic(), folder.join(WRITING)
+    before = whole_file(place)
+    if before is None:
+        if not folder.exists():
+            raise folder.missing()
+        if not dry_run:
+            keep_names(folder)
+        return _result(folder, (), dry_run, began)
+    note = WritingNote.if_any(before, where=place.url)
+    if note is not None and runs_here(note):
+        raise _runs_here(note, place)
+    refuse_if_changing(note, place)
+    if not dry_run:
+        with exclusively(folder):
+            if whole_file(place) != before:
+                raise Locked("the note has just been written anew", where=place.url, fix=END_IT)
+            place.remove()
+            keep_names(folder)
+    return _result(folder, (place.url,), dry_run, began)
+
+
+def _runs_here(note: WritingNote, place: Location) -> Locked:
+    holder = {"host": note.host, "pid": note.pid, "command": note.command, "started": note.started, "age": None}
+    what = f"process {note.pid}, which wrote this note, runs on this machine: {note.command}"
+    return Locked(what, where=place.url, fix=END_IT, details={"holder": holder})
+
+
+def _result(folder: Location, removed: tuple[str, ...], dry_run: bool, began: float) -> RepairResult:
+    return RepairResult(
+        out=folder.url,
+        format=None,
+        episodes=None,
+        steps=None,
+        shards=None,
+        adopted=0,
+        dropped=len(removed),
+        changed=bool(removed),
+        complete=None,
+        resumable=None,
+        broken=(),
+        removed=removed,
+        set_aside=(),
+        based_on=None,
+        dry_run=dry_run,
+        seconds=time.monotonic() - began,
+    )
+
 
 TRIES = 3  # where somebody else changes the folder while it is being read
 WAIT = f"wait for it; or end it, and repair at once where it ran on this machine, else {STALE:.0f} s after its last beat"

@@ -2,6 +2,6 @@
 
 from offline_cli.datasets.validate.checking import validate
 from offline_cli.datasets.validate.codes import CODES, Severity
-from offline_cli.datasets.validate.report import Problem, Validation
+from offline_cli.datasets.validate.findings import Problem, Validation
 
 __all__ = ["CODES", "Problem", "Severity", "Validation", "validate"]

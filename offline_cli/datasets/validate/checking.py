@@ -14,13 +14,10 @@ from typing import Unpack, cast
 
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
-from offline_cli.datasets.validate.common_form import CommonForm
-from offline_cli.datasets.validate.findings import Findings
+from offline_cli.datasets.validate.findings import Findings, ListeningRejects, ListeningTally, Validation
 from offline_cli.datasets.validate.folder import OwnFolder
-from offline_cli.datasets.validate.listening import ListeningRejects, ListeningTally
-from offline_cli.datasets.validate.report import Validation
-from offline_cli.datasets.validate.source_checks import SourceChecks, WatchedSource
-from offline_cli.datasets.validate.subjects import Subject, open_subjects
+from offline_cli.datasets.validate.source_checks import SourceChecks, Subject, WatchedSource, open_subjects
+from offline_cli.datasets.validate.structures import CommonForm
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import NoData
 from offline_cli.formats.detect import open_sources

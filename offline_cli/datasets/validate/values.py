@@ -1,4 +1,11 @@
-"""Checks of values, whole arrays at a time: NaN, infinities, spaces, dtypes, flags; refuses nothing, it only reports.
+"""Rows of a batch that have a problem, and where they stand in words; refuses to make words of more than are shown.
+
+The smallest and largest value that a space allows, element by element; refuses nothing.
+
+Actions of the scale `normalized` lie in [-1, 1] where their Box has a bound on every side and holds floats; no other leaf has
+more than one scale.
+
+Checks of values, whole arrays at a time: NaN, infinities, spaces, dtypes, flags; refuses nothing, it only reports.
 
 Decisions:
 
@@ -13,22 +20,106 @@ Decisions:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.datasets.validate.bounds import Bounds, bounds_of
 from offline_cli.datasets.validate.codes import Severity
 from offline_cli.datasets.validate.findings import Findings
-from offline_cli.datasets.validate.rows import BadRows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["ValueChecks"]
+__all__ = ["BadRows", "Bounds", "ValueChecks", "bounds_of"]
+
+
+@dataclass(slots=True)
+class BadRows:
+    """Rows with one kind of problem among those of a tree, whose leaves are looked at one after the other."""
+
+    batch: EpisodeBatch
+    starts: NDArray[np.int64]  # (E+1,): rows of each episode; those of observations, or of steps
+    _rows: NDArray[np.bool_] | None = None  # None: no bad one so far
+    _first: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = field(default_factory=list)  # leaves that have some
+
+    def mark(self, path: str, leaf: NDArray[Any], bad: NDArray[np.bool_]) -> None:
+        """Take in the bad values (rows, *shape) of one leaf."""
+        rows = np.asarray(bad.reshape(len(bad), -1).any(axis=1))
+        if rows.any():
+            self._rows = rows if self._rows is None else np.logical_or(self._rows, rows)
+            self._first.append((path, leaf, bad))
+
+    @property
+    def count(self) -> int:
+        """How many rows are bad in any leaf."""
+        return 0 if self._rows is None else int(np.count_nonzero(self._rows))
+
+    def places(self) -> Iterator[str]:
+        """Episode, step and the first bad value of each bad row, in order within each leaf."""
+        for path, leaf, bad in self._first:
+            for row in np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)).tolist():
+                at = np.unravel_index(int(bad[row].argmax()), leaf.shape[1:]) if leaf.ndim > 1 else ()
+                element = f"[{', '.join(map(str, at))}]" if at else ""
+                yield f"{self._place(row)}: {path}{element} is {leaf[(row, *at)]!s}"
+
+    def _place(self, row: int) -> str:
+        episode = int(np.searchsorted(self.starts, row, side="right")) - 1
+        start = 0 if self.batch.t_started is None else int(self.batch.t_started[episode])
+        return f"episode {self.batch.ids[episode]}, step {row - int(self.starts[episode]) + start}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one leaf space allows."""
+
+    low: NDArray[Any]  # shape of one value, or ()
+    high: NDArray[Any]
+    categories: bool  # whole numbers, each of which stands for something
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether values can lie on a bound at all."""
+        return bool(np.isfinite(self.low).any() or np.isfinite(self.high).any())
+
+    def outside(self, leaf: NDArray[Any]) -> NDArray[np.bool_] | None:
+        """(rows, *shape) values beyond a bound, or between categories; None where there are none. NaN and infinities: no."""
+        values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
+        floats = values.dtype.kind == "f"
+        with np.errstate(invalid="ignore"):
+            if len(values) and not (self.categories and floats):
+                low, high = values.min(axis=0), values.max(axis=0)  # NaN where there is one: then look at every value
+                if not (low != low).any() and not ((low < self.low) | (high > self.high)).any():
+                    return None
+            bad = (values < self.low) | (values > self.high)
+            if self.categories and floats:
+                bad |= values != np.floor(values)
+        if floats:
+            bad &= np.isfinite(values)
+        return np.asarray(bad) if bad.any() else None
+
+
+def bounds_of(space: Space, *, scale: str = UNKNOWN_SCALE) -> Bounds | None:
+    """The bounds of a leaf space; `scale`: that of actions. None for a space without any."""
+    match space:
+        case spaces.Box():
+            low, high = space.low, space.high
+            if scale == NORMALIZED_SCALE and low.dtype.kind == "f" and np.isfinite(low).all() and np.isfinite(high).all():
+                low, high = np.full_like(low, -1), np.full_like(high, 1)
+            return Bounds(low, high, categories=False)
+        case spaces.Discrete():
+            first, last = int(space.start), int(space.start) + int(space.n) - 1
+            return Bounds(np.asarray(first), np.asarray(last), categories=True)
+        case spaces.MultiDiscrete():
+            return Bounds(space.start, space.start + space.nvec - 1, categories=True)
+        case spaces.MultiBinary():
+            return Bounds(np.asarray(0), np.asarray(1), categories=True)
+    return None
+
 
 Leaf = tuple[str, NDArray[Any]]
 

@@ -14,11 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from offline_cli.episodes.buffers.filling import filled_item, filled_like, one_hot, space_tree, with_filled
-from offline_cli.episodes.buffers.indexing import Indices, clip, inside, position, position_range, positions
+from offline_cli.episodes.buffers.indexing import (
+    Indices,
+    arrays_from_state,
+    clip,
+    filled_item,
+    filled_like,
+    inside,
+    one_hot,
+    overwrite,
+    position,
+    position_range,
+    positions,
+    records_from_state,
+    space_tree,
+    with_filled,
+)
 from offline_cli.episodes.buffers.stacking import concatenate, row_count, same_records, stack, unstack
-from offline_cli.episodes.buffers.state_data import arrays_from_state, records_from_state
-from offline_cli.episodes.buffers.writing import overwrite
 from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space

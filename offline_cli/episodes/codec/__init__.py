@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from offline_cli.episodes.codec.batch_decoder import BatchDecoder, decode_batch
 from offline_cli.episodes.codec.batch_encoder import encode_batch
-from offline_cli.episodes.codec.one_episode import decode, encode
-from offline_cli.episodes.codec.states import pack_state, unpack_state
+from offline_cli.episodes.codec.states import decode, encode, pack_state, unpack_state
 
 __all__ = ["BatchDecoder", "decode", "decode_batch", "encode", "encode_batch", "pack_state", "unpack_state"]

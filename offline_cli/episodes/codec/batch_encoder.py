@@ -16,8 +16,15 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.arrays import list_header
-from offline_cli.episodes.codec.fields import ArrayField, clocks_bytes, flag_bytes, name_bytes, names_bytes, uint_bytes
-from offline_cli.episodes.codec.names import check_names
+from offline_cli.episodes.codec.fields import (
+    ArrayField,
+    check_names,
+    clocks_bytes,
+    flag_bytes,
+    name_bytes,
+    names_bytes,
+    uint_bytes,
+)
 from offline_cli.episodes.codec.plans import ItemPlan, Slot, plan_of
 from offline_cli.episodes.codec.states import pack_state, packed, plain_custom_data, plain_infos
 from offline_cli.tally import Tally

@@ -1,4 +1,6 @@
-"""The parts of a packed episode that change from one to the next, read at a byte offset; refuses bytes of another kind.
+"""Ids, and names of agents and modules, as both formats can hold them; refuses lone surrogates and names of over 64 KiB.
+
+The parts of a packed episode that change from one to the next, read at a byte offset; refuses bytes of another kind.
 
 Each reader takes (data, start) and gives (value, the byte after it), or raises `Mismatch`: these bytes are not what the plan
 expects, let the general reader look. A reader may run past the end, since offsets only grow and the plan checks the last one.
@@ -10,14 +12,17 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import bin_header, pack, unpack_first
 from offline_cli.episodes.codec.steps import Signature, Steps, empty_rows, signature
 from offline_cli.episodes.codec.strided_lists import ItemTemplate, learn_template
+from offline_cli.errors import BadData
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
@@ -30,6 +35,7 @@ __all__ = [
     "ReadField",
     "StepRows",
     "StepsField",
+    "check_names",
     "clocks_bytes",
     "flag_bytes",
     "name_bytes",
@@ -42,6 +48,25 @@ __all__ = [
     "read_uint",
     "uint_bytes",
 ]
+
+LONGEST = (1 << 16) - 1  # bytes
+
+
+def check_names(batch: EpisodeBatch, *, where: str) -> None:
+    """Raise BadData for a name in `batch` that no file can hold."""
+    for name in chain(batch.ids, batch.agent_ids or (), batch.module_ids or (), batch.multi_agent_ids or ()):
+        if name is not None and (len(name) > LONGEST // 4 or not name.isascii()):
+            _check(name, where)
+
+
+def _check(name: str, where: str) -> None:
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError as err:
+        raise BadData(f"the name {name[:80]!r}, which UTF-8 cannot hold", where=where, fix="give other ids") from err
+    if size > LONGEST:
+        raise BadData(f"a name of {len(name)} letters: {name[:40]!r}...", where=where, fix="give shorter ids")
+
 
 ReadField = Callable[[bytes, int], tuple[Any, int]]
 Program = tuple[tuple[bytes, int, ReadField], ...]

@@ -2,6 +2,10 @@
 
 The state is RLlib's (`SingleAgentEpisode.get_state`, 2.40 to 2.60). What is written always has the same keys in the same order,
 plain infos and custom data, and arrays in msgpack-numpy's encoding. What is read may come from anywhere.
+
+One episode to bytes and back, exact and in no hurry; refuses what `states` refuses, and unsupported spaces.
+
+The way for single episodes and the measure for the bulk way, which must give the same bytes and the same values.
 """
 
 from __future__ import annotations
@@ -13,13 +17,24 @@ from typing import Any
 import numpy as np
 
 from offline_cli.episodes.codec.arrays import pack, unpack
-from offline_cli.episodes.codec.jsonable_steps import arrays_from_jsonable, is_jsonable
 from offline_cli.episodes.codec.plain_values import plain_mapping
+from offline_cli.episodes.codec.steps import arrays_from_jsonable, is_jsonable
 from offline_cli.episodes.episode_spaces import space_in_state, space_node
-from offline_cli.errors import PROBLEM, BadData, BadEpisode
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import PROBLEM, BadData, BadEpisode, OfflineCliError
 from offline_cli.tally import Tally
 
-__all__ = ["DATA_BUFFERS", "STATE_KEYS", "pack_state", "packed", "plain_custom_data", "plain_infos", "unpack_state"]
+__all__ = [
+    "DATA_BUFFERS",
+    "STATE_KEYS",
+    "decode",
+    "encode",
+    "pack_state",
+    "packed",
+    "plain_custom_data",
+    "plain_infos",
+    "unpack_state",
+]
 
 STATE_KEYS = (  # RLlib's, in its order; every written episode has exactly these
     "id_",
@@ -235,3 +250,27 @@ def _seconds(value: Any, key: str, where: str) -> float | None:
     if value is None or (isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)):
         return None if value is None or math.isnan(float(value)) else float(value)
     raise BadEpisode(f"{key} is {str(value)[:40]!r}, not seconds", where=where, fix=FIX)
+
+
+def encode(episode: SingleAgentEpisode, *, where: str = "encode", tally: Tally | None = None) -> bytes:
+    """`episode` as bytes, numpy'ized (the episode itself is left as it is), lookback buffer included.
+
+    Infos and custom data are made plain: keys that are no strings become strings, sets and tuples lists, dates and times ISO
+    text, each counted in `tally`. Raises BadData naming episode, step and key for anything else that is not plain.
+    """
+    counts = tally if tally is not None else Tally()
+    numpyized = episode if episode.is_numpy else SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
+    return pack_state(numpyized.get_state(), where=where, tally=counts)
+
+
+def decode(data: bytes, *, where: str) -> SingleAgentEpisode:
+    """The episode in `data`; arrays that came from bytes copy on write.
+
+    Raises BadEpisode for cut or malformed bytes and lengths that disagree, UnsafeData for bytes that would build objects or
+    need memory out of proportion, UnsupportedSpace for spaces that episodes cannot have. `where` names file and row.
+    """
+    state = unpack_state(data, where=where)
+    try:
+        return SingleAgentEpisode.from_state(state)
+    except OfflineCliError as err:  # a state does not know where it was read
+        raise type(err)(err.what, where=f"{where}, {err.where}", fix=err.fix, details=err.details) from err

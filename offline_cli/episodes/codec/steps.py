@@ -1,4 +1,9 @@
-"""Values that were recorded step by step, as one array per leaf; refuses steps that do not have one structure and shape.
+"""Numpy'ized steps of Dict and Tuple spaces as RLlib 2.40 stored them, in lists; refuses lists that are no rows of it.
+
+That version passed such buffers through `space.to_jsonable([data])`, which took the whole episode for one sample: a leaf is a
+list of one nested list, (1, T, *shape). Only Box, MultiDiscrete and MultiBinary leaves got through, and only numpy'ized ones.
+
+Values that were recorded step by step, as one array per leaf; refuses steps that do not have one structure and shape.
 
 RLlib's recorder keeps lists: one observation, action or output per step, each an array, a numpy scalar, a Python number, or
 a dict or list (once a tuple) of these. A batch wants arrays with a leading axis of steps. Where dtypes differ between steps (an
@@ -22,12 +27,56 @@ from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["Signature", "Steps", "empty_rows", "signature"]
+__all__ = ["Signature", "Steps", "arrays_from_jsonable", "empty_rows", "is_jsonable", "signature"]
+
+FIX = "write the file again from its source"
+
+
+def is_jsonable(data: Any, space: Space | None) -> bool:
+    """Whether `data` (numpy'ized, of a Dict or Tuple space) holds lists where its arrays belong."""
+    if isinstance(space, spaces.Dict):
+        return isinstance(data, dict) and any(is_jsonable(data.get(key), part) for key, part in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return isinstance(data, list) and any(is_jsonable(item, part) for item, part in zip(data, space.spaces, strict=False))
+    return isinstance(data, list)
+
+
+def arrays_from_jsonable(data: Any, space: Space, *, name: str, where: str) -> Tree:
+    """Leaves (T, *shape) in the dtypes of `space`. Raises BadEpisode, naming the leaf, for lists that are not rows of it."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(data, dict) or data.keys() != space.spaces.keys():
+            raise _misfit(name, space, where)
+        return {
+            key: arrays_from_jsonable(data[key], part, name=f"{name}.{key}", where=where) for key, part in space.spaces.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(data, list) or len(data) != len(space.spaces):
+            raise _misfit(name, space, where)
+        parts = enumerate(zip(data, space.spaces, strict=True))
+        return [arrays_from_jsonable(item, part, name=f"{name}.{i}", where=where) for i, (item, part) in parts]
+    return _leaf(data, space, name, where)
+
+
+def _leaf(data: Any, space: Space, name: str, where: str) -> NDArray[Any]:
+    if not isinstance(data, list) or len(data) != 1:
+        raise _misfit(name, space, where)
+    try:
+        rows = np.array(data[0], space.dtype)
+    except (ValueError, TypeError, OverflowError) as err:
+        raise _misfit(name, space, where) from err
+    if rows.shape[1:] != space.shape or not rows.ndim:
+        raise _misfit(name, space, where)
+    return rows
+
+
+def _misfit(name: str, space: Space, where: str) -> BadEpisode:
+    return BadEpisode(f"{name} is not one row of {type(space).__name__} per step", where=where, fix=FIX)
+
 
 Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each leaf: dotted path, dtype, shape of one row
 NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 LEAF_TYPES = (np.ndarray, np.generic, str, *NUMBERS)
-FIX = "record values of one structure, shape and dtype, or leave this episode out"
+STEPS_FIX = "record values of one structure, shape and dtype, or leave this episode out"
 
 
 def signature(tree: Tree) -> Signature:
@@ -104,7 +153,7 @@ class Steps:
         return in_space(tree, space, name=self.name, where=self.where)
 
     def _bad(self, path: str, what: str) -> BadEpisode:
-        return BadEpisode(f"{self.name}{path} {what}", where=self.where, fix=FIX)
+        return BadEpisode(f"{self.name}{path} {what}", where=self.where, fix=STEPS_FIX)
 
 
 def _is_numbers(value: Any) -> bool:

@@ -27,8 +27,8 @@ from offline_cli.episodes.multi_agent import pieces, states
 from offline_cli.episodes.multi_agent.accessors import MultiAgentAccessors
 from offline_cli.episodes.multi_agent.building import ByAgent, Flags, Lists, build, shift
 from offline_cli.episodes.multi_agent.episode_data import AgentID, MappingFn, default_module
+from offline_cli.episodes.multi_agent.reading import table
 from offline_cli.episodes.multi_agent.stepping import Step, enter
-from offline_cli.episodes.multi_agent.table import table
 from offline_cli.errors import UsageError
 from offline_cli.spaces import Space
 

@@ -2,6 +2,8 @@
 
 Environment timesteps are found through the timelines: an agent that got no observation then is left out, or filled. Actions,
 rewards and extra model outputs stand where the observation stands that they follow, also while they still hang.
+
+A multi-agent episode as text, one row per agent; refuses to show data.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
 from offline_cli.episodes.multi_agent.timelines import SKIP
 from offline_cli.errors import BadEpisode, EpisodeIndexError, EpisodeKeyError
+from offline_cli.printable_text import printable
 
-__all__ = ["Question", "answer", "answer_as_list"]
+__all__ = ["Question", "answer", "answer_as_list", "table"]
 
 SEEN = ("observations", "infos")  # there is one more of these than of the rest
 EXTRA = "extra_model_outputs"
@@ -243,3 +246,15 @@ def _is_empty(values: Any) -> bool:
     if isinstance(values, tuple):
         return not values or _is_empty(values[0])
     return len(values) == 0
+
+
+def table(episode: MultiAgentData) -> str:
+    """Environment timesteps across, from the lookback buffer's first; an x where an agent got an observation."""
+    names = [printable(str(agent)) for agent in episode.agent_episodes]
+    width = max(map(len, ["ts", *names])) + 2
+    times = [str(t) for t in range(-episode._lookback, len(episode) + 1)]
+    rows = [("ts", times)]
+    for agent, name in zip(episode.agent_episodes, names, strict=True):
+        rows.append((name, ["" if tag == SKIP else "x" for tag in episode.env_t_to_agent_t[agent].data]))
+    cell = max(map(len, times)) + 1
+    return "\n".join((name.ljust(width) + "".join(mark.ljust(cell) for mark in marks)).rstrip() for name, marks in rows)
