@@ -17,8 +17,8 @@ import gymnasium as gym
 
 from offline_cli.connectors.batch_items import RowsOfEpisodes, SingleEpisodes
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.piece_errors import what_it_wants
 from offline_cli.connectors.slot_windows import SlotWindows, takes_slots
-from offline_cli.connectors.what_it_wants import what_it_wants
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
 from offline_cli.spaces import Space
@@ -157,7 +157,7 @@ class ConnectorPipelineV2(ConnectorV2):
 
     def _stacks_before(self, piece: ConnectorV2) -> bool:
         """Whether columns are stacked for good before they come to this piece: no helper takes them apart again."""
-        from offline_cli.connectors.common.batch_individual_items import BatchIndividualItems
+        from offline_cli.connectors.common.batching import BatchIndividualItems
 
         before = itertools.takewhile(lambda one: one is not piece, self.pieces())
         return any(isinstance(one, BatchIndividualItems) for one in before)

@@ -21,9 +21,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from offline_cli.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.piece_errors import what_it_wants
 from offline_cli.connectors.piece_makers import (
     AS_LEARNER,
     KINDS,
@@ -39,7 +40,6 @@ from offline_cli.connectors.piece_makers import (
     signature_of,
     snake,
 )
-from offline_cli.connectors.what_it_wants import what_it_wants
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError, SpaceMismatch
 from offline_cli.json_documents import deeper_than, load_schema, mistakes
 from offline_cli.spaces import Space

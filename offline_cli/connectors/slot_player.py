@@ -25,12 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.looking_back import frames_looked_at, steps_looked_at
 from offline_cli.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from offline_cli.connectors.play_inputs import PolicyInput, RecordedActions, frames_looked_at, steps_looked_at
 from offline_cli.connectors.play_pipelines import PlayPipelines
 from offline_cli.connectors.playing import PipelinePlayer
-from offline_cli.connectors.policy_input import PolicyInput
-from offline_cli.connectors.recorded_actions import RecordedActions
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.converting.misfits import misfits
 from offline_cli.episodes.buffers.stacking import stack

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from offline_cli.connectors.blaming import piece_of
+from offline_cli.connectors.piece_errors import piece_of
 from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.actor import PolicyFailure
 from offline_cli.playing.plan import Index, Plan, dealt

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offline_cli.connectors.blaming import piece_of
+from offline_cli.connectors.piece_errors import piece_of
 from offline_cli.connectors.slot_player import SlotActs, SlotError
 from offline_cli.errors import BadPiece, OfflineCliError
 from offline_cli.playing.actor import PolicyFailure

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
-from offline_cli.connectors.policy_input import PolicyInput
+from offline_cli.connectors.common.tensors import NumpyToTensor
+from offline_cli.connectors.play_inputs import PolicyInput
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space

@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from offline_cli.connectors.looking_back import check_lookback
 from offline_cli.connectors.piece_makers import own_pieces
 from offline_cli.connectors.pipeline_files import PipelineFile, Setting
 from offline_cli.connectors.pipeline_spec import GivenPipeline, Side, copied
+from offline_cli.connectors.play_inputs import check_lookback
 from offline_cli.connectors.play_pipelines import PlayPipelines, TrainedPipeline, play_pipelines
 from offline_cli.converting.misfits import misfits
 from offline_cli.environments import Environment

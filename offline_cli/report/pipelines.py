@@ -18,7 +18,7 @@ from typing import Any, Final
 import gymnasium as gym
 import numpy as np
 
-from offline_cli.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline

@@ -25,7 +25,7 @@ from offline_cli.connectors import (
     learner_pipeline,
 )
 from offline_cli.connectors.connector_v2 import Batch
-from offline_cli.connectors.learner.discounting import discounted, factors
+from offline_cli.connectors.learner.returns import discounted, factors
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, EpisodeKeyError
 from offline_cli.modules import build_module

@@ -12,11 +12,13 @@ import torch
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.module_to_env.get_actions import GetActions
-from offline_cli.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
 from offline_cli.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
-from offline_cli.connectors.module_to_env.remove_single_ts_time_rank_from_batch import RemoveSingleTsTimeRankFromBatch
-from offline_cli.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
+from offline_cli.connectors.module_to_env.unbatching import (
+    GetActions,
+    ListifyDataForVectorEnv,
+    RemoveSingleTsTimeRankFromBatch,
+    UnBatchToIndividualItems,
+)
 from offline_cli.errors import BadConfig, BadPiece
 from offline_cli.modules.distributions import build_head
 from offline_cli.modules.drawing import chance_size

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offline_cli import Columns, ConnectorV2, MultiAgentEpisode, SingleAgentEpisode
-from offline_cli.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline

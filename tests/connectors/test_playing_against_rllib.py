@@ -18,7 +18,7 @@ import torch
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.module_to_env.get_actions import GetActions
+from offline_cli.connectors.module_to_env.unbatching import GetActions
 from offline_cli.modules.distributions import build_head
 from offline_cli.trees import flatten, map_leaves
 
@@ -265,7 +265,7 @@ def test_episodes_of_several_agents_go_through_the_same_pieces_to_the_same_actio
     from ray.rllib.env.multi_agent_episode import MultiAgentEpisode as TheirEpisode
 
     from offline_cli import MultiAgentEpisode
-    from offline_cli.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+    from offline_cli.connectors.common.batching import AgentToModuleMapping
 
     # RLlib walks over a set: its rows come in another order in every process.
     stepped = TheirEpisode.get_agents_that_stepped

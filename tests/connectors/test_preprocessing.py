@@ -11,16 +11,13 @@ import pytest
 
 from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.env_to_module.atari import AtariImages, AtariRam
-from offline_cli.connectors.env_to_module.built_in_preprocessing import built_in_preprocessing
-from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
-from offline_cli.connectors.env_to_module.gymnasium_wrapper import GymnasiumWrapper
+from offline_cli.connectors.env_to_module.built_in_preprocessing import AtariImages, AtariRam, OneHot, built_in_preprocessing
+from offline_cli.connectors.env_to_module.default_pipeline import WriteObservationsToEpisodes, env_to_module_pipeline
 from offline_cli.connectors.env_to_module.observation_preprocessor import (
+    GymnasiumWrapper,
     MultiAgentObservationPreprocessor,
     ObservationPreprocessor,
 )
-from offline_cli.connectors.env_to_module.one_hot import OneHot
-from offline_cli.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch
 

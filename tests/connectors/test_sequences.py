@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors import AddNextObservationsFromEpisodesToTrainBatch, ConnectorV2, learner_pipeline
-from offline_cli.connectors.common.sequences import Cut
+from offline_cli.connectors.common.states_and_time import Cut
 from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, BadPiece

@@ -21,7 +21,7 @@ from offline_cli.connectors import (
     PrevActionsPrevRewards,
     WriteObservationsToEpisodes,
 )
-from offline_cli.connectors.common.add_observations_from_episodes_to_batch import AddObservationsFromEpisodesToBatch
+from offline_cli.connectors.common.added_observations import AddObservationsFromEpisodesToBatch
 from offline_cli.connectors.common.observation_transform import ObservationTransform
 from offline_cli.connectors.pipeline_files import Setting
 from offline_cli.connectors.play_pipelines import PlayPipelines, play_pipelines

@@ -1,4 +1,6 @@
-"""The default env-to-module pipeline; refuses custom pieces that are no connectors.
+"""Writes the observations of a batch back into the episodes; refuses a batch without any, and numpy'ized episodes.
+
+The default env-to-module pipeline; refuses custom pieces that are no connectors.
 
 Custom pieces come first, in the order given. Then, as the documents have it: the last observations, for stateful modules a time
 axis of one step and the states, for several agents the mapping to modules, stacking, tensors. The pieces for stateful modules
@@ -9,18 +11,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from offline_cli.connectors.common.add_observations_from_episodes_to_batch import AddObservationsFromEpisodesToBatch
-from offline_cli.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from offline_cli.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
-from offline_cli.connectors.common.agent_to_module_mapping import AgentToModuleMapping
-from offline_cli.connectors.common.batch_individual_items import BatchIndividualItems
-from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
+from offline_cli.columns import Columns
+from offline_cli.connectors.common.added_observations import AddObservationsFromEpisodesToBatch
+from offline_cli.connectors.common.batching import AgentToModuleMapping, BatchIndividualItems
+from offline_cli.connectors.common.states_and_time import AddStatesFromEpisodesToBatch, AddTimeDimToBatchAndZeroPad
+from offline_cli.connectors.common.tensors import NumpyToTensor
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
+from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 
-__all__ = ["EnvToModulePipeline", "env_to_module_pipeline"]
+__all__ = ["EnvToModulePipeline", "WriteObservationsToEpisodes", "env_to_module_pipeline"]
+
+
+class WriteObservationsToEpisodes(ConnectorV2):
+    """The last observation of each episode becomes the one in the batch, which stays as it is. For env-to-module only."""
+
+    writes_episodes = True
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch. Raises BadPiece without observations and for numpy'ized episodes, ValueError for too many or too few."""
+        if Columns.OBS not in batch:
+            what = f"WriteObservationsToEpisodes found no column {Columns.OBS!r} among {sorted(batch)}"
+            raise BadPiece(
+                what, where="piece WriteObservationsToEpisodes", fix="put AddObservationsFromEpisodesToBatch before it"
+            )
+        for episode, observation in self.single_agent_episode_iterator(episodes, zip_with_batch_column=batch[Columns.OBS]):
+            if episode.is_numpy:
+                what = f"episode {episode.id_} is numpy'ized, and only one that goes on is written to"
+                raise BadPiece(what, where="piece WriteObservationsToEpisodes", fix="keep it in env-to-module pipelines")
+            episode.observation_space = self.observation_space
+            episode.set_observations(at_indices=-1, new_data=observation)
+        return batch
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):

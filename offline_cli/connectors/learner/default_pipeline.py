@@ -12,15 +12,13 @@ from typing import Any, Final
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Batch, is_filed
-from offline_cli.connectors.common.add_observations_from_episodes_to_batch import AddObservationsFromEpisodesToBatch
-from offline_cli.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from offline_cli.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
-from offline_cli.connectors.common.agent_to_module_mapping import AgentToModuleMapping
-from offline_cli.connectors.common.batch_individual_items import BatchIndividualItems
-from offline_cli.connectors.common.numpy_to_tensor import NumpyToTensor
+from offline_cli.connectors.common.added_observations import AddObservationsFromEpisodesToBatch
+from offline_cli.connectors.common.batching import AgentToModuleMapping, BatchIndividualItems
+from offline_cli.connectors.common.states_and_time import AddStatesFromEpisodesToBatch, AddTimeDimToBatchAndZeroPad
+from offline_cli.connectors.common.tensors import NumpyToTensor
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
-from offline_cli.connectors.learner.add_columns_from_episodes_to_batch import AddColumnsFromEpisodesToBatch
+from offline_cli.connectors.learner.added_columns import AddColumnsFromEpisodesToBatch
 from offline_cli.connectors.learner.own_episodes import have_names_of_their_own, own_episodes
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.batch import EpisodeBatch

@@ -1,12 +1,6 @@
-"""Pieces between a module's outputs and an environment's step, one file per piece; imports them when asked for."""
+"""Pieces between a module's outputs and an environment's actions; imports them when asked for."""
 
-from typing import Any
+from offline_cli.connectors.rllib_paths import give_paths, lookup_in
 
-
-def __getattr__(name: str) -> Any:
-    """`from offline_cli.connectors.module_to_env import ...`, as RLlib's code has it."""
-    import offline_cli.connectors as connectors
-
-    if name not in connectors.__all__ or name.islower():  # RLlib has modules, not functions, under the lower-case names
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(connectors, name)
+give_paths(__name__)
+__getattr__ = lookup_in(__name__)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from offline_cli.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
-from offline_cli.connectors.common.tensor_to_numpy import TensorToNumpy
+from offline_cli.connectors.common.batching import ModuleToAgentUnmapping
+from offline_cli.connectors.common.tensors import TensorToNumpy
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.module_to_env.get_actions import GetActions
-from offline_cli.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
 from offline_cli.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
-from offline_cli.connectors.module_to_env.remove_single_ts_time_rank_from_batch import RemoveSingleTsTimeRankFromBatch
-from offline_cli.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
+from offline_cli.connectors.module_to_env.unbatching import (
+    GetActions,
+    ListifyDataForVectorEnv,
+    RemoveSingleTsTimeRankFromBatch,
+    UnBatchToIndividualItems,
+)
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.spaces import Space
 

@@ -1,4 +1,7 @@
-"""Turns arrays into tensors on a device; refuses arrays that have no tensor type (text, objects)."""
+"""Turns arrays into tensors on a device; refuses arrays that have no tensor type (text, objects).
+
+Turns tensors into arrays; refuses nothing: what is no tensor stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["NumpyToTensor", "as_tensors"]
+__all__ = ["NumpyToTensor", "TensorToNumpy", "as_tensors"]
 
 KINDS = "biuf"
 CPU = torch.device("cpu")
@@ -81,3 +84,25 @@ def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
     elif not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+class TensorToNumpy(ConnectorV2):
+    """Every tensor of the batch becomes an array in main memory; those on the CPU share it."""
+
+    whole_arrays = True
+    slots_too = True
+
+    def __call__(self, *, batch: Batch, **_: Any) -> Batch:
+        """The batch with arrays, in new dicts, lists and tuples."""
+        converted: Batch = _converted(batch)
+        return converted
+
+
+def _converted(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    if isinstance(value, dict):
+        return {key: _converted(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_converted, value))
+    return value

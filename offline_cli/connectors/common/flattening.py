@@ -1,7 +1,16 @@
-"""Adds the last actions and rewards to observations; refuses nothing: before the first step both are zeros."""
+"""Values of any space as one row of numbers; refuses values outside it.
+
+The order is that of dm_tree, which RLlib's modules are trained in: Dict leaves by sorted key, Tuple leaves by place.
+
+Nested observations as one vector; refuses to remove keys from what has none.
+
+Adds the last actions and rewards to observations; refuses nothing: before the first step both are zeros.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -10,18 +19,115 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.connectors.common.flat_rows import flat_rows, flat_size
 from offline_cli.connectors.common.frame_stacking import windows
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
 from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.buffers.indexing import one_hot
 from offline_cli.episodes.buffers.stacking import row_count, stack
+from offline_cli.episodes.one_hot import hot_size
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["PrevActionsPrevRewards"]
+__all__ = ["FlattenObservations", "PrevActionsPrevRewards", "flat_rows", "flat_size"]
+
+
+def flat_rows(rows: Tree, space: Space) -> NDArray[np.float32]:
+    """(N, size) of leaves (N, ...): Discrete and MultiDiscrete one-hot (`start` honoured), other numbers as they are.
+
+    Raises BadEpisode for a choice outside the space.
+    """
+    count = row_count(rows)
+    parts = [np.asarray(leaf).reshape(count, -1).astype(np.float32, copy=False) for leaf in _in_order(one_hot(rows, space))]
+    return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+
+
+def flat_size(space: Space) -> int:
+    """How many numbers a row has."""
+    match space:
+        case spaces.Dict():
+            return sum(map(flat_size, space.spaces.values()))
+        case spaces.Tuple():
+            return sum(map(flat_size, space.spaces))
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return hot_size(space)
+    return math.prod(space.shape or ())
+
+
+def _in_order(tree: Tree) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in _in_order(tree[key])]
+    return [leaf for part in tree for leaf in _in_order(part)] if isinstance(tree, tuple) else [tree]
+
+
+class FlattenObservations(ObservationTransform):
+    """(size,) float32: Dict leaves by sorted key, Discrete and MultiDiscrete one-hot, everything else as it is.
+
+    Args:
+        keys_to_remove: Keys of a Dict space that are left out; with several agents, of those whose space is a Dict.
+        agent_ids: With `multi_agent`, the agents whose observations are flattened; None: all of them.
+        multi_agent, as_learner_connector: As in ObservationTransform.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        multi_agent: bool = False,
+        agent_ids: Collection[Any] | None = None,
+        as_learner_connector: bool = False,
+        keys_to_remove: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._removed = list(keys_to_remove or ())
+        self._agent_ids = agent_ids
+        super().__init__(
+            input_observation_space,
+            input_action_space,
+            multi_agent=multi_agent,
+            as_learner_connector=as_learner_connector,
+            **kwargs,
+        )
+
+    def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
+        """Box(size,). Raises SpaceMismatch where keys are to be removed and there are none such."""
+        flat = super().recompute_output_observation_space(input_observation_space, input_action_space)
+        if not self._multi_agent or self._agent_ids is None or not isinstance(flat, spaces.Dict):
+            return flat
+        before: Any = input_observation_space
+        return spaces.Dict({agent: flat[agent] if agent in self._agent_ids else before[agent] for agent in flat.spaces})
+
+    def transformed_space(self, observations: Space, actions: Space) -> Space:
+        """Box(size,) of one agent."""
+        size = flat_size(self._kept_space(observations))
+        self.check_size((size,))
+        return spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
+        """(N, size)."""
+        if self._multi_agent and self._agent_ids is not None and agent_id not in self._agent_ids:
+            return rows
+        kept = self._kept_space(space)
+        if kept is not space:
+            rows = {key: rows[key] for key in kept.spaces}
+        return flat_rows(rows, kept)
+
+    def _kept_space(self, space: Space) -> Any:
+        if not self._removed:
+            return space
+        if not isinstance(space, spaces.Dict):
+            if self._multi_agent:
+                return space
+            raise self.misfit(
+                f"observations of {space}", f"a Dict to remove {self._removed} from", fix="leave keys_to_remove out"
+            )
+        missing = [key for key in self._removed if key not in space.spaces]
+        if missing and not self._multi_agent:
+            raise self.misfit(f"observations with the keys {list(space.spaces)}", f"the keys {missing} to remove")
+        return spaces.Dict({key: part for key, part in space.spaces.items() if key not in self._removed})
 
 
 class PrevActionsPrevRewards(ObservationTransform):

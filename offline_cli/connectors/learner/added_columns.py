@@ -1,6 +1,10 @@
 """Puts actions, rewards, end flags and extra model outputs into a train batch; refuses observations, infos and states.
 
 Those have pieces of their own. An extra output that some episodes have and others lack is an error that names one.
+
+Puts info dicts into a train batch; refuses to make arrays of them: they stay a list through the whole pipeline.
+
+Puts the observation that each step led to into a train batch; refuses nothing: a batch that has them stays as it is.
 """
 
 from __future__ import annotations
@@ -11,14 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import STATE_COLUMNS, Columns
-from offline_cli.connectors.batch_items import filed_rows, key_of
-from offline_cli.connectors.common.episode_rows import first_rows
+from offline_cli.connectors.batch_items import filed_rows, key_of, owned
+from offline_cli.connectors.common.added_observations import first_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.trees import map_leaves
 
-__all__ = ["AddColumnsFromEpisodesToBatch", "AddColumnsFromEpisodesToTrainBatch"]
+__all__ = [
+    "AddColumnsFromEpisodesToBatch",
+    "AddColumnsFromEpisodesToTrainBatch",
+    "AddInfosFromEpisodesToTrainBatch",
+    "AddNextObservationsFromEpisodesToTrainBatch",
+]
 
 
 class AddColumnsFromEpisodesToBatch(ConnectorV2):
@@ -78,3 +87,41 @@ def _extras(episodes: list[SingleAgentEpisode]) -> dict[str, set[Any]]:
             if name not in STATE_COLUMNS:
                 modules.setdefault(name, set()).add(episode.module_id)
     return modules
+
+
+class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
+    """`infos`: N dicts, those that came with the observations that were acted on; never with a time axis."""
+
+    whole_arrays = True
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch with the new column, unless it is there."""
+        if Columns.INFOS in batch:
+            return batch
+        if isinstance(episodes, EpisodeBatch):
+            infos = episodes.infos
+            batch[Columns.INFOS] = [{} if infos is None else owned(infos[row]) for row in episodes.step_rows().tolist()]
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, False):
+            if count := len(episode):
+                self.add_n_batch_items(batch, Columns.INFOS, episode.get_infos(slice(0, count)), count, episode)
+        return batch
+
+
+class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
+    """`new_obs` with N rows, leaves (N, *obs_shape)."""
+
+    whole_arrays = True
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch with the new column."""
+        if Columns.NEXT_OBS in batch:
+            return batch
+        if isinstance(episodes, EpisodeBatch):
+            batch[Columns.NEXT_OBS] = episodes.next_obs()
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, False):
+            if count := len(episode):
+                led_to = episode.get_observations(slice(1, count + 1))
+                self.add_n_batch_items(batch, Columns.NEXT_OBS, led_to, count, episode)
+        return batch

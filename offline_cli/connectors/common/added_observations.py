@@ -1,18 +1,30 @@
-"""Puts observations of episodes into a batch; refuses nothing: a batch that has them already stays as it is."""
+"""The rows of single episodes without the cost of general indices; refuses to know lookback buffers but by leaving them out.
+
+Puts observations of episodes into a batch; refuses nothing: a batch that has them already stays as it is.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import filed_rows, key_of
-from offline_cli.connectors.common.episode_rows import first_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.spaces import Space
 
-__all__ = ["AddObservationsFromEpisodesToBatch"]
+__all__ = ["AddObservationsFromEpisodesToBatch", "first_rows"]
+
+
+def first_rows(buffer: InfiniteLookbackBuffer, count: int) -> Any:
+    """The first `count` records after the lookback buffer: leaves (count, ...), views, or a list where not numpy'ized."""
+    if buffer.finalized and type(buffer.data) is np.ndarray:
+        return buffer.data[buffer.lookback : buffer.lookback + count]
+    return buffer.get(slice(0, count))
 
 
 class AddObservationsFromEpisodesToBatch(ConnectorV2):

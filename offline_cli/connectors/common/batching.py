@@ -1,0 +1,260 @@
+"""Individual items to arrays with a leading axis; refuses items of different shapes.
+
+Stacks the individual items of each column into arrays with a leading axis; refuses items of different shapes.
+
+From columns by agent to columns by module; refuses agents of one module whose spaces differ, and modules of no agent.
+
+From columns by module back to columns by episode and agent; refuses columns that are not filed by agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import is_filed
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Items
+from offline_cli.connectors.slot_windows import SlotWindows
+from offline_cli.errors import BadPiece
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, is_multi
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, map_leaves
+
+__all__ = ["AgentToModuleMapping", "BatchIndividualItems", "ModuleToAgentUnmapping", "joined", "stacked"]
+
+
+def stacked(entries: Iterable[Any]) -> Tree:
+    """One tree of leaves (N, ...) of items and `Items`. Raises ValueError where they do not stack, or there are none."""
+    entries = list(entries)
+    if set(map(type, entries)) == {Items}:
+        trees = [entry.tree for entry in entries]
+        return joined(trees) if len(trees) > 1 else map_leaves(np.array, trees[0])  # what `Items` show may be an episode's own
+    parts: list[Tree] = []
+    for already, group in groupby(entries, lambda entry: isinstance(entry, Items)):
+        run = list(group)
+        parts += [entry.tree for entry in run] if already else [map_leaves(_stack, *run)]
+    return joined(parts)
+
+
+def joined(parts: Sequence[Tree]) -> Tree:
+    """One tree of leaves (N, ...) of several, one after the other; the same tree for one alone. Raises ValueError for none."""
+    if not parts:
+        raise ValueError("no items")
+    if len(parts) == 1:
+        return parts[0]
+    if set(map(type, parts)) == {np.ndarray}:  # by far the most frequent case
+        return np.concatenate(parts)
+    return map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _stack(*leaves: Any) -> Any:
+    return np.stack(leaves) if isinstance(leaves[0], np.ndarray) else np.array(leaves)
+
+
+class BatchIndividualItems(ConnectorV2):
+    """Each column becomes a tree of arrays (N, ...); columns that are one already stay as they are, `infos` stay a list.
+
+    With `multi_agent`, that happens to the columns of each module, after AgentToModuleMapping. For a single agent of several
+    modules (RLlib's learners have it) the columns end up under the default module's id. Which episode each single item of
+    `obs` is from is noted in `shared_data["memorized_map_structure"]` (RLlib's name), for module-to-env.
+    """
+
+    whole_arrays = True
+    slots_too = True
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        multi_agent: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._multi_agent = multi_agent
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    def __call__(self, *, rl_module: Any = None, batch: Batch, shared_data: dict[str, Any] | None = None, **_: Any) -> Batch:
+        """The batch. Raises BadPiece, naming the column, where items do not stack."""
+        if self._multi_agent:
+            return {
+                name: _stack_columns(held) if isinstance(held, dict) else _stacked(name, held) for name, held in batch.items()
+            }
+        if shared_data is not None and is_filed(batch.get(Columns.OBS)):
+            _note_rows(batch[Columns.OBS], shared_data)
+        if not is_multi(rl_module):
+            return _stack_columns(batch)
+        own = {column: held for column, held in batch.items() if column not in rl_module}
+        kept = {module_id: part for module_id, part in batch.items() if module_id in rl_module}
+        return kept | {DEFAULT_MODULE_ID: kept.get(DEFAULT_MODULE_ID, {}) | _stack_columns(own)}
+
+    def on_slots(
+        self, *, batch: Batch, slots: SlotWindows, shared_data: dict[str, Any] | None = None, **call: Any
+    ) -> tuple[Batch, Any]:
+        """The same; most columns are stacked already."""
+        slots.is_stacked = True
+        if shared_data is not None and slots.has_episodes:
+            shared_data["memorized_map_structure"] = slots.ids
+        return self(batch=batch, **call), slots
+
+
+def _stack_columns(columns: Batch) -> Batch:
+    return {column: _stacked(column, held) for column, held in columns.items()}
+
+
+def _stacked(column: str, held: Any) -> Tree:
+    entries = [item for items in held.values() for item in items] if is_filed(held) else held
+    if not isinstance(entries, list) or column == Columns.INFOS:
+        return entries
+    try:
+        return stacked(entries)
+    except ValueError as err:
+        raise BadPiece(
+            f"column {column!r}: {err}",
+            where="BatchIndividualItems",
+            fix="items of one structure, shape and type in each column",
+        ) from err
+
+
+def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict[str, Any]) -> None:
+    """The episode's id for each row. Not for stacked items: those are train batches, which nobody takes apart again."""
+    if not any(isinstance(item, Items) for items in observations.values() for item in items):
+        rows = [id_ for (id_, *_), items in observations.items() for id_ in [id_] * len(items)]
+        shared_data["memorized_map_structure"] = rows
+
+
+ModuleSpecs = Mapping[Any, Any] | Collection[Any]
+
+
+class AgentToModuleMapping(ConnectorV2):
+    """`{column: {(episode, agent, module): items}}` becomes `{module: {column: items}}`, and Dict spaces go by module, too.
+
+    Args:
+        rl_module_specs: Ids of modules, or anything with `observation_space` and `action_space` (which may be None) by id.
+        agent_to_module_mapping_fn: `fn(agent_id, episode)` gives a module's id. Batches follow the episodes' own mapping; this
+            one is asked for spaces alone.
+        as_learner_connector: All agents' items; otherwise only those of agents that have to act, and whose rows they are is
+            noted in `shared_data["memorized_map_structure"]` (RLlib's name) for module-to-env.
+    """
+
+    whole_arrays = True
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        rl_module_specs: ModuleSpecs,
+        agent_to_module_mapping_fn: Callable[..., Any],
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._specs: Mapping[Any, Any] = (
+            rl_module_specs if isinstance(rl_module_specs, Mapping) else dict.fromkeys(rl_module_specs)
+        )
+        self._mapping_fn = agent_to_module_mapping_fn
+        self._as_learner_connector = as_learner_connector
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    # ---- spaces ----
+
+    def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
+        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be told."""
+        return self._by_module(input_observation_space, "observation_space")
+
+    def recompute_output_action_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
+        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be told."""
+        return self._by_module(input_action_space, "action_space")
+
+    def _by_module(self, space: Space, which: str) -> Space:
+        if not isinstance(space, spaces.Dict):
+            raise self.misfit(f"{which} {space}", "a Dict by agent", fix="leave the piece out where there is a single agent")
+        if set(space.spaces) == set(self._specs):
+            return space
+        return spaces.Dict({module_id: self._of_module(module_id, space, which) for module_id in self._specs})
+
+    def _of_module(self, module_id: Any, by_agent: spaces.Dict, which: str) -> Space:
+        declared: Space | None = getattr(self._specs[module_id], which, None)
+        if declared is not None:
+            return declared
+        every = list(by_agent.spaces.values())
+        if every and all(space == every[0] for space in every):
+            return every[0]
+        found = {agent: space for agent, space in by_agent.spaces.items() if self._module_of(agent) == module_id}
+        if not found:
+            what = f"no agent among {list(by_agent.spaces)} that is mapped to module {module_id!r}"
+            raise self.misfit(what, f"an {which} for it", fix=f"give the module's {which} in rl_module_specs")
+        first = next(iter(found.values()))
+        if any(space != first for space in found.values()):
+            what = f"agents {list(found)} of module {module_id!r} with different spaces"
+            raise self.misfit(what, f"one {which}", fix="map them to modules of their own")
+        return first
+
+    def _module_of(self, agent_id: Any) -> Any:
+        from offline_cli.episodes.multi_agent.multi_agent_episode import (
+            MultiAgentEpisode,
+        )  # only mapping functions of Dict spaces need it
+
+        return self._mapping_fn(agent_id, MultiAgentEpisode())
+
+    # ---- batches ----
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: Batch,
+        episodes: Episodes,
+        shared_data: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> Batch:
+        """The batch by module. Raises BadPiece for a column that is not filed by agent."""
+        whole: Any = episodes  # multi-agent ones: others have no keys of three parts
+        acting = None if self._as_learner_connector else {(e.id_, agent) for e in whole for agent in e.get_agents_to_act()}
+        by_module: Batch = {}
+        rows: dict[Any, list[tuple[Any, Any]]] | None = None
+        for column, held in batch.items():
+            if rl_module is not None and column in rl_module:  # a custom piece has filed something by module already
+                by_module.setdefault(column, {}).update(held)
+                continue
+            mapped = self._map_column(column, held, by_module, acting)
+            rows = mapped if rows is None else rows
+        if shared_data is not None and not self._as_learner_connector:
+            shared_data["memorized_map_structure"] = rows or {}
+        return by_module
+
+    @staticmethod
+    def _map_column(
+        column: str, held: Any, by_module: Batch, acting: set[tuple[Any, Any]] | None
+    ) -> dict[Any, list[tuple[Any, Any]]]:
+        """File one column by module; gives (episode, agent) of each of its items."""
+        if held and not (is_filed(held) and all(len(key) == 3 for key in held)):
+            what = f"column {column!r} is not filed by (episode, agent, module)"
+            raise BadPiece(what, where="AgentToModuleMapping", fix="add items with add_batch_item(..., single_agent_episode)")
+        rows: dict[Any, list[tuple[Any, Any]]] = {}
+        for (episode_id, agent_id, module_id), items in held.items():
+            if acting is None or (episode_id, agent_id) in acting:
+                by_module.setdefault(module_id, {}).setdefault(column, []).extend(items)
+                rows.setdefault(module_id, []).extend([(episode_id, agent_id)] * len(items))
+        return rows
+
+
+class ModuleToAgentUnmapping(ConnectorV2):
+    """`{module: {column: {key: items}}}` becomes `{column: {key: items}}`, keys being (episode id, agent id, module id)."""
+
+    whole_arrays = True
+
+    def __call__(self, *, batch: Batch, **_: Any) -> Batch:
+        """The batch by column. Raises BadPiece for a column that UnBatchToIndividualItems has not taken apart."""
+        columns: Batch = {}
+        for module_id, part in batch.items():
+            for column, filed in part.items():
+                if filed and not is_filed(filed):
+                    what = f"column {column!r} of module {module_id!r} is not filed by agent"
+                    raise BadPiece(what, where="ModuleToAgentUnmapping", fix="put UnBatchToIndividualItems before it")
+                columns.setdefault(column, {}).update(filed)
+        return columns

@@ -1,0 +1,305 @@
+"""Rows of timesteps cut into sequences of one length; refuses columns whose rows are not the episodes' timesteps.
+
+Every episode begins a sequence of its own; its last one is filled up with zeros on the right.
+
+Puts the states of stateful modules into a batch; refuses chunks of episodes whose state before them is not known.
+
+Gives a batch the time axis that stateful modules need; refuses rows that are not the episodes' timesteps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import is_filed, key_of, refiled
+from offline_cli.connectors.common.batching import stacked
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Items
+from offline_cli.connectors.slot_windows import SlotWindows
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadEpisode, BadPiece, EpisodeIndexError
+from offline_cli.modules.rl_module import initial_state, is_stateful, max_seq_len, module_of
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, flatten, map_leaves
+
+__all__ = ["AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "Cut"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """How N timesteps of several episodes lie in B sequences of T."""
+
+    rows: NDArray[np.int64]  # (B, T) which timestep; 0 where there is none
+    there: NDArray[np.bool_]  # (B, T) whether there is one
+    seq_lens: NDArray[np.int64]  # (B,)
+    timesteps: int  # N
+
+    @classmethod
+    def of(cls, lengths: Sequence[int] | NDArray[np.int64], max_seq_len: int) -> Cut:
+        """For episodes of these lengths, one after the other; an episode without a step makes no sequence."""
+        steps = np.asarray(lengths, np.int64)
+        counts = -(-steps // max_seq_len)
+        episode = np.repeat(np.arange(len(steps)), counts)
+        nth = np.arange(len(episode)) - np.repeat(np.cumsum(counts) - counts, counts)
+        seq_lens = np.minimum(max_seq_len, steps[episode] - nth * max_seq_len)
+        first = (np.cumsum(steps) - steps)[episode] + nth * max_seq_len
+        offsets = np.arange(max_seq_len)
+        there = offsets < seq_lens[:, None]
+        return cls(np.where(there, first[:, None] + offsets, 0), there, seq_lens, int(steps.sum()))
+
+    def __len__(self) -> int:
+        """B."""
+        return len(self.seq_lens)
+
+    @property
+    def firsts(self) -> NDArray[np.int64]:
+        """(B,) the timestep that each sequence begins with."""
+        return self.rows[:, 0]
+
+    def check(self, column: str, rows: int) -> None:
+        """Raise BadPiece, naming the column, unless it has a row for each timestep."""
+        if rows != self.timesteps:
+            raise BadPiece(
+                f"column {column!r} has {rows} rows, and the episodes {self.timesteps} timesteps",
+                where="AddTimeDimToBatchAndZeroPad",
+                fix="add one row per timestep of every episode, or add the column after the default pieces",
+            )
+
+    def pad(self, column: str, tree: Tree) -> Tree:
+        """Leaves (B, T, ...) of leaves (N, ...). Raises BadPiece, naming the column, for another number of rows."""
+        for _, leaf in flatten(tree):
+            self.check(column, len(leaf))
+        return map_leaves(self._padded, tree)
+
+    def _padded(self, leaf: NDArray[Any]) -> NDArray[Any]:
+        if not len(self):
+            return np.zeros((*self.rows.shape, *leaf.shape[1:]), leaf.dtype)
+        padded = leaf.take(self.rows, axis=0)
+        padded[~self.there] = np.zeros((), leaf.dtype)
+        return padded
+
+    def unpad(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """(N, ...) of (B, T, ...)."""
+        return rows[self.there]
+
+
+class AddStatesFromEpisodesToBatch(ConnectorV2):
+    """Nothing for stateless modules, nor where `state_in` is there. Else `state_in`, without a time axis.
+
+    In a learner pipeline (B, ...): the state that each sequence begins with, which is the module's initial one at the start
+    of an episode, and everywhere where the episodes hold no `state_out`. Where the batch has `new_obs`, `next_state_in` is the
+    state after the first step of each sequence. Otherwise one per episode: the last `state_out`.
+    """
+
+    whole_arrays = True
+    slots_too = True
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._as_learner_connector = as_learner_connector
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    def __call__(self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch. Raises BadEpisode for a chunk with `state_out`s but without the one before its first step."""
+        if not is_stateful(rl_module) or Columns.STATE_IN in batch:
+            return batch
+        if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
+            return batch | _states_of_batch(module_of(rl_module, None), episodes, Columns.NEXT_OBS in batch)
+        with_next = Columns.NEXT_OBS in batch
+        for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
+            module = module_of(rl_module, episode.module_id)
+            if not module.is_stateful():
+                continue
+            if not self._as_learner_connector:
+                self.add_batch_item(batch, Columns.STATE_IN, _latest(module, episode), episode)
+                continue
+            cut = Cut.of([len(episode)], max_seq_len(module))
+            for column, states in _states_of_episode(module, episode, cut, with_next).items():
+                self.add_n_batch_items(batch, column, states, len(cut), episode)
+        return batch
+
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, rl_module: Any = None, **_: Any) -> tuple[Batch, Any]:
+        """The states before the latest observations (P, ...)."""
+        if is_stateful(rl_module):
+            batch.setdefault(Columns.STATE_IN, slots.states)
+        return batch, slots
+
+
+def _latest(module: Any, episode: SingleAgentEpisode) -> Tree:
+    begins = episode.t_started == 0 and len(episode) == 0
+    if begins or Columns.STATE_OUT not in episode.extra_model_outputs:
+        return initial_state(module)
+    return episode.get_extra_model_outputs(Columns.STATE_OUT, -1)
+
+
+def _states_of_episode(module: Any, episode: SingleAgentEpisode, cut: Cut, with_next: bool) -> dict[str, Tree]:
+    """`state_in`, and `next_state_in` if asked for: leaves (B, ...)."""
+    if not len(cut):
+        return {}
+    if Columns.STATE_OUT not in episode.extra_model_outputs:
+        return _repeated(initial_state(module), len(cut), with_next)
+    outs = episode.get_extra_model_outputs(Columns.STATE_OUT)
+    outs = stacked(outs) if isinstance(outs, list) else outs
+    before = initial_state(module) if episode.t_started == 0 else _before(episode)
+    return _at(cut.firsts, outs, before, np.array([True] + [False] * (len(cut) - 1)), with_next)
+
+
+def _before(episode: SingleAgentEpisode) -> Tree:
+    """The state before the first step of a chunk, from its lookback buffer."""
+    try:
+        return episode.get_extra_model_outputs(Columns.STATE_OUT, -1, neg_index_as_lookback=True)
+    except EpisodeIndexError as err:
+        raise _unknown(episode.id_, episode.t_started) from err
+
+
+def _unknown(id_: str, t_started: int) -> BadEpisode:
+    return BadEpisode(
+        f"a chunk from timestep {t_started} on, with state_outs, but without the one before it",
+        where=f"episode {id_}",
+        fix="give whole episodes, or cut them with len_lookback_buffer=1 or more",
+    )
+
+
+def _states_of_batch(module: Any, episodes: EpisodeBatch, with_next: bool) -> dict[str, Tree]:
+    cut = Cut.of(episodes.lengths, max_seq_len(module))
+    if Columns.STATE_OUT not in episodes.extra:
+        return _repeated(initial_state(module), len(cut), with_next)
+    late = np.zeros(0) if episodes.t_started is None else np.flatnonzero((episodes.t_started > 0) & (episodes.lengths > 0))
+    if len(late) and episodes.t_started is not None:
+        raise _unknown(episodes.ids[late[0]], int(episodes.t_started[late[0]]))
+    at_start = np.isin(cut.firsts, episodes.starts[:-1])
+    return _at(cut.firsts, episodes.extra[Columns.STATE_OUT], initial_state(module), at_start, with_next)
+
+
+def _at(firsts: NDArray[np.int64], outs: Tree, before: Tree, at_start: NDArray[np.bool_], with_next: bool) -> dict[str, Tree]:
+    """The states in front of the timesteps `firsts` (B,): `before` where an episode starts, else the one put out before."""
+
+    def states(first: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+        chosen = rows[np.maximum(firsts - 1, 0)].astype(np.result_type(first, rows), copy=False)
+        chosen[at_start] = first
+        return chosen
+
+    found = {Columns.STATE_IN: map_leaves(states, before, outs)}
+    return found | ({Columns.NEXT_STATE_IN: map_leaves(lambda rows: rows[firsts], outs)} if with_next else {})
+
+
+def _repeated(state: Tree, count: int, with_next: bool) -> dict[str, Tree]:
+    rows = map_leaves(lambda leaf: np.repeat(leaf[None], count, axis=0), state)
+    return {Columns.STATE_IN: rows} | ({Columns.NEXT_STATE_IN: map_leaves(np.copy, rows)} if with_next else {})
+
+
+class AddTimeDimToBatchAndZeroPad(ConnectorV2):
+    """Nothing for stateless modules, nor where `state_in` is there. Else all columns but `infos` get a time axis.
+
+    In a learner pipeline rows (N, ...) become sequences (B, T, ...) with T the module's `max_seq_len`, filled up with zeros;
+    `seq_lens` (B,) and, unless there, `loss_mask` (B, T) say what is real. Otherwise the time axis is of one step, noted in
+    `shared_data["_added_single_ts_time_rank"]` (RLlib's name) for module-to-env.
+    """
+
+    whole_arrays = True
+    slots_too = True
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._as_learner_connector = as_learner_connector
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: Batch,
+        episodes: Episodes,
+        shared_data: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> Batch:
+        """The batch. Raises BadPiece for columns that do not fit the episodes, BadConfig for a module without max_seq_len."""
+        if not is_stateful(rl_module) or Columns.STATE_IN in batch:
+            return batch
+        if self._as_learner_connector:
+            return self._sequences(rl_module, batch, episodes)
+        for column, held in batch.items():
+            if column != Columns.INFOS:
+                batch[column] = _one_step(rl_module, held)
+        if shared_data is not None:
+            shared_data["_added_single_ts_time_rank"] = True
+        return batch
+
+    def _sequences(self, rl_module: Any, batch: Batch, episodes: Episodes) -> Batch:
+        columns = [column for column in batch if column != Columns.INFOS]
+        add_mask = Columns.LOSS_MASK not in batch
+        if isinstance(episodes, EpisodeBatch) or not any(map(is_filed, batch.values())):
+            lengths = episodes.lengths if isinstance(episodes, EpisodeBatch) else list(map(len, episodes))
+            cut = Cut.of(lengths, max_seq_len(module_of(rl_module, None)))
+            batch |= {column: cut.pad(column, _rows(batch[column])) for column in columns}
+            batch[Columns.SEQ_LENS] = cut.seq_lens
+            return batch | {Columns.LOSS_MASK: cut.there} if add_mask else batch
+        batch |= refiled(batch, list(self.single_agent_episode_iterator(episodes, False)), columns)  # some may be stacked
+        for key, cut in self._cuts(rl_module, episodes).items():
+            for column in columns:
+                _pad_filed(column, batch[column], key, cut)
+            self._file(batch, Columns.SEQ_LENS, key, Items(cut.seq_lens, len(cut)))
+            if add_mask:
+                self._file(batch, Columns.LOSS_MASK, key, Items(cut.there, len(cut)))
+        return batch
+
+    def _cuts(self, rl_module: Any, episodes: Episodes) -> dict[tuple[Any, ...], Cut]:
+        """How the items under each key are cut; keys of stateless modules left out."""
+        lengths: dict[tuple[Any, ...], list[int]] = {}
+        modules: dict[tuple[Any, ...], Any] = {}
+        for episode in self.single_agent_episode_iterator(episodes, False):
+            lengths.setdefault(key_of(episode), []).append(len(episode))
+            modules[key_of(episode)] = module_of(rl_module, episode.module_id)
+        return {key: Cut.of(steps, max_seq_len(modules[key])) for key, steps in lengths.items() if modules[key].is_stateful()}
+
+    @staticmethod
+    def _file(batch: Batch, column: str, key: tuple[Any, ...], items: Items) -> None:
+        if items.count:
+            batch.setdefault(column, {})[key] = [items]
+
+
+def _rows(held: Any) -> Tree:
+    return stacked(held) if isinstance(held, list) else held
+
+
+def _pad_filed(column: str, held: Any, key: tuple[Any, ...], cut: Cut) -> None:
+    """Put the sequences of one key in the place of its items."""
+    entries = held.get(key) if is_filed(held) else None
+    if entries:
+        held[key] = [Items(cut.pad(column, stacked(entries)), len(cut))]
+    else:
+        cut.check(column, 0)
+
+
+def _one_step(rl_module: Any, held: Any) -> Any:
+    """A column with a time axis of one step, after the axis of the batch where there is one yet."""
+    if is_filed(held):
+        stateless = [key for key in held if len(key) == 3 and not module_of(rl_module, key[2]).is_stateful()]
+        return {key: items if key in stateless else [_expanded(item) for item in items] for key, items in held.items()}
+    if isinstance(held, list):
+        return [_expanded(item) for item in held]
+    return map_leaves(lambda leaf: leaf[:, None], held)
+
+
+def _expanded(item: Any) -> Any:
+    if isinstance(item, Items):
+        return Items(map_leaves(lambda leaf: leaf[:, None], item.tree), item.count)
+    return map_leaves(lambda leaf: np.expand_dims(leaf, 0), item)

@@ -1,9 +1,0 @@
-"""FrameStacking by the import path that RLlib has for it; refuses to be another class than that in `common`."""
-
-from functools import partial
-
-from offline_cli.connectors.common.frame_stacking import FrameStacking
-
-__all__ = ["FrameStacking", "FrameStackingEnvToModule"]
-
-FrameStackingEnvToModule = partial(FrameStacking, as_learner_connector=False)

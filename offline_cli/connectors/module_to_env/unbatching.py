@@ -1,0 +1,282 @@
+"""What form a batch is in: whose columns lie where, and who filed them; refuses to change any.
+
+Single-agent: `batch[column]`. Multi-agent, between the pieces that map agents to modules and back: `batch[module id][column]`;
+before and after those, columns filed by (episode id, agent id, module id).
+
+Takes the time axis of one step away again that stateful modules need; refuses columns that have more than one step.
+
+Takes stacked outputs apart, one item per episode and agent; refuses rows that belong to nobody.
+
+Actions from the parameters of their distribution; refuses nothing: outputs that hold actions already stay as they are.
+
+From items under keys to what a vector of environments takes: one entry each, in order; refuses gaps and leftovers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import is_filed
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.slot_windows import SlotWindows
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.buffers.stacking import row_count, unstack
+from offline_cli.errors import BadPiece
+from offline_cli.modules.distributions import ActionHead
+from offline_cli.modules.drawing import drawn_actions
+from offline_cli.modules.rl_module import module_of
+from offline_cli.trees import Tree, map_leaves
+
+__all__ = [
+    "GetActions",
+    "ListifyDataForVectorEnv",
+    "RemoveSingleTsTimeRankFromBatch",
+    "UnBatchToIndividualItems",
+    "is_multi_agent",
+    "keys_of",
+    "module_parts",
+]
+
+
+def is_multi_agent(episodes: Episodes) -> bool:
+    """Whether these are episodes of several agents each."""
+    return not isinstance(episodes, EpisodeBatch) and bool(episodes) and hasattr(episodes[0], "agent_episodes")
+
+
+def module_parts(batch: Batch, rl_module: Any, episodes: Episodes) -> Iterator[tuple[str | None, Any, Batch]]:
+    """Each (module id, module, its columns); one, with the id None, where there is a single agent."""
+    if not is_multi_agent(episodes):
+        yield None, rl_module, batch
+        return
+    for module_id, part in batch.items():
+        yield module_id, None if rl_module is None else module_of(rl_module, module_id), part
+
+
+def keys_of(episodes: Episodes, shared_data: Mapping[str, Any] | None, module_id: str | None) -> list[tuple[Any, ...]]:
+    """The key under which each row of a stacked batch was filed, in order.
+
+    As the piece that stacked the rows noted it in `shared_data` (RLlib's name, `memorized_map_structure`); without that note
+    one row per episode. Raises BadPiece for a module that nothing was stacked for.
+    """
+    noted = (shared_data or {}).get("memorized_map_structure")
+    if module_id is None:
+        return [(id_,) for id_ in noted] if isinstance(noted, list) else [(episode.id_,) for episode in episodes]
+    if not isinstance(noted, Mapping) or module_id not in noted:
+        what = f"module {module_id!r} put out rows, but none were put in (those were: {list(noted or {})})"
+        raise BadPiece(what, where="module-to-env pipeline", fix="call env-to-module first, with the same shared_data")
+    return [(episode_id, agent_id, module_id) for episode_id, agent_id in noted[module_id]]
+
+
+class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
+    """Items (1, ...) become items (...), in every column but `state_out`, which has no time axis.
+
+    Only where env-to-module noted in `shared_data` (RLlib's name, `_added_single_ts_time_rank`) that it had added one, and with
+    several modules only for the items of stateful ones.
+    """
+
+    slots_too = True
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: Batch,
+        episodes: Episodes,
+        shared_data: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> Batch:
+        """The batch without that axis. Raises BadPiece, naming the column, for items without an axis of one step."""
+        if not (shared_data or {}).get("_added_single_ts_time_rank"):
+            return batch
+        for column in batch:
+            if column == Columns.STATE_OUT:
+                continue
+
+            def squeezed(item: Any, _episode: Any, _agent: Any, module_id: Any, column: str = column) -> Any:
+                if module_id is not None and not module_of(rl_module, module_id).is_stateful():
+                    return item
+                return map_leaves(lambda leaf: _first(leaf, column), item)
+
+            self.foreach_batch_item_change_in_place(batch, column, squeezed)
+        return batch
+
+    def on_slots(
+        self, *, batch: Batch, slots: SlotWindows, shared_data: dict[str, Any] | None = None, **call: Any
+    ) -> tuple[Batch, Any]:
+        """The same for columns (P, 1, ...)."""
+        if not (shared_data or {}).get("_added_single_ts_time_rank"):
+            return batch, slots
+        if slots.is_stacked:  # for good: the helper says so
+            return self(batch=batch, episodes=(), shared_data=shared_data, **call), slots
+        for column in batch:
+            if column != Columns.STATE_OUT:
+                batch[column] = map_leaves(lambda leaf, column=column: _first(leaf, column, axis=1), batch[column])
+        return batch, slots
+
+
+def _first(leaf: Any, column: str, *, axis: int = 0) -> Any:
+    shape = getattr(leaf, "shape", ())[axis:]
+    if not shape or shape[0] != 1:
+        what = f"column {column!r} has items of shape {tuple(shape)}, and (1, ...) was wanted, with an axis of one time step"
+        raise BadPiece(what, where="RemoveSingleTsTimeRankFromBatch", fix="let stateful modules keep the time axis")
+    return leaf[:, 0] if axis else leaf[0]
+
+
+class UnBatchToIndividualItems(ConnectorV2):
+    """Each column from leaves (B, ...) to items under the keys that their rows had before they were stacked.
+
+    Items are views of the rows. Columns that are made of items already stay as they are.
+    """
+
+    whole_arrays = True
+    slots_too = True
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: Batch,
+        episodes: Episodes,
+        shared_data: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> Batch:
+        """The batch in items. Raises BadPiece where a column has another number of rows than were put in."""
+        for module_id, _module, part in module_parts(batch, rl_module, episodes):
+            keys = keys_of(episodes, shared_data, module_id)
+            for column, held in part.items():
+                if not isinstance(held, list) and not is_filed(held):
+                    part[column] = _filed(column, unstack(held), keys)
+        return batch
+
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
+        """The batch as it is: columns stay stacked until a piece wants items. Raises BadPiece as above."""
+        for column, held in batch.items():
+            if not isinstance(held, list) and not is_filed(held):
+                _check(column, row_count(held), len(slots.live))
+        slots.is_stacked = False
+        return batch, slots
+
+
+def _check(column: str, rows: int, wanted: int) -> None:
+    if rows != wanted:
+        what = f"column {column!r} has {rows} rows, and {wanted} observations were put in"
+        raise BadPiece(what, where="UnBatchToIndividualItems", fix="let the module put out one row per row put in")
+
+
+def _filed(column: str, items: list[Any], keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Any]]:
+    _check(column, len(items), len(keys))
+    filed: dict[tuple[Any, ...], list[Any]] = {}
+    for key, item in zip(keys, items, strict=True):
+        filed.setdefault(key, []).append(item)
+    return filed
+
+
+class GetActions(ConnectorV2):
+    """`actions` (B, ...) from `action_dist_inputs` (B, n), and `action_logp` (B,) where the module did not put it out.
+
+    Drawn where `explore`, else the likeliest, whose `action_logp` is 0: they are certain. Axes between the first and the last
+    of the inputs (time) are kept. What draws: `chance`, uniform numbers (B, k) per row, or `generator`, else torch's own.
+    """
+
+    whole_arrays = True
+    slots_too = True
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: Batch,
+        episodes: Episodes,
+        explore: bool | None = None,
+        chance: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        **_: Any,
+    ) -> Batch:
+        """The batch with actions. `chance` is for the rows of a single module."""
+        for _module_id, module, part in module_parts(batch, rl_module, episodes):
+            if Columns.ACTIONS not in part and Columns.ACTION_DIST_INPUTS in part:
+                inputs = part[Columns.ACTION_DIST_INPUTS]
+                head = getattr(module, "action_head", None)
+                if isinstance(head, ActionHead):
+                    found = _from_head(head, inputs, explore=bool(explore), chance=chance, generator=generator)
+                else:
+                    found = _from_distribution(module, inputs, explore=bool(explore))
+                part[Columns.ACTIONS] = found[0]
+                part.setdefault(Columns.ACTION_LOGP, found[1])
+        return batch
+
+
+def _from_head(
+    head: ActionHead, inputs: Tensor, *, explore: bool, chance: Tensor | None, generator: torch.Generator | None
+) -> tuple[Tree, Tensor]:
+    """Actions and their likelihood, by one of our action heads."""
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    if not explore:
+        actions, logp = head.greedy(rows), torch.zeros(len(rows), device=rows.device)
+    else:
+        actions = head.sample(rows, generator) if chance is None else drawn_actions(head, rows, chance)
+        logp = head.logp(rows, actions)
+    axes = inputs.shape[:-1]
+    return map_leaves(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), actions), logp.reshape(axes)
+
+
+def _from_distribution(module: Any, inputs: Tensor, *, explore: bool) -> tuple[Tree, Any]:
+    """The same by the distribution class that an RLModule in RLlib's manner names."""
+    named = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
+    distribution = named.from_logits(inputs)
+    if not explore:
+        return distribution.to_deterministic().sample(), torch.zeros(inputs.shape[:-1], device=inputs.device)
+    actions = distribution.sample()
+    return actions, distribution.logp(actions)
+
+
+class ListifyDataForVectorEnv(ConnectorV2):
+    """Columns become lists with an item per episode, in the order of the episodes; `actions` and `actions_for_env` stacked.
+
+    With several agents an entry is a dict by agent, in every column. Columns that are not filed by episode stay as they are.
+    """
+
+    slots_too = True
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch. Raises BadPiece where a column has an item too many, too few or for an unknown episode."""
+        for column, held in batch.items():
+            if is_multi_agent(episodes) and (held == {} or is_filed(held)):
+                batch[column] = _by_agent(column, held, [episode.id_ for episode in episodes])
+            elif is_filed(held):
+                items = _in_order(column, held, [episode.id_ for episode in episodes])
+                stacked = column in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
+                batch[column] = map_leaves(lambda *leaves: np.stack(leaves), *items) if stacked else items
+        return batch
+
+    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
+        """The same; columns that no piece took apart are stacked in the order of the slots already."""
+        if any(map(is_filed, batch.values())):
+            return self(batch=batch, episodes=slots.episodes()), slots
+        return batch, slots
+
+
+def _in_order(column: str, held: dict[tuple[Any, ...], list[Any]], ids: list[str]) -> list[Any]:
+    if set(held) != {(id_,) for id_ in ids} or any(len(items) != 1 for items in held.values()):
+        counts = {key[0]: len(items) for key, items in held.items()}
+        raise _bad(f"column {column!r} has items {counts}, and one each was wanted for the episodes {ids}")
+    return [held[(id_,)][0] for id_ in ids]
+
+
+def _by_agent(column: str, held: dict[tuple[Any, ...], list[Any]], ids: list[str]) -> list[dict[Any, Any]]:
+    entries: dict[str, dict[Any, Any]] = {id_: {} for id_ in ids}
+    for (episode_id, agent_id, _module_id), items in held.items():
+        if episode_id not in entries or len(items) != 1:
+            raise _bad(f"column {column!r} has {len(items)} items for agent {agent_id!r} of episode {episode_id}, of {ids}")
+        entries[episode_id][agent_id] = items[0]
+    return list(entries.values())
+
+
+def _bad(what: str) -> BadPiece:
+    return BadPiece(what, where="ListifyDataForVectorEnv", fix="give each episode, or agent that acts, one item per column")
