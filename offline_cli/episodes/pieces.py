@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from offline_cli.episodes.accessors import EpisodeAccessors
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.episode_data import REWARD_SPACE
 from offline_cli.errors import BadEpisode
 from offline_cli.trees import Tree, leaves, map_leaves
 
-if TYPE_CHECKING:
-    from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-
 __all__ = ["append_chunk", "append_chunks", "cut", "part", "piece_of"]
 
 Pair = tuple[InfiniteLookbackBuffer, InfiniteLookbackBuffer]  # the episode's and the chunk's
-E = TypeVar("E", bound="SingleAgentEpisode")
+E = TypeVar("E", bound=EpisodeAccessors)
 
 
 def cut(episode: E, lookback: int) -> E:
@@ -88,12 +86,12 @@ def _piece(
     return buffer.part(first - kept, buffer.lookback + stop, kept, space=buffer.space if keep_space else None)
 
 
-def append_chunk(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+def append_chunk(episode: EpisodeAccessors, other: EpisodeAccessors) -> None:
     """Add the steps of `other` to `episode`; see `SingleAgentEpisode.concat_episode`."""
     append_chunks([(episode, other)])
 
 
-def append_chunks(pairs: Sequence[tuple[SingleAgentEpisode, SingleAgentEpisode]]) -> None:
+def append_chunks(pairs: Sequence[tuple[EpisodeAccessors, EpisodeAccessors]]) -> None:
     """Add to each episode the chunk beside it; all of them, or none where one raises BadEpisode."""
     for episode, other in pairs:
         _check_continues(episode, other)
@@ -111,7 +109,7 @@ def append_chunks(pairs: Sequence[tuple[SingleAgentEpisode, SingleAgentEpisode]]
         episode.custom_data.update(other.custom_data)
 
 
-def _seen(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> list[Pair]:
+def _seen(episode: EpisodeAccessors, other: EpisodeAccessors) -> list[Pair]:
     if episode.has_infos or other.has_infos:
         return [(episode.observations, other.observations), (episode.infos, other.infos)]
     episode._infos = None
@@ -141,7 +139,7 @@ def _extend(mine: InfiniteLookbackBuffer, theirs: InfiniteLookbackBuffer, *, fir
         mine.extend(theirs.get(slice(first, None)))
 
 
-def _check_continues(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+def _check_continues(episode: EpisodeAccessors, other: EpisodeAccessors) -> None:
     problem = ""
     if other.id_ != episode.id_:
         problem = f"a chunk of episode {other.id_}"
@@ -160,7 +158,7 @@ def _check_continues(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> 
         raise BadEpisode(problem, where=f"episode {episode.id_}", fix="join the chunks of one episode in order, with no gaps")
 
 
-def _joint(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> str:
+def _joint(episode: EpisodeAccessors, other: EpisodeAccessors) -> str:
     if not episode.is_reset or not other.is_reset:
         return "a chunk without a first observation"
     if not _same(episode.get_observations(-1), other.get_observations(0)):

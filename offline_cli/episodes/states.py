@@ -7,21 +7,19 @@ Read are the layouts of RLlib 2.40 to 2.60: numpy'ized or not, numpy booleans as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.episode_data import EpisodeData
 from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
 from offline_cli.errors import BadEpisode, OfflineCliError
 
-if TYPE_CHECKING:
-    from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-
 __all__ = ["episode_of", "state_of"]
 
-E = TypeVar("E", bound="SingleAgentEpisode")
+E = TypeVar("E", bound=EpisodeData)
 
 
-def state_of(episode: SingleAgentEpisode) -> dict[str, Any]:
+def state_of(episode: EpisodeData) -> dict[str, Any]:
     """The state of `episode` as RLlib 2.60 lays it out."""
     extra = {name: buffer.get_state() for name, buffer in episode.extra_model_outputs.items()}
     return {

@@ -5,17 +5,14 @@ The lists are lived through step by step, by the same rules as `add_env_step`. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from offline_cli.episodes.multi_agent.episode_data import AgentID
+from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
 from offline_cli.episodes.multi_agent.stepping import ALL, credit, drop_hanging, enter, hang
 from offline_cli.episodes.multi_agent.timelines import SKIP, last_seen, seen
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-
-if TYPE_CHECKING:
-    from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
 
 __all__ = ["ByAgent", "Flags", "Lists", "build", "shift"]
 
@@ -69,8 +66,10 @@ class Lists:
         ]
 
 
-def build(episode: MultiAgentEpisode, lists: Lists, terminateds: Flags, truncateds: Flags) -> None:
-    """Fill an empty episode, all of it after an empty lookback buffer. Raises BadEpisode."""
+def build(
+    episode: MultiAgentData, add_env_step: Callable[..., None], lists: Lists, terminateds: Flags, truncateds: Flags
+) -> None:
+    """Fill an empty episode by its `add_env_step`, all of it after an empty lookback buffer. Raises BadEpisode."""
     wrong = lists.wrong_lengths()
     if wrong:
         raise episode._bad(
@@ -81,7 +80,7 @@ def build(episode: MultiAgentEpisode, lists: Lists, terminateds: Flags, truncate
         enter(episode, agent, observation, lists.infos[0].get(agent))
     for t, observations in enumerate(lists.observations[1:], 1):
         actions = lists.actions[t - 1]
-        episode.add_env_step(
+        add_env_step(
             observations=observations,
             actions=actions,
             rewards={**dict.fromkeys(actions, 0.0), **lists.rewards[t - 1]},
@@ -95,7 +94,7 @@ def build(episode: MultiAgentEpisode, lists: Lists, terminateds: Flags, truncate
         part._start_time = part._last_step_time = None
 
 
-def _hang_last(episode: MultiAgentEpisode, lists: Lists) -> None:
+def _hang_last(episode: MultiAgentData, lists: Lists) -> None:
     """Actions beside the last observations: the environment has not answered them yet."""
     last = len(lists.observations) - 1
     for agent, action in lists.actions[last].items() if len(lists.actions) > last >= 0 else ():
@@ -109,7 +108,7 @@ def _by_agent(flags: Flags) -> Mapping[AgentID, bool]:
     return {ALL: bool(flags)} if isinstance(flags, (bool, int)) or flags is None else flags
 
 
-def _set_flags(episode: MultiAgentEpisode, terminateds: Mapping[AgentID, bool], truncateds: Mapping[AgentID, bool]) -> None:
+def _set_flags(episode: MultiAgentData, terminateds: Mapping[AgentID, bool], truncateds: Mapping[AgentID, bool]) -> None:
     """Flags of the agents and of the episode; an agent that others left behind without its acting is terminated."""
     for agent, part in list(episode.agent_episodes.items()):
         terminated, truncated = (bool(flags.get(agent, flags.get(ALL, False))) for flags in (terminateds, truncateds))
@@ -128,7 +127,7 @@ def _set_flags(episode: MultiAgentEpisode, terminateds: Mapping[AgentID, bool], 
     episode.is_terminated, episode.is_truncated = bool(terminateds.get(ALL)), bool(truncateds.get(ALL))
 
 
-def _close(episode: MultiAgentEpisode, agent: AgentID, part: SingleAgentEpisode, truncated: bool) -> None:
+def _close(episode: MultiAgentData, agent: AgentID, part: SingleAgentEpisode, truncated: bool) -> None:
     """Complete the step under way of a terminated agent with its last observation, at the last environment timestep."""
     timeline = episode.env_t_to_agent_t[agent]
     if truncated or timeline.data[-1] != SKIP:
@@ -146,7 +145,7 @@ def _close(episode: MultiAgentEpisode, agent: AgentID, part: SingleAgentEpisode,
     drop_hanging(episode, agent)
 
 
-def shift(episode: MultiAgentEpisode, lookback: int, env_t_started: int, agent_t_started: Mapping[AgentID, int]) -> None:
+def shift(episode: MultiAgentData, lookback: int, env_t_started: int, agent_t_started: Mapping[AgentID, int]) -> None:
     """Make the first `lookback` environment timesteps lookback buffer, and start the clocks where they are to start."""
     steps = episode.env_t
     episode._lookback, episode.env_t_started = lookback, env_t_started

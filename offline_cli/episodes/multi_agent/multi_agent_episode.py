@@ -92,7 +92,8 @@ class MultiAgentEpisode(MultiAgentAccessors):
         self._hanging_rewards_end, self._hanging_rewards_begin = {}, {}
         self._custom_data = {}
         self._start_time = self._last_step_time = None
-        build(self, Lists.of(observations, actions, rewards, infos, extra_model_outputs), terminateds, truncateds)
+        lists = Lists.of(observations, actions, rewards, infos, extra_model_outputs)
+        build(self, self.add_env_step, lists, terminateds, truncateds)
         shift(self, self._lookback_of(len_lookback_buffer), int(env_t_started or 0), agent_t_started or {})
         for agent, part in self.agent_episodes.items():
             part.id_ = str((agent_episode_ids or {}).get(agent, part.id_))

@@ -7,21 +7,19 @@ written. Agents that show nothing in it, or nothing but the observation they end
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from offline_cli.episodes import pieces
 from offline_cli.episodes.episode_data import REWARD_SPACE
-from offline_cli.episodes.multi_agent.episode_data import AgentID
+from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
 from offline_cli.episodes.multi_agent.timelines import SKIP, Timeline, last_seen, seen
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
 
-if TYPE_CHECKING:
-    from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
-
 __all__ = ["append", "cut", "part"]
 
-E = TypeVar("E", bound="MultiAgentEpisode")
+E = TypeVar("E", bound=MultiAgentData)
 
 
 def cut(episode: E, lookback: int) -> E:
@@ -65,7 +63,8 @@ def part(episode: E, bounds: slice, lookback: int | None) -> E:
 
 def _window(episode: E, first: int, stop: int, lookback: int) -> E:
     """What the timelines show from `first` to before `stop`, the first `lookback` moments of it as lookback buffer."""
-    piece = type(episode)(
+    make: Callable[..., E] = type(episode)
+    piece = make(
         id_=episode.id_,
         observation_space=episode.observation_space,
         action_space=episode.action_space,
@@ -92,7 +91,7 @@ def _agent_piece(part: SingleAgentEpisode, steps: list[int], before: int, ends: 
     return chunk
 
 
-def _hang(episode: MultiAgentEpisode, piece: MultiAgentEpisode, agent: AgentID, *, at_end: bool) -> None:
+def _hang(episode: MultiAgentData, piece: MultiAgentData, agent: AgentID, *, at_end: bool) -> None:
     """Let the step hang in `piece` that begins in its window and is not completed there."""
     part, tags = episode.agent_episodes[agent], piece.env_t_to_agent_t[agent].data
     at = last_seen(tags)
@@ -112,7 +111,7 @@ def _hang(episode: MultiAgentEpisode, piece: MultiAgentEpisode, agent: AgentID, 
     }
 
 
-def _hanging(episode: MultiAgentEpisode, other: MultiAgentEpisode) -> list[tuple[dict[AgentID, Any], dict[AgentID, Any]]]:
+def _hanging(episode: MultiAgentData, other: MultiAgentData) -> list[tuple[dict[AgentID, Any], dict[AgentID, Any]]]:
     names = ("_hanging_actions_end", "_hanging_extra_model_outputs_end", "_hanging_rewards_end")
     return [(getattr(episode, name), getattr(other, name)) for name in names]
 
@@ -120,7 +119,7 @@ def _hanging(episode: MultiAgentEpisode, other: MultiAgentEpisode) -> list[tuple
 # ---- joining ----
 
 
-def append(episode: MultiAgentEpisode, other: MultiAgentEpisode) -> None:
+def append(episode: MultiAgentData, other: MultiAgentData) -> None:
     """Add the steps of `other` to `episode`; see `MultiAgentEpisode.concat_episode`."""
     _check_continues(episode, other)
     goes_on = [agent for agent in other.agent_episodes if not _is_done(episode, agent)]
@@ -146,7 +145,7 @@ def append(episode: MultiAgentEpisode, other: MultiAgentEpisode) -> None:
     _join_the_rest(episode, other)
 
 
-def _check_continues(episode: MultiAgentEpisode, other: MultiAgentEpisode) -> None:
+def _check_continues(episode: MultiAgentData, other: MultiAgentData) -> None:
     problem = ""
     if other.id_ != episode.id_:
         problem = f"a chunk of multi-agent episode {other.id_}"
@@ -169,7 +168,7 @@ def _copy(part: SingleAgentEpisode) -> SingleAgentEpisode:
     return chunk
 
 
-def _is_done(episode: MultiAgentEpisode, agent: AgentID) -> bool:
+def _is_done(episode: MultiAgentData, agent: AgentID) -> bool:
     return agent in episode.agent_episodes and episode.agent_episodes[agent].is_done
 
 
@@ -180,7 +179,7 @@ def _join_timelines(mine: Timeline, theirs: Timeline) -> None:
     )
 
 
-def _join_the_rest(episode: MultiAgentEpisode, other: MultiAgentEpisode) -> None:
+def _join_the_rest(episode: MultiAgentData, other: MultiAgentData) -> None:
     for agent, reward in other._hanging_rewards_begin.items():
         episode._hanging_rewards_begin[agent] = episode._hanging_rewards_begin.get(agent, 0.0) + reward
     for agent in [agent for agent in episode._hanging_rewards_begin if _is_done(episode, agent)]:

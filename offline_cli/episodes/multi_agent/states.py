@@ -10,22 +10,20 @@ mended: an agent that came late in a chunk, one whose last observation was repea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+from offline_cli.episodes.multi_agent.episode_data import MultiAgentData
 from offline_cli.episodes.multi_agent.timelines import SKIP, Timeline, first_seen, last_seen
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
 
-if TYPE_CHECKING:
-    from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
-
 __all__ = ["episode_of", "state_of"]
 
-E = TypeVar("E", bound="MultiAgentEpisode")
+E = TypeVar("E", bound=MultiAgentData)
 
 
-def state_of(episode: MultiAgentEpisode) -> dict[str, Any]:
+def state_of(episode: MultiAgentData) -> dict[str, Any]:
     """The state of `episode` as RLlib 2.60 lays it out; the defaults are those that RLlib's own code relies on."""
     timelines = {agent: timeline.copy() for agent, timeline in episode.env_t_to_agent_t.items()}
     return {
@@ -67,7 +65,7 @@ def episode_of(cls: type[E], state: Mapping[str, Any]) -> E:
     return episode
 
 
-def _read(cls: type[E], state: Mapping[str, Any]) -> E:
+def _read(cls: Callable[..., E], state: Mapping[str, Any]) -> E:
     episode = cls(
         id_=str(state["id_"]),
         observation_space=state["observation_space"],
@@ -86,7 +84,7 @@ def _read(cls: type[E], state: Mapping[str, Any]) -> E:
     return episode
 
 
-def _read_hanging(episode: MultiAgentEpisode, state: Mapping[str, Any]) -> None:
+def _read_hanging(episode: MultiAgentData, state: Mapping[str, Any]) -> None:
     """What hangs, without RLlib's empty entries for agents of which nothing does."""
     episode._hanging_actions_end = dict(state["_hanging_actions_end"])
     extra = state["_hanging_extra_model_outputs_end"]
@@ -97,7 +95,7 @@ def _read_hanging(episode: MultiAgentEpisode, state: Mapping[str, Any]) -> None:
         episode._hanging_rewards_end.setdefault(agent, 0.0)
 
 
-def _read_timelines(episode: MultiAgentEpisode, timelines: Mapping[Any, Any]) -> None:
+def _read_timelines(episode: MultiAgentData, timelines: Mapping[Any, Any]) -> None:
     parts = {agent: _parts(timeline) for agent, timeline in timelines.items()}
     episode._lookback = max((lookback for _, lookback in parts.values()), default=0)
     for agent, (tags, _) in parts.items():
@@ -112,7 +110,7 @@ def _parts(timeline: Any) -> tuple[list[Any], int]:
     return list(timeline.data), int(timeline.lookback)
 
 
-def _mend(tags: list[Any], episode: MultiAgentEpisode, *, done: bool) -> None:
+def _mend(tags: list[Any], episode: MultiAgentData, *, done: bool) -> None:
     """Skips that RLlib 2.60 added or left out, in place."""
     last = last_seen(tags)
     if done and len(tags) > episode.moments and last > 0 and tags[last - 1] == SKIP:

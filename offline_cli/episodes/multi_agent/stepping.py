@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from offline_cli.episodes.multi_agent.episode_data import AgentID
+from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
 from offline_cli.episodes.multi_agent.timelines import SKIP, Timeline
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
-
-if TYPE_CHECKING:
-    from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
 
 __all__ = ["ALL", "Step", "credit", "drop_hanging", "enter", "hang"]
 
@@ -50,7 +47,7 @@ class Share:
 class Step:
     """A step by kind of data, each a dict by agent. Raises BadEpisode from `checked` only."""
 
-    episode: MultiAgentEpisode
+    episode: MultiAgentData
     observations: Mapping[AgentID, Any]
     actions: Mapping[AgentID, Any]
     rewards: Mapping[AgentID, Any]
@@ -232,7 +229,7 @@ def _owe(rewards: dict[AgentID, float], agent: AgentID, reward: Any) -> None:
         rewards[agent] = rewards.get(agent, 0.0) + reward
 
 
-def enter(whole: MultiAgentEpisode, agent: AgentID, observation: Any, infos: Any) -> None:
+def enter(whole: MultiAgentData, agent: AgentID, observation: Any, infos: Any) -> None:
     """Let an agent in with its first observation, at the environment timestep that is the last one now."""
     episode = SingleAgentEpisode(
         agent_id=agent,
@@ -246,14 +243,14 @@ def enter(whole: MultiAgentEpisode, agent: AgentID, observation: Any, infos: Any
     whole.env_t_to_agent_t[agent] = Timeline([*[SKIP] * (whole.moments - 1), 0], whole._lookback)
 
 
-def hang(whole: MultiAgentEpisode, agent: AgentID, action: Any, reward: Any, extra: Any) -> None:
+def hang(whole: MultiAgentData, agent: AgentID, action: Any, reward: Any, extra: Any) -> None:
     """Keep an action until the agent sees what came of it."""
     whole._hanging_actions_end[agent] = action
     whole._hanging_extra_model_outputs_end[agent] = dict(extra or {})
     whole._hanging_rewards_end[agent] = whole._hanging_rewards_end.get(agent, 0.0) + (0.0 if reward is None else reward)
 
 
-def credit(whole: MultiAgentEpisode, agent: AgentID) -> None:
+def credit(whole: MultiAgentData, agent: AgentID) -> None:
     """Add an ended agent's rewards that no step holds to its last step; they go on hanging where this chunk has none."""
     episode, owed = whole.agent_episodes[agent], whole._hanging_rewards_end.get(agent, 0.0)
     if owed and len(episode):
@@ -261,7 +258,7 @@ def credit(whole: MultiAgentEpisode, agent: AgentID) -> None:
         del whole._hanging_rewards_end[agent]
 
 
-def drop_hanging(whole: MultiAgentEpisode, agent: AgentID) -> None:
+def drop_hanging(whole: MultiAgentData, agent: AgentID) -> None:
     """Forget what hangs for an agent: it has found its step, or never will."""
     for hanging in (whole._hanging_actions_end, whole._hanging_extra_model_outputs_end, whole._hanging_rewards_end):
         hanging.pop(agent, None)
