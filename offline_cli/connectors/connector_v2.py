@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
+from offline_cli.connectors.piece_options import option_mistakes, signature_of
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import pack, unpack
@@ -33,7 +35,10 @@ __all__ = [
     "shown_names",
     "state_from_bytes",
     "state_to_bytes",
+    "takes_slots",
 ]
+
+STOOD_FOR: Final = ("__call__", "change_last", "_prepared")  # by on_slots
 
 STANDARD: Final = frozenset({"as_learner_connector", "multi_agent"})
 
@@ -77,8 +82,6 @@ class ConnectorV2(BatchHelpers, ABC):
         self.set_input_spaces(input_observation_space, input_action_space)
 
     def _unknown_options(self, given: Mapping[str, Any]) -> BadPiece:
-        from offline_cli.connectors.piece_makers import option_mistakes, signature_of
-
         name, signature = type(self).__name__, signature_of(type(self))
         mistakes = [mistake for option in given if option not in STANDARD for mistake in option_mistakes(signature, [option])]
         unknown = "; ".join(mistake for mistake in mistakes if mistake.startswith("unknown"))
@@ -262,3 +265,20 @@ def state_from_bytes(data: bytes, *, where: str) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise BadData("no state of a pipeline", where=where, fix="write the file again from its source")
     return state
+
+
+@cache
+def _class_takes_slots(kind: type[ConnectorV2]) -> bool:
+    """Whether the class says so that has the methods that `on_slots` stands for, or one that derives from it."""
+
+    def place(name: str) -> int:
+        return next((number for number, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))
+
+    return kind.slots_too and all(place("slots_too") <= place(name) for name in STOOD_FOR)
+
+
+def takes_slots(piece: ConnectorV2) -> bool:
+    """Whether a piece beside an environment works on slots; others get episodes."""
+    if getattr(piece, "_multi_agent", False) or getattr(piece, "_as_learner_connector", False):
+        return False
+    return _class_takes_slots(type(piece))

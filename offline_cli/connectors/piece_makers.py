@@ -19,7 +19,6 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, Literal, get_args
@@ -30,40 +29,32 @@ import offline_cli.connectors as ours
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.piece_errors import what_it_wants
+from offline_cli.connectors.piece_options import Maker, Signature
 from offline_cli.errors import BadConfig, BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
 from offline_cli.import_path import named_object
 from offline_cli.plugins import CONNECTORS, plugin, plugins
 from offline_cli.spaces import Space, describe
 
 __all__ = [
-    "AS_LEARNER",
     "KINDS",
-    "SPACES",
     "Custom",
     "Kind",
-    "Maker",
-    "Signature",
     "constructed",
     "custom_pieces",
     "imported",
     "kind_mistakes",
     "maker_of",
-    "option_mistakes",
     "own_pieces",
     "registered",
-    "signature_of",
     "snake",
 ]
 
 Custom = ConnectorV2 | Sequence[ConnectorV2] | Callable[..., ConnectorV2 | Sequence[ConnectorV2]] | None
 """A piece, several, or a builder of them; None: none."""
 
-Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
 Kind = Literal["env_to_module", "module_to_env", "learner"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
-SPACES: Final = ("input_observation_space", "input_action_space")
-AS_LEARNER: Final = "as_learner_connector"
 ENV_SPACES: Final = "__env__"  # RLlib's names in the `spaces` that a builder gets
 SINGLE_ENV_SPACES: Final = "__env_single__"
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -136,62 +127,6 @@ def _checked(found: Any, path: str, *, where: str) -> Maker:
 
 
 # ---- options ----
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """The arguments of a piece by name."""
-
-    options: Mapping[str, bool]  # whether each must be given
-    spaces: tuple[str, ...]  # of SPACES, those it cannot be made without
-    takes_as_learner: bool  # whether it works in learner pipelines and in env-to-module ones, and is told which
-
-
-def signature_of(maker: Maker) -> Signature:
-    """What a class of pieces takes, or the keyword-only arguments of a builder of pieces."""
-    named = _of_class(maker) if inspect.isclass(maker) else _of_builder(maker)
-    options = {name: needed for name, needed in named.items() if name not in (*SPACES, AS_LEARNER)}
-    return Signature(options, tuple(name for name in SPACES if named.get(name)), AS_LEARNER in named)
-
-
-def _of_class(kind: type[Any]) -> dict[str, bool]:
-    """Arguments of its constructor, and of its bases' as long as what comes by name is passed on to them."""
-    found: dict[str, bool] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base) or base is object:
-            continue
-        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        for p in parameters:
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                found.setdefault(p.name, p.default is p.empty and base is _first_with_init(kind))
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return found
-
-
-def _first_with_init(kind: type[Any]) -> type[Any]:
-    return next(base for base in kind.__mro__ if "__init__" in vars(base))
-
-
-def _of_builder(builder: Maker) -> dict[str, bool]:
-    parameters = inspect.signature(builder).parameters.values()
-    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def option_mistakes(signature: Signature, given: Collection[str]) -> list[str]:
-    """What is wrong with the names of the options given; empty when nothing is."""
-    found = []
-    for name in given:
-        if name in signature.options:
-            continue
-        if name == AS_LEARNER and signature.takes_as_learner:
-            found.append(f"{AS_LEARNER} follows from the kind of the pipeline: leave it out")
-            continue
-        near = get_close_matches(name, signature.options, n=1)
-        known = ", ".join(signature.options) or "none"
-        found.append(f"unknown option '{name}'" + (f", did you mean '{near[0]}'?" if near else f" (it has: {known})"))
-    missing = [name for name, needed in signature.options.items() if needed and name not in given]
-    return found + [f"needs the option '{name}'" for name in missing]
 
 
 def kind_mistakes(maker: Maker, signature: Signature, kind: Any) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,30 +24,12 @@ from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
 if TYPE_CHECKING:
-    from offline_cli.connectors.connector_v2 import ConnectorV2
+    pass
 
-__all__ = ["SlotWindows", "takes_slots"]
+__all__ = ["SlotWindows"]
 
 SPARE: Final = 64  # steps that are kept beyond those looked back on, before these are moved to the front
-STOOD_FOR: Final = ("__call__", "change_last", "_prepared")  # by on_slots
 Index = NDArray[np.int64]
-
-
-@cache
-def _class_takes_slots(kind: type[ConnectorV2]) -> bool:
-    """Whether the class says so that has the methods that `on_slots` stands for, or one that derives from it."""
-
-    def place(name: str) -> int:
-        return next((number for number, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))
-
-    return kind.slots_too and all(place("slots_too") <= place(name) for name in STOOD_FOR)
-
-
-def takes_slots(piece: ConnectorV2) -> bool:
-    """Whether a piece beside an environment works on slots; others get episodes."""
-    if getattr(piece, "_multi_agent", False) or getattr(piece, "_as_learner_connector", False):
-        return False
-    return _class_takes_slots(type(piece))
 
 
 class SlotWindows:
