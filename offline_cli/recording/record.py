@@ -111,6 +111,7 @@ def record(
             overwrite=overwrite,
             resume=resume,
             identity=plan.identity(opened.fingerprint) + (f" from {first_episode}" if first_episode else ""),
+            check_ids=False,  # each is a hash of what its episode follows from, its index among it
         )
         with StopSignals(overseer, patient=True) as stop, environment:  # which is closed before signals mean an end at once
             player = Player(environment, opened, in_processes=num_env_runners > 0, stopped=lambda: stop.requested is not None)
