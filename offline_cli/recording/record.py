@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
 
@@ -74,7 +75,8 @@ def record(
     policy, format, first_episode = options["policy"], options["format"], options["first_episode"]
     resume, overwrite, dry_run = options["resume"], options["overwrite"], options["dry_run"]
     num_env_runners, step_timeout = options["num_env_runners"], options["step_timeout"]
-    plan = checked_plan(env, options, storage_options=_of_policy(policy, out, options["storage_options"]))
+    plan = checked_plan(env, options)
+    plan = replace(plan, storage_options=_of_policy(policy, out, options["storage_options"]))
     target = open_location(out, options["storage_options"], beside=_places_of(policy))
     if not resume:
         check_target(target, overwrite=overwrite)  # before anything that takes long
