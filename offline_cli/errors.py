@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 __all__ = [
     "PROBLEM",
@@ -85,6 +85,18 @@ class OfflineCliError(Exception):
         self.fix = fix
         self.details = dict(details or {})
         self.result = dict(result or {})
+
+    @classmethod
+    def of(cls, problems: Sequence[str], *, where: str, fix: str) -> Self:
+        """One error for all `problems`, so that one run shows every mistake."""
+        ends = list(itertools.accumulate(map(len, problems)))
+        listed = [
+            problem[:MAX_PROBLEMS] for problem, end in zip(problems, ends, strict=True) if end <= max(ends[0], MAX_PROBLEMS)
+        ]
+        if len(listed) < len(problems):
+            listed.append(f"... and {len(problems) - len(listed)} more")
+        what = listed[0] if len(listed) == 1 else "\n".join((f"{len(problems)} mistakes:", *(f"{ITEM}{one}" for one in listed)))
+        return cls(what, where=where, fix=fix, details={"problems": listed})
 
     @property
     def what_lines(self) -> tuple[str, ...]:
@@ -164,18 +176,6 @@ class BadConfig(OfflineCliError):
     """A config, mapping or pipeline with mistakes, all of them listed in `problems`."""
 
     exit_code = 4
-
-    @classmethod
-    def of(cls, problems: Sequence[str], *, where: str, fix: str) -> BadConfig:
-        """One error for all `problems`, so that one run shows every mistake."""
-        ends = list(itertools.accumulate(map(len, problems)))
-        listed = [
-            problem[:MAX_PROBLEMS] for problem, end in zip(problems, ends, strict=True) if end <= max(ends[0], MAX_PROBLEMS)
-        ]
-        if len(listed) < len(problems):
-            listed.append(f"... and {len(problems) - len(listed)} more")
-        what = listed[0] if len(listed) == 1 else "\n".join((f"{len(problems)} mistakes:", *(f"{ITEM}{one}" for one in listed)))
-        return cls(what, where=where, fix=fix, details={"problems": listed})
 
 
 class BadMapping(BadConfig):

@@ -15,7 +15,7 @@ __all__ = ["FLAGS", "REWARDS", "flag_of", "flags_of", "reward_of", "rewards_of"]
 
 REWARDS: Final = frozenset({float, int, np.float64, np.float32, np.int64})  # the usual types, which need no second look
 FLAGS: Final = frozenset({bool, np.bool_})
-_FLOAT: Final = np.dtype(np.float64)
+_FLOATS: Final = frozenset({np.dtype(np.float64), np.dtype(np.float32)})
 _BOOL: Final = np.dtype(np.bool_)
 SHOWN: Final = 60  # characters of a value
 
@@ -51,7 +51,7 @@ def flag_of(value: Any) -> bool:
 
 def rewards_of(values: Any, count: int) -> NDArray[Any] | None:
     """The rewards (count,) of a vector of environments; None where one of them is no number. Raises ValueError for a shape."""
-    if type(values) is np.ndarray and values.dtype is _FLOAT and len(values) == count and values.ndim == 1:
+    if type(values) is np.ndarray and values.dtype in _FLOATS and len(values) == count and values.ndim == 1:
         return values  # the usual case, and quick
     array = _rows(values, count, "rewards")
     return array if array.dtype.kind in "biuf" else None

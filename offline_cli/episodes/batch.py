@@ -212,9 +212,12 @@ class EpisodeBatch:
 
     def _part(self, index: Any, starts: NDArray[np.int64], rows: Any, obs_rows: Any) -> EpisodeBatch:
         chosen = slice(index.start, index.stop) if isinstance(index, range) else index
-        listed = range(obs_rows.start, obs_rows.stop) if isinstance(obs_rows, slice) else obs_rows
+
+        def of_each(values: Sequence[Any], rows: Any = chosen) -> Iterable[Any]:
+            return values[rows] if isinstance(rows, slice) else (values[i] for i in rows)
+
         return EpisodeBatch(
-            ids=tuple(self.ids[i] for i in index),
+            ids=tuple(of_each(self.ids)),
             starts=starts,
             obs=map_leaves(lambda leaf: leaf[obs_rows], self.obs),
             actions=map_leaves(lambda leaf: leaf[rows], self.actions),
@@ -222,13 +225,13 @@ class EpisodeBatch:
             terminated=self.terminated[chosen],
             truncated=self.truncated[chosen],
             extra={name: map_leaves(lambda leaf: leaf[rows], tree) for name, tree in self.extra.items()},
-            infos=None if self.infos is None else [self.infos[i] for i in listed],
+            infos=None if self.infos is None else list(of_each(self.infos, obs_rows)),
             t_started=None if self.t_started is None else self.t_started[chosen],
             start_kind=None if self.start_kind is None else self.start_kind[chosen],
-            agent_ids=None if self.agent_ids is None else tuple(self.agent_ids[i] for i in index),
-            module_ids=None if self.module_ids is None else tuple(self.module_ids[i] for i in index),
-            multi_agent_ids=None if self.multi_agent_ids is None else tuple(self.multi_agent_ids[i] for i in index),
-            custom_data=None if self.custom_data is None else tuple(self.custom_data[i] for i in index),
+            agent_ids=None if self.agent_ids is None else tuple(of_each(self.agent_ids)),
+            module_ids=None if self.module_ids is None else tuple(of_each(self.module_ids)),
+            multi_agent_ids=None if self.multi_agent_ids is None else tuple(of_each(self.multi_agent_ids)),
+            custom_data=None if self.custom_data is None else tuple(of_each(self.custom_data)),
             clock=None if self.clock is None else self.clock[chosen],
             final_missing=None if self.final_missing is None else self.final_missing[chosen],
             observation_space=self.observation_space,

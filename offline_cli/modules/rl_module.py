@@ -113,11 +113,20 @@ class RLModule(nn.Module):
         return self._forward(batch)
 
     def _limited(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        """`outputs` with ACTION_DIST_INPUTS within the limits of the action head."""
-        inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
-        if inputs is None or self.in_rllibs_manner or not isinstance(self.action_head, ActionHead):
+        """`outputs` with ACTION_DIST_INPUTS within the limits of the action head. Raises BadConfig where they do not fit it."""
+        inputs, head = outputs.get(Columns.ACTION_DIST_INPUTS), self.action_head
+        if inputs is None or not isinstance(head, ActionHead) or Columns.ACTIONS in outputs:
             return outputs
-        return {**outputs, Columns.ACTION_DIST_INPUTS: self.action_head.limited(inputs)}
+        shape = tuple(getattr(inputs, "shape", ()))
+        if len(shape) < 2 or shape[-1] != head.size:
+            raise self._misfit(shape, head.size)
+        return outputs if self.in_rllibs_manner else {**outputs, Columns.ACTION_DIST_INPUTS: head.limited(inputs)}
+
+    def _misfit(self, shape: tuple[int, ...], width: int) -> BadConfig:
+        kind, name = type(self).__name__, Columns.ACTION_DIST_INPUTS
+        got = f"width {shape[-1]}, as shape {shape}" if shape else "no shape"
+        what = f"{kind} puts out {name!r} of {got}; its distribution of {self.action_space} takes width {width}"
+        return BadConfig(what, where=f"module {kind}", fix=f"have its forward methods give {name!r} (B, {width})")
 
     def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """For playing greedily."""

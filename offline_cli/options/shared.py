@@ -1,5 +1,6 @@
 """Options that several commands share, as TypedDicts to inherit; or as declarations, where only the type differs."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Required, TypedDict
 
@@ -114,11 +115,12 @@ class TempDir(TypedDict, total=False):
     """Room on disk."""
 
     temp_dir: Annotated[
-        str | None,
+        str | os.PathLike[str] | None,
         Option(
             help="Where rows of a table wait that do not fit into memory.",
             group=Group.WHERE,
             without="the system's",
+            form=Form.FILE,
             metavar="FOLDER",
         ),
     ]

@@ -1,15 +1,29 @@
-"""Values that options cannot have: no finite number, outside their limits, or none of their choices."""
+"""Values that options cannot have: of another type than they declare, no finite number, outside their limits, or none of their
+choices.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin
 
 from offline_cli.errors import UsageError
 from offline_cli.options.option import Declared, declared_in, in_order
 
 __all__ = ["check_values", "wrong_values"]
+
+WORDS: Final[Mapping[Any, str]] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    os.PathLike: "a path",
+    Mapping: "a mapping",
+}
 
 
 def wrong_values(options: type[Any], given: Mapping[str, Any]) -> list[str]:
@@ -29,6 +43,8 @@ def check_values(options: type[Any], given: Mapping[str, Any], *, command: str) 
 
 
 def _wrong(one: Declared, value: Any) -> str:
+    if not one.choices and not _is_of(one.kind, value):
+        return f"must be {_told(one.kind)}, not {value!r}"
     if one.choices and value not in one.choices:
         return f"{value!r} is none of {', '.join(one.choices)}"
     if not isinstance(value, int | float):
@@ -43,3 +59,28 @@ def _wrong(one: Declared, value: Any) -> str:
     if option.below is not None and value >= option.below:
         return f"{value:g} is not below {option.below:g}"
     return ""
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether `value` is of a declared type; of one that is not known here, whatever it is."""
+    origin = get_origin(kind) or kind
+    if origin in (Union, UnionType):
+        return any(_is_of(part, value) for part in get_args(kind))
+    if origin in (Sequence, list, tuple):
+        items = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+        return items and all(_is_of(get_args(kind)[0], item) for item in value)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of numpy or torch
+        value = value.item()
+    if origin in (int, float):
+        return isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
+    return origin not in WORDS or isinstance(value, origin)
+
+
+def _told(kind: Any) -> str:
+    """A declared type in words."""
+    origin = get_origin(kind) or kind
+    if origin in (Union, UnionType):
+        return " or ".join(map(_told, get_args(kind)))
+    if origin in (Sequence, list, tuple):
+        return f"a list, each item {_told(get_args(kind)[0])}"
+    return WORDS[origin]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ __all__ = ["EnvRunner", "too_long"]
 
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be given out
+NUMBERED: Final = 1024  # episodes whose numbers are made at once
 Index = NDArray[np.int64]
 Taken = TypeVar("Taken")
 
@@ -68,10 +69,12 @@ class EnvRunner(Generic[Taken]):
         self._first_step = np.zeros(count, np.int64)  # before which each slot's episode began
         self._wanted = plan.share(runner)
         self._begun = 0  # episodes
+        self._numbers = self._indices = np.zeros(0, np.int64)  # of NUMBERED episodes, from
+        self._numbered = 0  # this one on
         self._taken = 0  # steps, of whatever has begun
         self._ended = 0  # episodes
-        self._just_ended: list[tuple[Index, Index]] = []  # numbers and lengths of those not counted yet
-        self._lengths: dict[int, int] = {}  # of whole episodes behind one that is not whole
+        self._just_ended: list[tuple[Index, Index, int]] = []  # of those not counted yet: numbers, first steps, step after
+        self._lengths = np.zeros(0, np.int64)  # of episode `_whole` and those after it that had begun; 0: it is not whole
         self._whole = 0  # episodes in line that are whole, and
         self._whole_steps = 0  # their steps; both as of `_count_whole`
 
@@ -134,12 +137,19 @@ class EnvRunner(Generic[Taken]):
 
     def _count_whole(self) -> None:
         """Find how many episodes in line are whole: when it matters, and not at every end."""
-        for numbers, lengths in self._just_ended:
-            self._lengths.update(zip(numbers.tolist(), lengths.tolist(), strict=True))
-        self._just_ended.clear()
-        while self._whole in self._lengths and not self._has_enough():
-            self._whole_steps += self._lengths.pop(self._whole)
-            self._whole += 1
+        if not self._just_ended or self._has_enough():
+            return
+        numbers, first, stop = zip(*self._just_ended, strict=True)
+        ended, self._just_ended = np.concatenate(numbers), []
+        lengths = np.zeros(self._begun - self._whole, np.int64)
+        lengths[: len(self._lengths)] = self._lengths
+        lengths[ended - self._whole] = np.repeat(stop, list(map(len, numbers))) - np.concatenate(first)
+        steps = np.cumsum(lengths[: np.append(lengths, 0).argmin()])  # of those in line
+        if self._plan.steps is not None:
+            steps = steps[: np.searchsorted(steps, self._plan.steps - self._whole_steps) + 1]
+        self._whole += len(steps)
+        self._whole_steps += int(steps[-1]) if len(steps) else 0
+        self._lengths = lengths[len(steps) :]
 
     # ---- a step ----
 
@@ -180,13 +190,13 @@ class EnvRunner(Generic[Taken]):
         if not room:
             return
         slots = (self._slots.ready > self._live).nonzero()[0][:room]  # ready, and not live
-        if not len(slots):
+        count = len(slots)
+        if not count:
             return
-        episodes = np.arange(self._begun, self._begun + len(slots))
-        self._begun += len(slots)
+        episodes, indices = self._next_numbers(count)
+        self._begun += count
+        self._live_count += count
         self._playing[slots], self._first_step[slots], self._live[slots] = episodes, self._steps, True
-        self._live_count += len(slots)
-        indices = self.indices(episodes)
         try:
             self._slots.begin(slots, self._plan.reset_seeds(indices))
         except SlotFailure as err:
@@ -194,6 +204,15 @@ class EnvRunner(Generic[Taken]):
         self._chance.begin(slots, indices)
         self._actor.begin(slots, indices, self._slots)
         self._sink.begin(slots, episodes)
+
+    def _next_numbers(self, count: int) -> tuple[Index, Index]:
+        """Own numbers and indices in the plan of the next so many episodes: views, since few begin at a time."""
+        at = self._begun - self._numbered
+        if at + count > len(self._numbers):
+            at, self._numbered = 0, self._begun
+            self._numbers = np.arange(self._begun, self._begun + max(count, NUMBERED))
+            self._indices = self.indices(self._numbers)
+        return self._numbers[at : at + count], self._indices[at : at + count]
 
     def _room(self) -> int:
         """How many more episodes may begin."""
@@ -214,12 +233,12 @@ class EnvRunner(Generic[Taken]):
         self._live[slots] = False
         self._live_count -= len(slots)
         self._ended += len(slots)
-        self._just_ended.append((self._playing[slots], self._length(slots)))
+        self._just_ended.append((self._playing[slots], self._first_step[slots], self._steps))
         self._actor.end(slots, self._slots, finals, infos)  # last: should it fail, the episode is whole all the same
 
-    def _length(self, slots: Any) -> Any:
-        """Steps of the episodes in these slots so far."""
-        return self._steps - self._first_step[slots]
+    def _length(self, slot: int) -> int:
+        """Steps of the episode in this slot so far."""
+        return self._steps - int(self._first_step[slot])
 
     # ---- blame ----
 
@@ -238,7 +257,7 @@ class EnvRunner(Generic[Taken]):
         slot = self._waiting.slot
         if slot is None or not self._waiting.doing:
             return -1, 0, 0
-        return slot, int(self.indices(self._playing[slot])), int(self._length(slot))
+        return slot, int(self.indices(self._playing[slot])), self._length(slot)
 
     def _too_long(self) -> BadData:
         slot, doing = self._waiting.slot, self._waiting.doing
@@ -246,7 +265,7 @@ class EnvRunner(Generic[Taken]):
 
     def _place(self, slot: int) -> str:
         episode = int(self.indices(self._playing[slot]))
-        return f"{self._plan.env}, episode {episode}, step {int(self._length(slot))}"
+        return f"{self._plan.env}, episode {episode}, step {self._length(slot)}"
 
     def _seed(self, slot: int) -> str:
         """For an error's fix: the seed of the slot's episode, where episodes have one."""

@@ -24,7 +24,6 @@ from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.actor import PolicyFailure
 from offline_cli.playing.plan import Index, Plan, dealt
 from offline_cli.playing.seeds import Purpose, episode_seed
-from offline_cli.policies.run_policy import RunFiles
 
 __all__ = ["BLOCK", "ROUND", "EvaluationPlan"]
 
@@ -39,13 +38,17 @@ class EvaluationPlan(Plan):
 
     purpose: Purpose = Purpose.EVALUATE
     round_: int = 0  # tells apart the checks of one run
-    files: RunFiles | None = None  # the policy, for runner processes
 
     @property
     def count(self) -> int:
         """How many episodes."""
         assert self.episodes is not None, "an evaluation is of episodes"
         return self.episodes
+
+    @property
+    def records(self) -> bool:
+        """See Plan: returns and lengths are all that is kept."""
+        return False
 
     @property
     def block(self) -> int:

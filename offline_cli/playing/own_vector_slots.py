@@ -179,7 +179,10 @@ class OwnVectorSlots:
     def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
         """See Slots."""
         obs, infos = (self.obs, self.infos) if self._final is None else self._final
-        return map_leaves(lambda leaf: leaf.take(slots, axis=0), obs), None if infos is None else infos[slots]
+        taken = (
+            obs.take(slots, axis=0) if isinstance(obs, np.ndarray) else map_leaves(lambda leaf: leaf.take(slots, axis=0), obs)
+        )
+        return taken, None if infos is None else infos[slots]
 
     def close(self) -> None:
         """Nothing: who opened the vector closes it."""

@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.actor import PolicyFailure
 from offline_cli.playing.seeds import BITS_BELOW_PURPOSE, Purpose, draw
+from offline_cli.policies.block_rows import BLOCK_ROWS
 from offline_cli.policies.pieces import Pieces
+from offline_cli.policies.run_policy import RunFiles
 
 __all__ = ["OWN_CLASS", "Plan", "chance_seed", "environment_seed"]
 
@@ -66,11 +68,22 @@ class Plan:
     plugins: tuple[str, ...] = ()  # packages whose code the policy's run folder may name
     step_timeout: float | None = None  # seconds that a step or reset may take; no part of what the episodes are
     threads: int | None = 1  # of torch, per runner; None: as many as there are
+    files: RunFiles | None = None  # the policy, where its run folder has been read already
 
     @property
     def own_class(self) -> bool:
         """Whether the environment's own vector class plays, so that episodes have no seed of their own."""
         return self.vectorize == OWN_CLASS
+
+    @property
+    def records(self) -> bool:
+        """Whether steps are kept, and not returns and lengths alone."""
+        return True
+
+    @property
+    def block(self) -> int:
+        """Rows that the policy sees at once."""
+        return BLOCK_ROWS
 
     @property
     def keeps_what_is_whole(self) -> bool:

@@ -17,14 +17,13 @@ from offline_cli.playing.async_slots import AsyncSlots
 from offline_cli.playing.blocks import Blocks
 from offline_cli.playing.chance import Chance, EpisodeChance, RoundChance, SharedChance
 from offline_cli.playing.env_runner import EnvRunner
-from offline_cli.playing.evaluation_plan import EvaluationPlan
 from offline_cli.playing.infos import unchecked
 from offline_cli.playing.own_vector_slots import OwnVectorSlots, RoundSlots
 from offline_cli.playing.piped_actor import PipedActor
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.sink import MakeSink
 from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots
-from offline_cli.policies.block_rows import BLOCK_ROWS, block_rows
+from offline_cli.policies.block_rows import block_rows
 from offline_cli.policies.by_name import open_policy, policy_of_run
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
@@ -44,7 +43,7 @@ def open_planned(plan: Plan) -> Environment:
 def policy_of(plan: Plan, environment: Environment) -> Policy | PipedPolicy:
     """The plan's policy for `environment`. Raises as `open_policy` does."""
     kind: dict[str, Any] = {"explore": plan.explore, "device": plan.device, "pieces": plan.pieces}
-    if isinstance(plan, EvaluationPlan) and plan.files is not None:
+    if plan.files is not None:
         return policy_of_run(plan.files.loaded(), plan.policy, environment, **kind)
     return open_policy(
         plan.policy,
@@ -98,23 +97,22 @@ def _words_kept() -> Iterator[None]:
 
 
 def _actor(plan: Plan, policy: Policy | PipedPolicy, observation_space: Space, slots: int) -> Actor:
-    block = plan.block if isinstance(plan, EvaluationPlan) else BLOCK_ROWS
     if isinstance(policy, PipedPolicy):
         return PipedActor(
             policy,
             slots,
-            block=None if plan.own_class else block,
-            records=not isinstance(plan, EvaluationPlan),
+            block=None if plan.own_class else plan.block,
+            records=plan.records,
             ids=lambda indices: plan.ids(policy.fingerprint, indices),
         )
-    return Blocks(policy, slots, rows=None if plan.own_class else block_rows(policy, observation_space, slots, block))
+    return Blocks(policy, slots, rows=None if plan.own_class else block_rows(policy, observation_space, slots, plan.block))
 
 
 def _slots(
     plan: Plan, runner: int, environment: Environment, policy: Policy | PipedPolicy, padded: int
 ) -> AbstractContextManager[Slots]:
     count, space = plan.slots(runner), environment.observation_space
-    if isinstance(plan, EvaluationPlan):
+    if not plan.records:
         if plan.own_class:
             return closing(RoundSlots(environment.vector(count), space, plan.env))
         return closing(
@@ -134,6 +132,4 @@ def _slots(
 def _chance(plan: Plan, runner: int, slots: int, size: int) -> Chance:
     if not plan.own_class:
         return EpisodeChance(plan, slots, size)
-    if isinstance(plan, EvaluationPlan):
-        return RoundChance(plan, slots, size)
-    return SharedChance(plan.vector_seed(runner), slots, size)
+    return SharedChance(plan.vector_seed(runner), slots, size) if plan.records else RoundChance(plan, slots, size)

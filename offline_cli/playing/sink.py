@@ -37,7 +37,10 @@ class Sink(Protocol[Taken]):
         """What came of it, (S,); ends the step."""
 
     def end(self, slots: Index, flags: tuple[NDArray[Any], NDArray[Any]], finals: Tree, infos: NDArray[Any] | None) -> None:
-        """The episodes of these k slots have ended with the last step; flags: terminated and truncated, (k,) each."""
+        """The episodes of these k slots have ended with the last step; flags: terminated and truncated, (k,) each.
+
+        The arrays are the sink's own from now on.
+        """
 
     def take(self, limit: int | None = None) -> Taken | None:
         """The whole episodes that come next, up to number `limit`; None where there are none."""

@@ -61,7 +61,7 @@ class Slots(Protocol):
         """One step in the slots that are `live`; actions: leaves (S, ...). Raises SlotFailure."""
 
     def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
-        """The real last observations, leaves (k, *shape), and infos of slots that ended in the last step."""
+        """The real last observations, leaves (k, *shape), and infos of slots that ended in the last step: new arrays."""
 
     def close(self) -> None:
         """Let everything go."""

@@ -130,11 +130,12 @@ class _Play:
         theirs = module.observation_space, module.action_space
         _check_fits(list(zip(theirs, spaces, KINDS, strict=True)), self.name, self.environment)
         policy = ModulePolicy(module, explore=self.explore, device=torch.device(self.device), fingerprint=fingerprint)
+        self._check_outputs(module)
         policy.play_in(spaces[1])
         return policy
 
     def _check_outputs(self, module: RLModule) -> None:
-        """Raise BadConfig, naming what is missing, for a module that puts out nothing to act on."""
+        """Raise BadConfig, naming what is missing or does not fit, for a module that puts out nothing to act on."""
         kind, where = type(module).__name__, f"--policy {self.name}"
         seen = map_leaves(
             lambda leaf: torch.as_tensor(leaf, device=self.device), zero_rows(self.environment.observation_space, 1)

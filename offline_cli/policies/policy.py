@@ -14,7 +14,7 @@ from offline_cli.trees import Tree
 __all__ = ["Acted", "Policy"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: one is made at every step, which that would slow down threefold
 class Acted:
     """What a policy made of B observations."""
 

@@ -23,20 +23,16 @@ from offline_cli.storage.secret_names import blanked_keys
 __all__ = ["checked_plan", "resolved_plan"]
 
 
-def checked_plan(env: str, options: RecordOptions, *, storage_options: Mapping[str, Any] | None) -> Plan:
-    """The plan, `vectorize` as given; `storage_options`: those of the policy. Raises UsageError, MissingDevice, BadConfig for
-    kwargs that are no JSON values, and what `read_pieces` raises."""
+def checked_plan(env: str, options: RecordOptions) -> Plan:
+    """The plan, `vectorize` as given, without storage options. Raises UsageError, MissingDevice, BadConfig for kwargs that are
+    no JSON values, and what `read_pieces` raises."""
     wrong = wrong_values(RecordOptions, options)
     fix = "offline-cli record --help"
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
         fix = "--episodes 100, or --steps 100000"
-    policy: object = options["policy"]
-    if not isinstance(policy, str):
-        wrong.append(f"policy must be a name, not {policy!r}")
+    if callable(options["policy"]):
         fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
-    if isinstance(options["wrappers"], str):
-        wrong.append(f"wrappers must be a list of names, not the text {options['wrappers']!r}")
     if wrong:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
     num_env_runners = options["num_env_runners"]
@@ -57,7 +53,6 @@ def checked_plan(env: str, options: RecordOptions, *, storage_options: Mapping[s
         first=options["first_episode"],
         episodes=options["episodes"],
         steps=options["steps"],
-        storage_options=storage_options,
         pieces=pieces,
         in_processes=num_env_runners > 0,
         plugins=tuple(options["plugins"]),

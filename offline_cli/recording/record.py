@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
 
@@ -74,7 +75,8 @@ def record(
     policy, format, first_episode = options["policy"], options["format"], options["first_episode"]
     resume, overwrite, dry_run = options["resume"], options["overwrite"], options["dry_run"]
     num_env_runners, step_timeout = options["num_env_runners"], options["step_timeout"]
-    plan = checked_plan(env, options, storage_options=_of_policy(policy, out, options["storage_options"]))
+    plan = checked_plan(env, options)
+    plan = replace(plan, storage_options=_of_policy(policy, out, options["storage_options"]))
     target = open_location(out, options["storage_options"], beside=_places_of(policy))
     if not resume:
         check_target(target, overwrite=overwrite)  # before anything that takes long
@@ -111,6 +113,7 @@ def record(
             overwrite=overwrite,
             resume=resume,
             identity=plan.identity(opened.fingerprint) + (f" from {first_episode}" if first_episode else ""),
+            check_ids=False,  # each is a hash of what its episode follows from, its index among it
         )
         with StopSignals(overseer, patient=True) as stop, environment:  # which is closed before signals mean an end at once
             player = Player(environment, opened, in_processes=num_env_runners > 0, stopped=lambda: stop.requested is not None)

@@ -101,13 +101,14 @@ class StepStore:
         self._obs: list[_Column] = []
         self._infos: _Column | None = None
         self._row = 0  # in the chunk
-        self._finals = 0  # rows of spare that are taken
+        self._finals = 0  # rows of spare that will be taken
         self._used = 0  # rows of the store
         self._chunks = 0
         # Of the chunk, as they come: slots, the episodes that begin there, and the first row
         self._begins: list[tuple[Index, Index, int]] = []
-        self._ends: list[tuple[Index, int]] = []  # slots, and the row after the last; last observations are in spare, in order
-        self._flags: list[tuple[Rows, Rows]] = []  # terminated and truncated of the same
+        self._ends: list[tuple[Index, int]] = []  # slots, and the row after the last
+        self._flags: list[tuple[Rows, Rows]] = []  # terminated and truncated of the same, and
+        self._last: list[tuple[Tree, Rows | None]] = []  # their last observations and infos
         self._runs = _no_runs()
         self._ended = np.zeros((3, 0), np.int64)  # of whole episodes not given out: number, terminated, truncated
         self._next = 0  # episode to give out
@@ -121,7 +122,6 @@ class StepStore:
         self._obs = [self._column(leaf, self._spare) for leaf in leaves(obs)]
         self._actions = [self._column(leaf) for leaf in leaves(acted.actions)]
         self._extras = [self._column(leaf) for tree in acted.extras.values() for leaf in leaves(tree)]
-        self._of_acts = [*self._actions, *self._extras]
         self._rewards = self._column(np.zeros(1))
 
     def _column(self, like: Rows, spare: int = 0) -> _Column:
@@ -142,13 +142,15 @@ class StepStore:
         """What was seen, and done about it; rows of slots without an episode are not looked at."""
         if not self._steps:
             self._make_columns(obs, acted)
-        row = self._row
+        row, slots = self._row, self._slots
         for column, leaf in zip(self._obs, _flat(obs), strict=True):
-            column.by_step[row] = leaf if len(leaf) == self._slots else leaf[: self._slots]
-        columns = iter(self._of_acts)
-        for tree in (acted.actions, *acted.extras.values()):
-            for leaf in _flat(tree):
-                next(columns).by_step[row] = leaf
+            column.by_step[row] = leaf if len(leaf) == slots else leaf[:slots]
+        for column, leaf in zip(self._actions, _flat(acted.actions), strict=True):
+            column.by_step[row] = leaf
+        if acted.extras:
+            of_extras = (leaf for tree in acted.extras.values() for leaf in _flat(tree))
+            for column, leaf in zip(self._extras, of_extras, strict=True):
+                column.by_step[row] = leaf
         if infos is not None:
             self._info_column().by_step[row] = infos
 
@@ -166,13 +168,9 @@ class StepStore:
     def end(self, slots: Index, flags: tuple[Rows, Rows], finals: Tree, infos: Rows | None) -> None:
         """The episodes of these slots have ended with the last step; flags: terminated and truncated, (k,) each."""
         self._ends.append((slots, self._row))
-        at = slice(self._finals, self._finals + len(slots))
-        for column, leaf in zip(self._obs, _flat(finals), strict=True):
-            column.spare[at] = leaf
-        if infos is not None or self._infos is not None:
-            self._info_column().spare[at] = infos if infos is not None else None
-        self._finals = at.stop
         self._flags.append(flags)
+        self._last.append((finals, infos))
+        self._finals += len(slots)
 
     # ---- many ----
 
@@ -186,7 +184,19 @@ class StepStore:
         self._drop(self._next + count)
         return batch
 
+    def _fill_spare(self) -> None:
+        """Write the last observations of the chunk, in order of their ends."""
+        if not self._last:
+            return
+        finals, infos = zip(*self._last, strict=True)
+        for column, *parts in zip(self._obs, *map(_flat, finals), strict=True):
+            np.concatenate(parts, out=column.spare[: self._finals])
+        if self._infos is not None or any(part is not None for part in infos):
+            parts = [np.full(len(end[0]), None) if part is None else part for end, part in zip(self._ends, infos, strict=True)]
+            np.concatenate(parts, out=self._info_column().spare[: self._finals])
+
     def _keep_chunk(self) -> None:
+        self._fill_spare()
         slots, episodes, first, stop = self._parts()
         steps, ends = len(slots), sum(len(ended) for ended, _ in self._ends)
         last = episodes[:ends]
@@ -206,7 +216,7 @@ class StepStore:
         self._runs = _joined(self._runs, runs)
         self._used += len(rows)
         self._row = self._finals = 0
-        self._begins, self._ends, self._flags = [(slots[ends:], episodes[ends:], 0)], [], []
+        self._begins, self._ends, self._flags, self._last = [(slots[ends:], episodes[ends:], 0)], [], [], []
         self._chunks += 1
         if self._infos is not None:
             self._infos.chunk[:] = None

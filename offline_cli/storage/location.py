@@ -9,6 +9,7 @@ failures in one language (`failures.py`). What a place is, is asked by `info` al
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Callable, Mapping
@@ -325,6 +326,21 @@ class Location:
             for folder in made if self.is_local else ():
                 sync_names(os.path.dirname(folder.path))
             return made
+
+    def check_writable(self) -> None:
+        """Raise StorageError where this folder could not be made, or nothing in it; of this machine alone, where that is known
+        without trying.
+        """
+        if not self.is_local:
+            return
+        with storage_failures(self.url, "writing there"):
+            here = self.path
+            while not os.path.lexists(here):
+                here = os.path.dirname(here) or os.curdir
+            if not os.path.isdir(here):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), here)  # a file, or a link to nothing
+            if not os.access(here, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), here)
 
     def remove_empty_folder(self) -> None:
         """Remove this folder if it is there and empty."""

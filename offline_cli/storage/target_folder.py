@@ -63,13 +63,15 @@ def check_target(
     """The note to go on from, with `resume`; None where writing begins anew.
 
     Nothing is changed. `resume` where nothing was begun begins; `overwrite` replaces a dataset, never foreign files. Raises
-    OutputExists where what is there may not be touched, Locked where another writer is at work, UsageError for both at once.
+    OutputExists where what is there may not be touched, Locked where another writer is at work, UsageError for both at once,
+    StorageError for a local folder that could not be written to.
     """
     if resume and overwrite:
         raise exclusive(folder.url, kind.noun)
     if folder.is_file():
         raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
     if not folder.exists():
+        folder.check_writable()
         return None
     if overwrite or resume:
         refuse_links(folder, kind)
@@ -81,6 +83,7 @@ def check_target(
         note = _unfinished(folder)
     if resume and note is not None:
         refuse_foreign_data(folder, kind)
+        folder.check_writable()
         return note
     if overwrite:
         refuse_foreign_folder(folder, kind)
@@ -90,6 +93,7 @@ def check_target(
         if late is not None:  # since the look above
             refuse_if_at_work(late, folder.join(WRITING))
         raise _exists(folder, kind, resume=resume)
+    folder.check_writable()
     return None
 
 

@@ -6,6 +6,7 @@ The file is deleted as soon as it is open (Windows: when it is closed), so that 
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any, Final, Self
 
 from offline_cli.errors import StorageError, StorageNotFound
 
-__all__ = ["TempFile"]
+__all__ = ["TempFile", "checked_folder"]
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 OPTION: Final = "--temp-dir"
@@ -84,6 +85,17 @@ class TempFile:
                 raise StorageError(what, where=self._folder, fix=fix) from err
             fix = f"name a folder that can be written to with {OPTION}"
             raise StorageError(f"{doing} failed: {err.strerror or err}", where=self._folder, fix=fix) from err
+
+
+def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:
+    """The folder of `--temp-dir` as text, before there is need of it; None: the system's.
+
+    Raises StorageNotFound where it does not exist, StorageError where no file can be made in it.
+    """
+    if folder is None:
+        return None
+    with TempFile(os.fspath(folder)):
+        return os.fspath(folder)
 
 
 def _bytes_of(data: Any) -> memoryview:

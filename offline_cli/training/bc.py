@@ -26,6 +26,7 @@ from offline_cli.modules.networks import flattened_images
 from offline_cli.options.cloning import ConfigKeys, TrainBCOptions
 from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
+from offline_cli.options.values import check_values
 from offline_cli.playing.seeds import draw
 from offline_cli.plugins import check_plugins
 from offline_cli.policies.run_files import CONFIG
@@ -33,6 +34,7 @@ from offline_cli.policies.run_policy import scaling_of
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
+from offline_cli.storage.temp_file import checked_folder
 from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
 from offline_cli.training.memory_bounds import check_training_fits
@@ -117,10 +119,13 @@ def train_bc(
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit")
-    storage_options, resume, temp_dir = options["storage_options"], options["resume"], options["temp_dir"]
+    storage_options, resume = options["storage_options"], options["resume"]
+    others = {name: value for name, value in options.items() if name not in asked_of_config}  # a schema checks those
+    check_values(TrainBCOptions, others, command="offline-cli train-bc")
     asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     folder = RunFolder(open_location(out, storage_options, beside=asked))
     folder.claim(resume=resume, overwrite=options["overwrite"])
+    temp_dir = checked_folder(options["temp_dir"])
     check_plugins(options["plugins"])
     resolved = _resolve(asked_of_config, options["config"], folder, resume=resume, plugins=options["plugins"])
     setup = _setup(resolved)

@@ -9,12 +9,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from offline_cli.errors import BadConfig
+from offline_cli.errors import BadConfig, UsageError
 from offline_cli.modules.network_registry import MLP
 from offline_cli.options.cloning import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
 from offline_cli.options.option import declared_in
 from offline_cli.storage.links import not_found
-from offline_cli.training.config_mistakes import BOUNDS, config_mistakes
+from offline_cli.training.config_mistakes import BOUNDS, config_mistakes, option_contradictions
 from offline_cli.training.config_tables import DEFAULTS, MLP_KEYS, TABLES, filled, folded, merged_tables, table_mistakes
 
 __all__ = ["BCConfig", "differences", "read_config", "resolve_config", "stored_config"]
@@ -97,8 +97,8 @@ def resolve_config(
     """The configuration; options that are None were not given. `stored` is that of the run to resume. `plugins`: packages whose
     code may be imported because `stored` names it; what the file names is imported.
 
-    Raises BadConfig with every mistake in `details["problems"]`, StorageNotFound for a file that is not there, MissingPackage
-    for a plug-in that cannot be imported.
+    Raises BadConfig with every mistake in `details["problems"]`, UsageError where options that contradict each other are all
+    of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
     """
     given = {name: value for name, value in options.items() if value is not None}
     twice: list[str] = []
@@ -106,13 +106,14 @@ def resolve_config(
     merged = {**(stored or {}), **from_file, **given, **merged_tables(stored or {}, from_file)}
     if stored and "network" in from_file and merged["network"] != stored.get("network"):
         merged = {name: value for name, value in merged.items() if name not in MLP_KEYS or name in from_file}
-    for chosen, other in (BOUNDS, BOUNDS[::-1]):  # one that was just asked for replaces a stored one
-        if stored and other in stored and chosen in {**from_file, **given} and other not in {**from_file, **given}:
-            del merged[other]
+    bounds = [source.keys() & set(BOUNDS) for source in (given, from_file, stored or {})]
+    bound = next(filter(None, bounds), BOUNDS)  # one replaces whatever bound the sources below it say
+    merged = {name: value for name, value in merged.items() if name not in BOUNDS or name in bound}
     problems = twice + config_mistakes(merged, given)
     problems += table_mistakes(merged, own=[table for table in TABLES if table in from_file], packages=plugins)
     if problems:
-        raise BadConfig.of(problems, where=_sources(file, given, stored), fix=_HELP if file is None else f"{_HELP}; {_PAGE}")
+        kind = UsageError if set(problems) <= set(option_contradictions(merged, given)) else BadConfig
+        raise kind.of(problems, where=_sources(file, given, stored), fix=_HELP if file is None else f"{_HELP}; {_PAGE}")
     return _made({**merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}})
 
 

@@ -13,10 +13,14 @@ from typing import Any
 
 from offline_cli.json_documents import load_schema, mistakes_by
 
-__all__ = ["BOUNDS", "SCHEMA", "allowed", "config_mistakes", "key_mistakes"]
+__all__ = ["BOUNDS", "SCHEMA", "allowed", "config_mistakes", "key_mistakes", "option_contradictions"]
 
 SCHEMA = "config.v2.json"  # says what each key means
 BOUNDS = ("updates", "epochs")
+NEEDS = (
+    ("until_return", "env", "an environment to play in"),
+    ("patience", "val_fraction", "episodes held out to measure on"),
+)
 TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
 TYPES["object"] = "a table"
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
@@ -25,7 +29,12 @@ MAX_SHOWN = 80  # letters of one offending value
 
 def config_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
     """Every mistake of `config`, whose keys in `options` were given as options; empty when there is none."""
-    return key_mistakes(config, load_schema(SCHEMA), options) + _contradictions(config, options)
+    return key_mistakes(config, load_schema(SCHEMA), options) + list(_contradictions(config, options))
+
+
+def option_contradictions(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
+    """Those of `config_mistakes` that are between options alone: whatever a file says, they cannot be meant."""
+    return [text for text, asked in _contradictions(config, options).items() if asked]
 
 
 def key_mistakes(
@@ -75,15 +84,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
-    found = []
+def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict[str, bool]:
+    """Each in words, and whether options alone are at fault."""
+    found = {}
     if config.keys() >= set(BOUNDS):
-        updates, epochs = (_spelled(name, name in options) for name in BOUNDS)
-        found.append(f"{updates} and {epochs}: give one of the two")
-    if "until_return" in config and "env" not in config:
-        asked = "until_return" in options
-        found.append(f"{_spelled('until_return', asked)}: needs {_spelled('env', asked)}, an environment to play in")
-    if "patience" in config and "val_fraction" not in config:
-        asked = "patience" in options
-        found.append(f"{_spelled('patience', asked)}: needs {_spelled('val_fraction', asked)}, episodes held out to measure on")
+        asked = set(BOUNDS) <= set(options)  # of two sources, the one above the other has replaced what that says
+        updates, epochs = (_spelled(name, asked) for name in BOUNDS)
+        found[f"{updates} and {epochs}: give one of the two"] = asked
+    for name, needed, what in NEEDS:
+        if name in config and needed not in config:
+            asked = name in options
+            found[f"{_spelled(name, asked)}: needs {_spelled(needed, asked)}, {what}"] = asked
     return found

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
 from torch import Tensor
 
 from offline_cli.errors import BadConfig
+from offline_cli.plugins import plugin_behind
 
-__all__ = ["check_losses", "misnamed"]
+__all__ = ["check_losses", "differentiating", "misnamed"]
 
+SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
 WANTED = "it must be a scalar tensor with a gradient"
 
 
@@ -35,6 +38,21 @@ def check_losses(losses: Any, names: Collection[str], kind: str) -> None:
     if not any(loss.requires_grad for loss in losses.values()):
         fix = "make it of what the group's modules give, without detach() or torch.no_grad()"
         raise _wrong(kind, f"loss {next(iter(losses))!r} has no gradient; {WANTED}", fix)
+
+
+@contextmanager
+def differentiating(kind: str) -> Iterator[None]:
+    """Within it the gradients of an algorithm's losses are computed; BadConfig is raised where torch cannot.
+
+    An error that code of a package raises on the way stays what it is: it tells the package and the line.
+    """
+    try:
+        yield
+    except RuntimeError as err:
+        if plugin_behind(err) is not None or any(word in str(err).lower() for word in SHORTAGE):
+            raise
+        fix = "leave tensors that a gradient needs as they are: no in-place operation on them, in the loss or in a network"
+        raise _wrong(kind, f"its losses have no gradient that can be computed: {err}", fix) from err
 
 
 def misnamed(losses: Mapping[str, Any], names: Collection[str], kind: str) -> BadConfig:

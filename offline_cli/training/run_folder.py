@@ -122,7 +122,8 @@ class RunFolder:
     def claim(self, *, resume: bool, overwrite: bool) -> None:
         """Raise OutputExists unless this call may write here, Locked where a trainer is at work, UsageError for both at once.
 
-        What has a run's names, and is not what a run has under them, is OutputExists too. Touches nothing.
+        What has a run's names, and is not what a run has under them, is OutputExists too; StorageError where nothing could be
+        written there, of a local folder. Touches nothing.
         """
         if resume and overwrite:
             raise exclusive(self.url, "run")
@@ -133,8 +134,11 @@ class RunFolder:
         is_run = self.is_run
         if is_run and (resume or overwrite):
             refuse_foreign(self._place, TRAINING)
+            if not resume:  # a finished run is shown again wherever it is
+                self._place.check_writable()
             return
         if self.is_free:
+            self._place.check_writable()
             return
         if is_run:
             fix = "--resume to go on with that run, --overwrite to replace it, or another --out"

@@ -20,7 +20,7 @@ from offline_cli.modules.network import checking_features
 from offline_cli.training.algorithms.algorithm import Group
 from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import Learner
-from offline_cli.training.loss_check import check_losses, misnamed
+from offline_cli.training.loss_check import check_losses, differentiating, misnamed
 
 __all__ = ["Stepped", "Update", "captured", "unchanged"]
 
@@ -50,8 +50,7 @@ class Stepped:
             losses = self.group.loss(self.batch)
             if losses.keys() != self.sums.keys():
                 raise misnamed(losses, list(self.sums), self._kind)
-            first, *others = losses.values()
-            total = sum(others, start=first)
+            total = _sum(losses)
         total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.adam.step()
         for name, loss in losses.items():
@@ -61,9 +60,21 @@ class Stepped:
                 self.group.then()
 
     def check(self) -> None:
-        """Compute the losses once, without a step. Raises BadConfig where these cannot be minimised."""
+        """Compute the losses and their gradients once, without a step. Raises BadConfig where these cannot be minimised."""
         with autocast(self.adam.weights.device, self._precision):
-            check_losses(self.group.loss(self.batch), list(self.sums), self._kind)
+            losses = self.group.loss(self.batch)
+            check_losses(losses, list(self.sums), self._kind)
+            total = _sum(losses)
+        try:
+            with differentiating(self._kind):
+                total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # as above
+        finally:
+            self.adam.zero_grad()
+
+
+def _sum(losses: Mapping[str, Tensor]) -> Tensor:
+    first, *others = losses.values()
+    return sum(others, start=first)
 
 
 class Update:

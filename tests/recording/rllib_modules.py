@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from offline_cli import Columns, RLModule
+from offline_cli.modules.distributions import build_head
 
 
 class Follows(RLModule):
@@ -79,6 +80,32 @@ class Wordless(RLModule):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {"thoughts": batch[Columns.OBS]}
+
+
+class Wide(RLModule):
+    """Puts out more numbers than the distribution of its actions takes."""
+
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(3, 7)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS])}
+
+
+class WideOfOurs(Wide):
+    """The same, with the action head that it says."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__(observation_space, action_space, build_head(action_space, action_scale="env"))
+
+
+class Widens(Wide):
+    """Gives as many as it should at first."""
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        self.calls = getattr(self, "calls", 0) + 1
+        inputs = self.net(batch[Columns.OBS])
+        return {Columns.ACTION_DIST_INPUTS: inputs if self.calls > 40 else inputs[:, :3]}
 
 
 class WantsCatalog(RLModule):

@@ -150,7 +150,10 @@ def test_the_page_on_assumptions_explains_what_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [({"policy": lambda observation: 0}, "policy must be a name"), ({"wrappers": "FlattenObservation"}, "a list of names")],
+    [
+        ({"policy": lambda observation: 0}, "--policy must be text"),
+        ({"wrappers": "FlattenObservation"}, "--wrapper must be a list"),
+    ],
     ids=["a function", "a text"],
 )
 def test_a_python_value_of_another_kind_is_named_with_what_it_must_be(kind: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rllib_modules import Follows
 
 from offline_cli import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, OfflineCliError
+from offline_cli.errors import BadConfig, BadData, OfflineCliError
 
 Record = Callable[..., Path]
 Read = Callable[[Path], EpisodeBatch]
@@ -71,3 +71,19 @@ def test_a_class_that_cannot_play_is_refused_by_what_it_lacks(name: str, explore
         recorded(policy=f"python:rllib_modules:{name}", episodes=1, explore=explore)
     assert isinstance(caught.value, BadConfig)
     assert (caught.value.exit_code, bool(caught.value.fix)) == (4, True)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("name", ["Wide", "WideOfOurs"])
+def test_a_class_whose_outputs_do_not_fit_its_distribution_is_named_with_both_widths_and_nothing_is_played(
+    name: str, explore: bool, recorded: Record
+) -> None:
+    what = rf"^{name} puts out 'action_dist_inputs' of width 7.* takes width 3"
+    with pytest.raises(BadConfig, match=what) as caught:
+        recorded(policy=f"python:rllib_modules:{name}", explore=explore)
+    assert caught.value.where == f"module {name}"
+
+
+def test_outputs_that_become_wider_while_playing_are_bad_data_that_names_class_and_widths(recorded: Record) -> None:
+    with pytest.raises(BadData, match=r"Widens puts out .action_dist_inputs. of width 7.* takes width 3"):
+        recorded(policy="python:rllib_modules:Widens", num_envs=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_cli.errors import BadConfig, StorageNotFound
+from offline_cli.errors import BadConfig, OfflineCliError, StorageNotFound, UsageError
 from offline_cli.json_documents import load_schema
 from offline_cli.training.config import BCConfig, differences, resolve_config
 from offline_cli.training.config_mistakes import SCHEMA
@@ -63,6 +63,25 @@ def test_another_bound_replaces_a_stored_one_and_is_no_difference() -> None:
     assert differences(stored, wanted) == []
 
 
+@pytest.mark.parametrize(("asked", "other"), [("updates", "epochs"), ("epochs", "updates")])
+def test_a_bound_that_is_an_option_replaces_the_one_in_the_file(tmp_path: Path, asked: str, other: str) -> None:
+    (tmp_path / "c.toml").write_text(f"{other} = 7\n")
+    config = resolve_config({asked: 3}, file=tmp_path / "c.toml", stored={"epochs": 9})
+    assert (getattr(config, asked), getattr(config, other)) == (3, None)
+
+
+def test_a_bound_in_the_file_replaces_that_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("updates = 7\n")
+    config = resolve_config({}, file=tmp_path / "c.toml", stored={"epochs": 9})
+    assert (config.updates, config.epochs) == (7, None)
+
+
+def test_two_bounds_in_one_file_are_a_mistake_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("updates = 7\nepochs = 2\n")
+    with pytest.raises(BadConfig, match="updates and epochs: give one of the two"):
+        resolve_config({}, file=tmp_path / "c.toml")
+
+
 @pytest.mark.parametrize(
     "option", [{"updates": 0}, {"epochs": 0}, {"batch_size": 0}, {"eval_episodes": 0}, {"val_fraction": 1.0}]
 )
@@ -73,17 +92,19 @@ def test_a_number_out_of_range_is_refused_by_name(option: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("options", "problem", "kind"),
     [
-        ({"patience": 3}, "--patience: needs --val-fraction, episodes held out to measure on"),
-        ({"until_return": 450.0}, "--until-return: needs --env, an environment to play in"),
-        ({"updates": 5, "epochs": 3}, "--updates and --epochs: give one of the two"),
-        ({"val_fraction": 1.5}, "--val-fraction: must be a number above 0 and below 1, not 1.5"),
-        ({"lr": 0.0}, "--lr: must be a number above 0, not 0.0"),
+        ({"patience": 3}, "--patience: needs --val-fraction, episodes held out to measure on", UsageError),
+        ({"until_return": 450.0}, "--until-return: needs --env, an environment to play in", UsageError),
+        ({"updates": 5, "epochs": 3}, "--updates and --epochs: give one of the two", UsageError),
+        ({"val_fraction": 1.5}, "--val-fraction: must be a number above 0 and below 1, not 1.5", BadConfig),
+        ({"lr": 0.0}, "--lr: must be a number above 0, not 0.0", BadConfig),
     ],
 )
-def test_a_mistake_in_options_is_told_in_their_words(options: dict[str, float], problem: str) -> None:
-    with pytest.raises(BadConfig) as caught:
+def test_a_mistake_in_options_is_told_in_their_words(
+    options: dict[str, float], problem: str, kind: type[OfflineCliError]
+) -> None:
+    with pytest.raises(kind) as caught:
         resolve_config(options)
     assert (caught.value.details["problems"], caught.value.where) == ([problem], "options")
     assert "schema" not in caught.value.fix

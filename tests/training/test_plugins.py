@@ -462,6 +462,52 @@ def test_features_that_are_not_as_a_network_says_are_told_as_its_mistake(
     assert not (tmp_path / "run").exists()
 
 
+UNLEARNABLE = """
+import torch
+from torch import nn
+from offline_cli.modules.distributions import build_head
+from offline_cli.modules.network import Network
+from offline_cli.modules.rl_module import RLModule
+class Wide(RLModule):
+    def __init__(self, observation_space, action_space, head):
+        super().__init__(observation_space, action_space, head)
+        self.last = nn.Linear(3, head.size + 4)
+    def _forward(self, batch):
+        return {"action_dist_inputs": self.last(batch["obs"])}
+class InPlace(Wide):
+    def _forward(self, batch):
+        found = torch.exp(self.last(batch["obs"])[:, :-4])
+        found += 1  # exp needs its result for the gradient
+        return {"action_dist_inputs": found}
+class Unlearnable(Network):
+    def features(self, observation_space, *, uint8_scaling="bounds"):
+        raise AssertionError
+    def policy(self, observation_space, action_space, *, action_scale, uint8_scaling="bounds"):
+        return self.kind(observation_space, action_space, build_head(action_space, action_scale=action_scale))
+class WideNetwork(Unlearnable):
+    kind = Wide
+class InPlaceNetwork(Unlearnable):
+    kind = InPlace
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("WideNetwork", "Wide puts out 'action_dist_inputs' of width "),
+        ("InPlaceNetwork", "its losses have no gradient that can be computed: one of the variables needed for gradient"),
+    ],
+)
+def test_a_policy_that_cannot_be_learned_is_told_as_its_mistake_and_leaves_no_run(
+    write_dataset: Write, tmp_path: Path, install: Install, call: Call, kind: str, what: str
+) -> None:
+    install("unlearnable", {"networks": {"it": f"unlearnable:{kind}"}}, unlearnable=UNLEARNABLE)
+    (tmp_path / "c.toml").write_text('batch_size = 32\n[network]\nname = "it"\n')
+    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    assert (code, what in found["error"]["what"]) == (4, True), found
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("group", "table", "base"),
     [

@@ -25,6 +25,7 @@ from offline_cli.datasets.repair.survey import Survey, choose, survey
 from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.options.datasets import RepairOptions
 from offline_cli.options.keywords import takes
+from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.create_only import whole_file
@@ -111,6 +112,7 @@ def repair(
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
     BadConfig where nothing says the spaces, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
+    check_values(RepairOptions, options, command="offline-cli repair")
     folder, began = open_location(out, options["storage_options"]), time.monotonic()
     drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], options["env"], options["dry_run"]
     if options["force_unlock"]:

@@ -12,6 +12,7 @@ from offline_cli.errors import UsageError
 from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.tables.mapping_text import mapping_text
 from offline_cli.options.shared import EpisodeEnds, Tables
+from offline_cli.storage.temp_file import checked_folder
 
 __all__ = ["EPISODE_ENDS", "MEMORY_LIMIT", "TableOptions"]
 
@@ -42,12 +43,12 @@ class TableOptions:
 
     @classmethod
     def of(cls, options: Tables) -> TableOptions:
-        """As the keywords of a function say it. Raises UsageError."""
+        """As the keywords of a function say it. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
         return cls(
             options["mapping"],
             options["rows_as_episodes"],
             options["episode_ends"],
-            options["temp_dir"],
+            checked_folder(options["temp_dir"]),
             byte_size(options["memory_limit"], option="--memory-limit"),
         )
 

@@ -1,0 +1,70 @@
+"""Values of options against their declarations: types, limits, choices."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import offline_cli
+from offline_cli.errors import UsageError
+from offline_cli.options.applying import ApplyOptions
+from offline_cli.options.cloning import TrainBCOptions
+from offline_cli.options.playing import RecordOptions
+from offline_cli.options.values import wrong_values
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value", "told"),
+    [
+        (RecordOptions, "policy", print, "--policy must be text, not <built-in function print>"),
+        (RecordOptions, "wrappers", "Flatten", "--wrapper must be a list, each item text, not 'Flatten'"),
+        (RecordOptions, "wrappers", [1], "--wrapper must be a list, each item text, not [1]"),
+        (RecordOptions, "episodes", 2.5, "--episodes must be a whole number, not 2.5"),
+        (RecordOptions, "episodes", True, "--episodes must be a whole number, not True"),
+        (RecordOptions, "step_timeout", "soon", "--step-timeout must be a number, not 'soon'"),
+        (RecordOptions, "explore", "yes", "--explore must be True or False, not 'yes'"),
+        (RecordOptions, "env_kwargs", [1], "--env-kwargs must be a mapping, not [1]"),
+        (ApplyOptions, "memory_limit", 2.5, "--memory-limit must be a whole number or text, not 2.5"),
+        (ApplyOptions, "temp_dir", 3, "--temp-dir must be text or a path, not 3"),
+        (TrainBCOptions, "plugins", "mine", "--plugin must be a list, each item text, not 'mine'"),
+    ],
+)
+def test_a_value_of_another_type_is_told_with_what_its_declaration_says(
+    options: type[Any], name: str, value: Any, told: str
+) -> None:
+    assert wrong_values(options, {name: value}) == [told]
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value"),
+    [
+        (RecordOptions, "episodes", np.int64(3)),
+        (RecordOptions, "step_timeout", 3),
+        (RecordOptions, "step_timeout", np.float32(0.5)),
+        (RecordOptions, "step_timeout", Fraction(1, 2)),
+        (RecordOptions, "explore", np.bool_(True)),
+        (RecordOptions, "wrappers", ("FlattenObservation",)),
+        (RecordOptions, "env_to_module", lambda env: []),
+        (RecordOptions, "storage_options", None),
+        (ApplyOptions, "temp_dir", Path("place")),
+        (ApplyOptions, "memory_limit", "512MiB"),
+    ],
+)
+def test_a_value_that_says_the_same_in_another_type_is_taken(options: type[Any], name: str, value: Any) -> None:
+    assert wrong_values(options, {name: value}) == []
+
+
+@pytest.mark.parametrize("call", ["apply", "convert", "train_bc", "validate", "inspect", "repair", "evaluate", "record"])
+def test_every_command_refuses_storage_options_that_are_no_mapping(call: str, tmp_path: Path) -> None:
+    required = {"apply": {"pipeline": "p"}, "record": {"policy": "random", "episodes": 1}, "evaluate": {"env": "CartPole-v1"}}
+    places = (
+        [str(tmp_path / "a")]
+        if call in ("inspect", "validate", "repair", "evaluate")
+        else [str(tmp_path / "a"), str(tmp_path / "b")]
+    )
+    with pytest.raises(UsageError, match="--storage-option must be a mapping"):
+        getattr(offline_cli, call)(*places, **required.get(call, {}), storage_options="anon=true")
