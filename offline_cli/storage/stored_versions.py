@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from offline_cli.errors import StorageError
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.cache import BLOCK, CachedFile
+from offline_cli.storage.place import Place
 from offline_cli.storage.remote_files import buffered_reader
-
-if TYPE_CHECKING:
-    from offline_cli.storage.location import Location
 
 __all__ = ["StoredVersion"]
 
@@ -28,12 +26,12 @@ ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR
 class StoredVersion:
     """A file as it is in its store at one moment."""
 
-    place: Location
+    place: Place
     size: int
     tag: str  # empty: the store does not say, and nothing of it is kept
 
     @classmethod
-    def of(cls, place: Location) -> StoredVersion:
+    def of(cls, place: Place) -> StoredVersion:
         """What is at `place` now. Raises StorageNotFound, StorageError."""
         found = place.stored()
         return cls(place, int(found["size"] or 0), _tag(found))
@@ -99,7 +97,7 @@ def _tag(found: Mapping[str, Any]) -> str:
     return str(next((found[name] for name in TAGS if found.get(name)), ""))
 
 
-def _address(place: Location) -> list[str]:
+def _address(place: Place) -> list[str]:
     """What tells a file from those of the same name elsewhere; no credentials."""
     fs = place.fs
     endpoints = [os.environ.get(name, "") for name in ENDPOINTS]
