@@ -1,4 +1,4 @@
-"""What other packages add through entry points: algorithms, networks, connector pieces.
+"""What other packages add through entry points: algorithms, networks, connector pieces, storage providers.
 
 Nothing is imported before it is named. A name in the user's own command, config or pipeline file is enough; a name that comes
 from a run folder, manifest or checkpoint is not: the user has to name the package that registered it (`--plugin NAME`).
@@ -22,6 +22,7 @@ __all__ = [
     "CONNECTORS",
     "NETWORKS",
     "OPTION",
+    "PROVIDERS",
     "Plugin",
     "check_plugins",
     "is_registered",
@@ -36,7 +37,8 @@ Base = TypeVar("Base")
 ALGORITHMS: Final = "offline_cli.algorithms"
 NETWORKS: Final = "offline_cli.networks"
 CONNECTORS: Final = "offline_cli.connectors"
-KINDS: Final = {ALGORITHMS: "algorithm", NETWORKS: "network", CONNECTORS: "piece"}
+PROVIDERS: Final = "offline_cli.providers"
+KINDS: Final = {ALGORITHMS: "algorithm", NETWORKS: "network", CONNECTORS: "piece", PROVIDERS: "storage provider"}
 OPTION: Final = "--plugin"
 
 _log = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ _loaded: dict[str, str] = {}  # packages that registered what was imported, by t
 class Plugin:
     """One name that a package has registered; not imported."""
 
-    kind: str  # "algorithm", "network", "piece"
+    kind: str  # "algorithm", "network", "piece", "storage provider"
     name: str
     package: str  # the distribution, as pip knows it
     entry: EntryPoint

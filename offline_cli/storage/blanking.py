@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
+from offline_cli.storage.providers import buckets
 from offline_cli.storage.secret_names import BLANK, blanked_values, looks_secret
 
 __all__ = ["blanked", "blanked_args", "secrets_among", "this_command"]
@@ -22,7 +23,7 @@ SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a s
 _CALLED: Final = "offline_cli, called from Python"
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
 _IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
-_IN_BUCKET_URL: Final = re.compile(r"\b(s3a?|gcs|gs|az|abfss?|adl)://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
+_IN_BUCKET_URL: Final = re.compile(rf"\b({'|'.join(sorted(buckets()))})://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
 _IN_URL: Final = re.compile(r"://[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@")
 _WITH_SLASH: Final = re.compile(r"://(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@")  # a port and a path are no password
 _IN_TEXT: Final = (

@@ -4,7 +4,7 @@ How, by kind of storage:
 
 * Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard links
   (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
-* S3, Google Cloud Storage, Azure, memory://: the client's own `mode="create"` (If-None-Match, ifGenerationMatch=0).
+* Providers that say so (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match, ifGenerationMatch=0).
 * Anything else, `pyarrow.fs` too: a look beforehand, which two can do at once. So can two on servers that do not know the
   condition.
 
@@ -55,7 +55,7 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
 
 def creates_only(target: Location) -> bool:
     """Whether the client of this storage can make a file only where none is."""
-    return target.is_local or target.is_memory or (target.is_in_bucket and not is_arrow(target))
+    return target.is_local or (target.provider.creates_only and not is_arrow(target))
 
 
 def whole_file(place: Location) -> bytes | None:

@@ -15,12 +15,10 @@ from offline_cli.storage.blanking import blanked
 from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import NoAnswer
 from offline_cli.storage.provider_errors import explained, set_up
+from offline_cli.storage.providers import client_packages
 
 __all__ = ["from_a_client", "storage_failures"]
 
-CLIENTS = frozenset(
-    {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs", "urllib3"}
-)
 COMMON = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -103,7 +101,7 @@ def _from_a_client(err: Exception) -> bool:
 
 
 def _is_client(module: str) -> bool:
-    return module.partition(".")[0] in CLIENTS
+    return module.partition(".")[0] in client_packages()
 
 
 def _modules_of(err: Exception) -> Iterator[str]:

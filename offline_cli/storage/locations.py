@@ -1,4 +1,4 @@
-"""Places by URL: a path, `memory://`, `s3://`, `gs://`, `az://` or whatever fsspec knows; refuses places that do not exist.
+"""Places by URL: a path, or a URL of any provider that is known to us, to other packages or to fsspec.
 
 The URL chooses the filesystem. Local paths are shown as the user wrote them. An unknown scheme is UsageError.
 """
@@ -18,7 +18,8 @@ from offline_cli.storage.clients import client_for
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.inner_options import check_inner_options
 from offline_cli.storage.location import Location
-from offline_cli.storage.options import HERE, cache_of, options_for, patience_of, quiet_clients, without_probes
+from offline_cli.storage.options import cache_of, options_for, patience_of, quiet_clients
+from offline_cli.storage.providers import HERE, provider_of
 from offline_cli.storage.urls import check_url, is_web
 
 __all__ = ["REPLACED", "Location", "Sources", "expand", "open_location"]
@@ -26,7 +27,6 @@ __all__ = ["REPLACED", "Location", "Sources", "expand", "open_location"]
 REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
 
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
-EXTRAS: Final = {"az": "azure", "abfs": "azure", "abfss": "azure", "adl": "azure"}  # protocol -> our extra with its client
 
 Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 
@@ -57,7 +57,8 @@ def open_location(
         return Location(fs, str(path), text)
     check_url(text)
     scheme = fsspec.utils.get_protocol(text)
-    without_probes(scheme, storage_options)
+    for link in text.split("::"):
+        provider_of(fsspec.utils.get_protocol(link)).prepare(storage_options or {})
     _check_client(scheme, text)
     options, patience = options_for(text, storage_options, beside=_urls(beside)), patience_of(storage_options)
     remote, shown = scheme not in HERE, blanked(text)
@@ -84,7 +85,7 @@ def _check_client(scheme: str, url: str) -> None:
 
 
 def _missing_client(scheme: str, url: str, err: ImportError) -> MissingPackage:
-    extra = EXTRAS.get(scheme)
+    extra = provider_of(scheme).extra
     fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
     return MissingPackage(f"no client for {scheme}:// is installed", where=blanked(url), fix=fix)
 

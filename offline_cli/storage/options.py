@@ -24,21 +24,17 @@ from offline_cli.errors import UsageError
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.cache import SIZE, RemoteCache, cache_at
 from offline_cli.storage.patience import Patience
+from offline_cli.storage.provider import Provider
+from offline_cli.storage.providers import HERE, client_packages, provider_of
 
-__all__ = ["HERE", "cache_of", "options_for", "patience_of", "quiet_clients", "without_probes"]
+__all__ = ["cache_of", "options_for", "patience_of", "quiet_clients"]
 
 TIME_LIMIT: Final = "time_limit"
 CACHE: Final = "cache"
 CACHE_SIZE: Final = "cache_size"
 OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
 
-CHECKED: Final = frozenset({"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-HERE: Final = frozenset({"file", "local", "memory"})  # what needs no client
 OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
-OF_SESSIONS: Final = {"s3": frozenset({"profile"}), "s3a": frozenset({"profile"})}  # passed on to the client's session
-NAMES_OF_REGION: Final = frozenset({"region", "region_name", "aws_region", "default_region"})
-REGION_OPTION: Final = """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
-CLIENT_LOGS: Final = ("adlfs", "aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs")
 
 
 def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:
@@ -63,7 +59,7 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
 def _known(url: str) -> frozenset[str] | None:
     """Names of the options for `url`; None where only the client knows them."""
     scheme = fsspec.utils.get_protocol(url)
-    return None if "::" in url or scheme not in CHECKED else _of_client(scheme)
+    return None if "::" in url or not provider_of(scheme).checks_options else _of_client(scheme)
 
 
 @cache
@@ -82,14 +78,19 @@ def _of_client(scheme: str) -> frozenset[str] | None:
     named -= {"self", "fs", "asynchronous", "loop"}
     if scheme in HERE:
         return frozenset(named - OF_ALL)
-    return frozenset(named) | OF_ALL | OF_SESSIONS.get(scheme, frozenset())
+    return frozenset(named) | OF_ALL | provider_of(scheme).more_options
+
+
+def _provider(url: str) -> Provider:
+    return provider_of(fsspec.utils.get_protocol(url))
 
 
 def _unknown(name: str, places: list[str], known: frozenset[str]) -> UsageError:
     near = difflib.get_close_matches(name, known | OURS, n=1)
     listed = f"the storage takes {', '.join(sorted((known | OURS) - OF_ALL))}"
-    if name in NAMES_OF_REGION and "client_kwargs" in known:
-        fix = f"AWS_DEFAULT_REGION in the environment, or {REGION_OPTION}; {listed}"
+    advised = [advice for place in places for advice in [_provider(place).advice.get(name)] if advice]
+    if advised:
+        fix = f"{advised[0]}; {listed}"
     else:
         fix = f"did you mean {near[0]}? {listed[0].upper()}{listed[1:]}" if near else listed
     if all(fsspec.utils.get_protocol(place) in HERE for place in places):
@@ -125,20 +126,14 @@ def cache_of(options: Mapping[str, Any] | None) -> RemoteCache | None:
     return cache_at(str(Path(folder).expanduser().absolute()), size)
 
 
-def without_probes(scheme: str, options: Mapping[str, Any] | None) -> None:
-    """Keep gcsfs from asking what kind of bucket this is where the endpoint is not Google's, which takes it a minute.
-
-    It asks over gRPC, which other servers do not answer. To be called before gcsfs is imported; what the user has set stays.
-    """
-    if scheme in ("gs", "gcs") and ((options or {}).get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+_quiet: set[str] = set()  # clients whose logs have a handler
 
 
-@cache
 def quiet_clients() -> None:
     """Keep what clients log off stderr, tracebacks of every retry among it, unless somebody has set up logging.
 
     Without any handler Python writes warnings to stderr; handlers that a program installs get the records as ever.
     """
-    for name in CLIENT_LOGS:
+    for name in sorted({"asyncio", *client_packages()} - _quiet):
         logging.getLogger(name).addHandler(logging.NullHandler())
+        _quiet.add(name)

@@ -21,13 +21,11 @@ from offline_cli.storage.failures import from_a_client, storage_failures
 from offline_cli.storage.inner_options import refused_inner_option
 from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import Patience, Pending
+from offline_cli.storage.provider import Provider
 from offline_cli.storage.provider_errors import has_code, no_bucket
-from offline_cli.storage.urls import BUCKETS
+from offline_cli.storage.providers import provider_of
 
 __all__ = ["Asked", "Place"]
-
-FORGETFUL: Final = BUCKETS - {"s3", "s3a"}
-OBJECT_STORES: Final = BUCKETS | {"adl", "oss", "obs", "http", "https"}
 
 LOCAL: Final = Patience()  # which asks of this machine do not need
 
@@ -89,17 +87,23 @@ class Place:
     @property
     def has_folders(self) -> bool:
         """Whether folders exist by themselves here; in object stores they are only prefixes of names."""
-        return OBJECT_STORES.isdisjoint(self.protocols)
+        return self.provider.has_folders
 
     @property
     def is_in_bucket(self) -> bool:
         """Whether this is an object store of buckets, by a client that answers for ranges of bytes."""
-        return not BUCKETS.isdisjoint(self.protocols)
+        return self.provider.serves_ranges
 
     @property
     def forgets_uploads(self) -> bool:
         """Whether this store drops uploads that were never completed by itself, within a week."""
-        return not FORGETFUL.isdisjoint(self.protocols)
+        return self.provider.forgets_uploads
+
+    @property
+    def provider(self) -> Provider:
+        """What is known of the storage that this place is in. Raises BadConfig, MissingPackage for a package's broken one."""
+        protocol = self.fs.protocol
+        return provider_of(protocol if isinstance(protocol, str) else protocol[0])
 
     @property
     def protocols(self) -> set[str]:

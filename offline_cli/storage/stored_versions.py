@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from offline_cli.errors import StorageError
 from offline_cli.storage.ahead import Ahead
@@ -17,9 +17,6 @@ from offline_cli.storage.place import Place
 from offline_cli.storage.remote_files import buffered_reader
 
 __all__ = ["StoredVersion"]
-
-TAGS: Final = ("ETag", "etag", "generation", "md5Hash")  # what clients call what tells the versions of a file apart
-ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class StoredVersion:
     def of(cls, place: Place) -> StoredVersion:
         """What is at `place` now. Raises StorageNotFound, StorageError."""
         found = place.stored()
-        return cls(place, int(found["size"] or 0), _tag(found))
+        return cls(place, int(found["size"] or 0), _tag(place, found))
 
     def open(self, ahead: Ahead) -> BinaryIO:
         """Its bytes, seekable. Closing it raises StorageError where they may be of two versions."""
@@ -80,7 +77,7 @@ class StoredVersion:
         """Whether the store still has this version; to be asked within a request."""
         self.place.fs.invalidate_cache()
         found = self.place.fs.info(self.place.path)
-        return (int(found["size"] or 0), _tag(found)) == (self.size, self.tag)
+        return (int(found["size"] or 0), _tag(self.place, found)) == (self.size, self.tag)
 
     def _end(self, cached: CachedFile, failed: bool) -> None:
         if failed:
@@ -93,13 +90,12 @@ class StoredVersion:
             raise self._changed("another version is there")
 
 
-def _tag(found: Mapping[str, Any]) -> str:
-    return str(next((found[name] for name in TAGS if found.get(name)), ""))
+def _tag(place: Place, found: Mapping[str, Any]) -> str:
+    return str(next((found[name] for name in place.provider.version_tags if found.get(name)), ""))
 
 
 def _address(place: Place) -> list[str]:
     """What tells a file from those of the same name elsewhere; no credentials."""
-    fs = place.fs
-    endpoints = [os.environ.get(name, "") for name in ENDPOINTS]
-    said = [getattr(fs, "endpoint_url", None), getattr(fs, "account_name", None)]
+    endpoints = [os.environ.get(name, "") for name in place.provider.endpoints]
+    said = [getattr(place.fs, name, None) for name in place.provider.endpoint_attributes]
     return [*sorted(place.protocols), *endpoints, *(str(name or "") for name in said), place.path]

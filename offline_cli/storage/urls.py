@@ -11,15 +11,12 @@ from typing import Final
 
 from offline_cli.errors import UsageError
 from offline_cli.storage.blanking import blanked
-from offline_cli.storage.provider_errors import set_up
+from offline_cli.storage.providers import buckets, provider_of
 from offline_cli.storage.secret_names import BLANK
 
-__all__ = ["BUCKETS", "check_url", "is_of_bucket", "is_web"]
+__all__ = ["check_url", "is_of_bucket", "is_web"]
 
-BUCKETS: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})  # stores of ranges of bytes, in buckets
-_WITH_BUCKET: Final = BUCKETS | {"adl"}
-_ACCOUNT_AFTER_AT: Final = frozenset({"az", "abfs", "abfss", "adl"})  # container@account.dfs.core.windows.net
-_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(_WITH_BUCKET))}|https?):/?(?!/).*", re.DOTALL)
+_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
 _WEB: Final = re.compile(r"https?://")
 
 
@@ -27,7 +24,7 @@ def check_url(text: str) -> None:
     """Raise UsageError for a URL that cannot be meant; of a chain (`zip://a::s3://...`), for any link of it."""
     for link in text.split("::"):
         scheme, mark, rest = link.partition("://")
-        if mark and scheme in _WITH_BUCKET:
+        if mark and provider_of(scheme).container:
             _check_bucket(scheme, rest.partition("/")[0])
         elif match := _ONE_SLASH.fullmatch(link):
             name = match[1]
@@ -42,15 +39,16 @@ def is_web(path: str) -> bool:
 
 def is_of_bucket(url: str) -> bool:
     """Whether this is, or leads through, an address in an object store."""
-    return any(link.partition("://")[0] in _WITH_BUCKET for link in url.split("::") if "://" in link)
+    return any(provider_of(link.partition("://")[0]).container for link in url.split("::") if "://" in link)
 
 
 def _check_bucket(scheme: str, bucket: str) -> None:
-    noun = "container" if scheme in _ACCOUNT_AFTER_AT else "bucket"
+    provider = provider_of(scheme)
+    noun = provider.container
     if not bucket:
         raise UsageError(f"{scheme}:// names no {noun}", where=f"{scheme}://", fix=f"{scheme}://{noun}/path")
-    has_at = "@" in bucket and scheme not in _ACCOUNT_AFTER_AT
+    has_at = "@" in bucket and not provider.account_after_at
     if has_at or (":" in bucket and not bucket.startswith("arn:")):
         what = f"a URL of {scheme}:// begins with the name of a {noun}: no user, password or port goes there"
-        fix = f"{scheme}://{noun}/path, and for credentials set {set_up(f'{scheme}://')}"
+        fix = f"{scheme}://{noun}/path, and for credentials set {provider.set_up}"
         raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
