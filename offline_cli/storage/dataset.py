@@ -164,6 +164,8 @@ class Dataset:
 
 def holds_dataset(location: Location) -> bool:
     """Whether a dataset of ours is here, committed or not."""
+    if location.is_in_bucket:  # one listing, for the two questions and two listings of looking up names that may be missing
+        return not {MANIFEST, WRITING}.isdisjoint(place.name for place in location.children())
     return location.join(MANIFEST).exists() or location.join(WRITING).exists()
 
 

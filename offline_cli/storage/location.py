@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from offline_cli.errors import StorageNotFound
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.file_info import FileInfo, list_together
 from offline_cli.storage.fsync import sync_names
 from offline_cli.storage.place import Place
 from offline_cli.storage.plain_files import open_plain, read_plain
@@ -32,14 +34,14 @@ class Location(Place):
     def files(self) -> list[Location]:
         """Every file below this folder, however deep, sorted by path; a file lists itself. Raises StorageNotFound."""
 
-        def request() -> list[str]:
+        def request() -> Any:
             self._forget_listings()
-            return sorted(self.fs.find(self.path))
+            return self.fs.find(self.path, detail=self.known is not None)
 
         found = self.ask("listing it", request)
         if not found and not self.exists():
             raise self.missing()
-        return [self._below(path) for path in found]
+        return self._listed(found, self._below)
 
     def children(self) -> list[Location]:
         """The files and folders right in this folder, sorted; none where nothing is here."""
@@ -59,20 +61,37 @@ class Location(Place):
     def matches(self) -> list[Location]:
         """The places that match this one's path as a pattern, sorted. Raises StorageNotFound where there is none."""
 
-        def request() -> list[str]:
+        def request() -> Any:
             self._forget_listings()
             try:
-                return sorted(self.fs.glob(self.path))
+                return self.fs.glob(self.path, detail=self.known is not None)
             except FileNotFoundError:  # some clients say so of a missing bucket, some say that nothing matches
                 return []
 
-        paths = self.ask("looking for matches", request)
-        if not paths:
+        found = self.ask("looking for matches", request)
+        if not found:
             if self._has_no_bucket():  # which clients take for an empty one
                 raise no_bucket(self.url)
             fix = "check the pattern; quote it so that the shell does not expand it"
             raise StorageNotFound(f"nothing matches {self.url}", where=self.url, fix=fix)
-        return [replace(self, path=path, url=self._url_of(path)) for path in paths]
+        return self._listed(found, lambda path: replace(self, path=path, url=self._url_of(path)))
+
+    def _listed(self, found: Any, at: Callable[[str], Location]) -> list[Location]:
+        """The places `at` the paths of `found`, sorted, with what is said of them if it maps paths to that."""
+        if not isinstance(found, Mapping):
+            return [at(path) for path in sorted(found)]
+        known = list_together({path: found[path] for path in sorted(found)})
+        return [replace(at(path), known=info) for path, info in zip(sorted(found), known, strict=True)]
+
+    @property
+    def as_source(self) -> Location:
+        """The same place for who reads it as a source: what has been said of it is not asked again, small files come once.
+
+        Only stores of buckets are remembered so; a change in the middle of reading is an error, or is not seen.
+        """
+        if self.known is not None or self.is_local or not self.is_in_bucket:
+            return self
+        return replace(self, known=FileInfo())
 
     def _url_of(self, path: str) -> str:
         """The URL of another path of this filesystem, with the scheme that this place was named by: az, not abfs."""
@@ -114,7 +133,7 @@ class Location(Place):
     @property
     def without_cache(self) -> Location:
         """The same place, read from where it is."""
-        return self if self.cache is None else replace(self, cache=None)
+        return self if self.cache is None and self.known is None else replace(self, cache=None, known=None)
 
     def remove(self) -> None:
         """Remove this file; one that is gone already is no error."""
@@ -149,4 +168,4 @@ class Location(Place):
 
     def _parent(self) -> Location | None:
         above = self.path.rstrip("/").rpartition("/")[0]
-        return replace(self, path=above, url=self._url_of(above)) if above else None
+        return replace(self, path=above, url=self._url_of(above), known=None) if above else None

@@ -116,7 +116,7 @@ def expand(sources: Sources, storage_options: Mapping[str, Any] | None = None, *
     listed = _listed(sources)
     others = [*listed, *_listed(beside)]
     opened = [open_location(source, storage_options, beside=others) for source in listed]
-    return [found for location in opened for found in _expand_one(location)]
+    return [found for location in opened for found in _expand_one(location.as_source)]
 
 
 def _expand_one(location: Location) -> list[Location]:

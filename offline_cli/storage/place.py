@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.cache import RemoteCache
 from offline_cli.storage.failures import from_a_client, storage_failures
+from offline_cli.storage.file_info import FileInfo
 from offline_cli.storage.inner_options import refused_inner_option
 from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import Patience, Pending
@@ -60,6 +61,7 @@ class Place:
     url: str  # as people read it
     patience: Patience = field(default=LOCAL, compare=False, repr=False)  # with each request to it, if it is remote
     cache: RemoteCache | None = field(default=None, compare=False, repr=False)  # for files read from it
+    known: FileInfo | None = field(default=None, compare=False, repr=False)  # of a source that is read: asked once, not anew
 
     # ---- names ----
 
@@ -72,7 +74,8 @@ class Place:
         """The location below this one."""
         tail = "/".join(part.strip("/") for part in parts)
         head, chain, rest = self.url.partition("::")  # zip://folder::file.zip: the folder grows, not the archive's name
-        return replace(self, path=f"{self.path.rstrip('/')}/{tail}", url=f"{head.rstrip('/')}/{tail}{chain}{rest}")
+        url = f"{head.rstrip('/')}/{tail}{chain}{rest}"
+        return replace(self, path=f"{self.path.rstrip('/')}/{tail}", url=url, known=None)
 
     @property
     def is_local(self) -> bool:
@@ -138,7 +141,9 @@ class Place:
                 raise refused from err
 
     def _info(self, doing: str) -> Mapping[str, Any] | None:
-        """What the filesystem says of this place; None where nothing is here."""
+        """What the filesystem says of this place, or has said to the reader of this source; None where nothing is here."""
+        if self.known is not None and self.known.found is not None:
+            return self.known.found
 
         def request() -> Any:
             self._forget_listings()
@@ -153,6 +158,8 @@ class Place:
                 raise
 
         found: Mapping[str, Any] | None = self.ask(doing, request)
+        if self.known is not None:
+            self.known.found = found
         return found
 
     def _ask_for_a_reason(self, refused: Exception) -> None:
@@ -194,7 +201,7 @@ class Place:
         if not self.is_in_bucket:
             return False
         try:
-            return not replace(self, path=self.path.partition("/")[0]).exists()
+            return not replace(self, path=self.path.partition("/")[0], known=None).exists()
         except StorageNotFound:
             return True
         except StorageError:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from offline_cli.errors import StorageError
 from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.cache import BLOCK, CachedFile
-from offline_cli.storage.place import Place
-from offline_cli.storage.remote_files import buffered_reader
+from offline_cli.storage.file_info import FileInfo
+from offline_cli.storage.place import Asked, Place
+from offline_cli.storage.remote_files import SMALL_FILE, buffered_reader
 
 __all__ = ["StoredVersion"]
 
@@ -35,6 +36,53 @@ class StoredVersion:
 
     def open(self, ahead: Ahead) -> BinaryIO:
         """Its bytes, seekable. Closing it raises StorageError where they may be of two versions."""
+        return self._open_whole() if self._is_kept else self._open_by_ranges(ahead)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether all of it is fetched at once, and kept for who reads it again."""
+        return self.place.known is not None and self.size <= SMALL_FILE
+
+    def _open_whole(self) -> BinaryIO:
+        known = self.place.known
+        assert known is not None, "only such files are kept"
+
+        def fetch(start: int, end: int) -> bytes:
+            if known.listing is not None:
+                known.listing.read(known.index, self._is_small, self._begin_next)
+            return known.bytes_by(self._begin)[start:end]
+
+        return buffered_reader(fetch, self.size)
+
+    def _begin(self) -> Asked[bytes]:
+        return self.place.begin("reading it", self._whole)
+
+    @staticmethod
+    def _is_small(info: FileInfo) -> bool:
+        return info.found is not None and info.found["type"] == "file" and 0 < int(info.found["size"] or 0) <= SMALL_FILE
+
+    def _begin_next(self, path: str, info: FileInfo) -> Asked[bytes]:
+        """Begin to fetch another file of the same listing."""
+        url = self.place.url.removesuffix(self.place.path) + path
+        return StoredVersion.of(replace(self.place, path=path, url=url, known=info))._begin()
+
+    def _whole(self) -> bytes:
+        """All of it, in one answer; to be asked for within a request."""
+        cached = self._cached()
+        if cached is None:
+            data = bytes(self.place.fs.cat_file(self.place.path, start=0, end=self.size + 1))  # one more: of a file that grew
+            if len(data) != self.size:
+                raise self._changed(f"{len(data)} bytes or more came where {self.size} were listed")
+            return data
+        try:
+            data = cached.get(0, self.size)
+        except BaseException:
+            cached.discard()
+            raise
+        self._check(cached.close(self._is_there))
+        return data
+
+    def _open_by_ranges(self, ahead: Ahead) -> BinaryIO:
         place, cached = self.place, self._cached()
         requests: list[int] = []
 
