@@ -1,13 +1,14 @@
 """What is known of a remote file while a source is read: its size and version, asked once, and the bytes of a small one.
 
 Small files that were listed together are fetched ahead of their reader, `FILES_AHEAD` at a time, once two of them were read in
-the listing's order. Bytes are kept as long as the place that they belong to, up to `KEPT` bytes in a process; what finds no
-room is fetched again by who reads it again.
+the listing's order. Bytes are kept as long as the place that they belong to, up to `KEPT` bytes in a process; what has no room
+is kept until others were read, and fetched again by who reads it after that.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 from weakref import ref
@@ -16,33 +17,76 @@ from offline_cli.storage.ahead import Coming
 
 __all__ = ["FILES_AHEAD", "KEPT", "FileInfo", "Listing", "list_together"]
 
-KEPT: Final = 32 << 20  # bytes of small files that are kept
+KEPT: Final = 32 << 20  # bytes of small files that are kept until their place goes
+KEPT_LAST: Final = 8 << 20  # bytes of those read last, where these have no room
 FILES_AHEAD: Final = 8  # small files under way at once: more than clients have connections for would only queue
 
 Fetch: TypeAlias = "Callable[[str, FileInfo], Coming]"
 """Begins to fetch all of the file that a listing calls so."""
 
 
+class _Held:
+    """Files that keep their bytes, the oldest first; at most `limit` bytes, unless it is one file."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+        self._files: OrderedDict[int, tuple[ref[FileInfo], int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def oldest(self) -> FileInfo | None:
+        return next(iter(self._files.values()))[0]()
+
+    def add(self, info: FileInfo, size: int) -> None:
+        self.leave(info)
+        self._files[id(info)] = ref(info), size
+        self.left -= size
+
+    def leave(self, info: FileInfo) -> None:
+        _, size = self._files.pop(id(info), (None, 0))
+        self.left += size
+
+    def drop_oldest(self) -> None:
+        _, (oldest, size) = self._files.popitem(last=False)
+        self.left += size
+        info = oldest()
+        if info is not None:
+            info.drop()
+
+
 class _Room:
-    """Bytes that may still be kept."""
+    """Which small files keep their bytes: the first ones of a listing, as it may be read again, and those read last."""
 
-    def __init__(self, left: int) -> None:
-        self._left = left
-        self._lock = threading.RLock()  # the garbage collector may give back in the middle of anything
+    def __init__(self) -> None:
+        self._first, self._last = _Held(KEPT), _Held(KEPT_LAST)
+        self._lock = threading.RLock()  # the garbage collector may come in the middle of anything
 
-    def take(self, count: int) -> bool:
+    def take(self, info: FileInfo, size: int) -> None:
+        """Let `info` keep its `size` bytes; others may have to drop theirs."""
         with self._lock:
-            if count > self._left:
-                return False
-            self._left -= count
-            return True
+            while self._first.left < size and len(self._first) and not _are_listed_together(info, self._first.oldest):
+                self._first.drop_oldest()
+            if self._first.left >= size:
+                self._first.add(info, size)
+                return
+            self._last.add(info, size)
+            while self._last.left < 0 and len(self._last) > 1:
+                self._last.drop_oldest()
 
-    def give_back(self, count: int) -> None:
+    def leave(self, info: FileInfo) -> None:
+        """`info` is gone."""
         with self._lock:
-            self._left += count
+            self._first.leave(info)
+            self._last.leave(info)
 
 
-_room = _Room(KEPT)
+def _are_listed_together(one: FileInfo, other: FileInfo | None) -> bool:
+    return other is not None and one.listing is not None and one.listing is other.listing
+
+
+_room = _Room()
 
 
 class FileInfo:
@@ -63,17 +107,21 @@ class FileInfo:
 
     def __del__(self) -> None:
         if self._data is not None:
-            _room.give_back(len(self._data))
+            _room.leave(self)
+
+    def drop(self) -> None:
+        """Keep the bytes no longer."""
+        self._data = None
 
     def bytes_by(self, fetch: Callable[[], Coming]) -> bytes:
         """All bytes of this file: kept, under way, or by `fetch`. Raises what fetching raises."""
         with self._lock:
-            if self._data is not None:
-                return self._data
+            kept = self._data  # which another thread may drop at any time
+            if kept is not None:
+                return kept
             coming, self._coming = self._coming or fetch(), None
-            data = coming.outcome()
-            if _room.take(len(data)):
-                self._data = data
+            self._data = data = coming.outcome()
+            _room.take(self, len(data))
             return data
 
     def begin(self, fetch: Callable[[], Coming]) -> None:
