@@ -16,7 +16,7 @@ from offline_cli.applying.column_summary import dtype_name
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.errors import BadPiece
-from offline_cli.storage.info_text import info_to_text
+from offline_cli.storage.step_tables import info_to_text
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 

@@ -17,7 +17,7 @@ from offline_cli.connectors.pipeline_files import PipelineFile
 from offline_cli.errors import Interrupted
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location
-from offline_cli.storage.provenance import now, with_defaults
+from offline_cli.storage.manifest import now, with_defaults
 
 __all__ = ["Asked", "Written", "write_batches"]
 

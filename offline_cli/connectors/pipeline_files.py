@@ -43,7 +43,7 @@ from offline_cli.connectors.what_it_wants import what_it_wants
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError, SpaceMismatch
 from offline_cli.json_documents import deeper_than, load_schema, mistakes
 from offline_cli.spaces import Space
-from offline_cli.storage.links import not_found
+from offline_cli.storage.local_files import not_found
 
 __all__ = ["PieceEntry", "PipelineFile", "Setting", "load_pipeline", "parse_pipeline", "pipeline_of", "read_pipeline"]
 

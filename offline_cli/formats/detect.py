@@ -35,7 +35,7 @@ from offline_cli.scopes import Scope
 from offline_cli.storage.dataset import holds_dataset
 from offline_cli.storage.layout import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.storage.locations import Location, Sources, expand
-from offline_cli.storage.reading_pool import reading_pool
+from offline_cli.storage.timeouts import reading_pool
 from offline_cli.tally import Rejects
 
 __all__ = ["READERS", "open_source", "open_sources"]

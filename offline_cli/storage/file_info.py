@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
-from offline_cli.storage.ahead import Coming
+from offline_cli.storage.prefetch import Coming
 
 __all__ = ["FILES_AHEAD", "KEPT", "FileInfo", "Listing", "list_together"]
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from offline_cli.errors import StorageNotFound
-from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.blanking import blanked
-from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.failures import has_code, no_bucket, storage_failures
 from offline_cli.storage.file_info import FileInfo, list_together
-from offline_cli.storage.fsync import sync_names
+from offline_cli.storage.local_files import open_plain, read_plain, sync_names
 from offline_cli.storage.place import Place
-from offline_cli.storage.plain_files import open_plain, read_plain
-from offline_cli.storage.provider_errors import has_code, no_bucket
+from offline_cli.storage.prefetch import Ahead
 from offline_cli.storage.stored_versions import StoredVersion
 
 __all__ = ["Location"]

@@ -1,6 +1,6 @@
 """What a place is called and what is there, asked of its filesystem; never says no where it cannot know.
 
-Everything that is asked of a remote filesystem goes through `Place.ask`: under the watchdog (`patience.py`), and with
+Everything that is asked of a remote filesystem goes through `Place.ask`: under the watchdog (`timeouts.py`), and with
 failures in one language (`failures.py`). What a place is, is asked by `info` alone: the clients' own `exists`, `isfile` and
 `isdir` take any failure for a no.
 """
@@ -17,14 +17,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.cache import RemoteCache
-from offline_cli.storage.failures import from_a_client, storage_failures
+from offline_cli.storage.client_options import refused_inner_option
+from offline_cli.storage.failures import from_a_client, has_code, no_bucket, storage_failures
 from offline_cli.storage.file_info import FileInfo
-from offline_cli.storage.inner_options import refused_inner_option
-from offline_cli.storage.links import dangling_link
-from offline_cli.storage.patience import Patience, Pending
-from offline_cli.storage.provider import Provider
-from offline_cli.storage.provider_errors import has_code, no_bucket
-from offline_cli.storage.providers import provider_of
+from offline_cli.storage.local_files import dangling_link
+from offline_cli.storage.providers import Provider, provider_of
+from offline_cli.storage.timeouts import Patience, Pending
 
 __all__ = ["Asked", "Place"]
 

@@ -15,8 +15,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final, TypeAlias
 
-from offline_cli.storage.ahead import PART, Ahead, Begin, Part, Range, parts_of
-from offline_cli.storage.patience import REQUEST_BYTES
+from offline_cli.storage.prefetch import PART, Ahead, Begin, Part, Range, parts_of
+from offline_cli.storage.timeouts import REQUEST_BYTES
 
 __all__ = ["SMALL_FILE", "Fetch", "PartsInOrder", "buffered_reader", "expect", "fetch_end", "follow", "ready", "rest_of"]
 

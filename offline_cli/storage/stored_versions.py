@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from offline_cli.errors import StorageError
-from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.cache import BLOCK, CachedFile
 from offline_cli.storage.file_info import FileInfo
 from offline_cli.storage.place import Asked, Place
+from offline_cli.storage.prefetch import Ahead
 from offline_cli.storage.remote_files import SMALL_FILE, buffered_reader
 
 __all__ = ["StoredVersion"]

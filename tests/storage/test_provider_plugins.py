@@ -96,7 +96,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("SHOP = 1", BadConfig, "is 1, and no Provider of mall://"),
         (
-            "from offline_cli.storage.provider import Provider\nSHOP = Provider('other', ('other',))",
+            "from offline_cli.storage.providers import Provider\nSHOP = Provider('other', ('other',))",
             BadConfig,
             "no Provider of mall://",
         ),

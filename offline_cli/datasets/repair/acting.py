@@ -10,13 +10,12 @@ from __future__ import annotations
 from offline_cli.datasets.repair.plan import Plan
 from offline_cli.datasets.repair.survey import Survey, survey
 from offline_cli.storage.layout import DATA, MANIFEST, QUARANTINE
-from offline_cli.storage.moving import free_place, keep_moves, set_aside
+from offline_cli.storage.lease import Changed, WritingLock
+from offline_cli.storage.lease_record import WritingNote
+from offline_cli.storage.moving import free_place, keep_moves, keep_names, set_aside
 from offline_cli.storage.shard_sequence import ShardSequence
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
-from offline_cli.storage.syncing import keep_names
-from offline_cli.storage.writing_lock import Changed, WritingLock
-from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["act"]
 

@@ -13,8 +13,7 @@ from offline_cli.datasets.repair.listing import said_of_shards
 from offline_cli.datasets.repair.result import RepairResult
 from offline_cli.datasets.repair.survey import Survey
 from offline_cli.storage.locations import Location
-from offline_cli.storage.manifest import Counts, Manifest, Shard
-from offline_cli.storage.provenance import now, with_defaults
+from offline_cli.storage.manifest import Counts, Manifest, Shard, now, with_defaults
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
 from offline_cli.tally import UNFINISHED
 

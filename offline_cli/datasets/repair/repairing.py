@@ -27,10 +27,10 @@ from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
+from offline_cli.storage.lease import Changed
 from offline_cli.storage.liveness import STALE, refuse_if_at_work
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.syncing import keep_names
-from offline_cli.storage.writing_lock import Changed
+from offline_cli.storage.moving import keep_names
 
 __all__ = ["repair"]
 

@@ -11,13 +11,13 @@ from typing import Final
 
 from offline_cli.datasets.repair.result import RepairResult
 from offline_cli.errors import Locked
-from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.exclusion import exclusively
 from offline_cli.storage.layout import WRITING
+from offline_cli.storage.lease import exclusively
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.liveness import refuse_if_changing, runs_here
 from offline_cli.storage.locations import Location
-from offline_cli.storage.syncing import keep_names
-from offline_cli.storage.writing_note import WritingNote
+from offline_cli.storage.moving import keep_names
+from offline_cli.storage.staging import whole_file
 
 __all__ = ["force_unlock"]
 

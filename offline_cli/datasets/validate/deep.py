@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from offline_cli.datasets.validate.findings import Findings
 from offline_cli.errors import BadData
 from offline_cli.storage.locations import Location
+from offline_cli.storage.own_dataset import quarantine_files
 from offline_cli.storage.parquet_statistics import ChunkStatistics, chunk_statistics
-from offline_cli.storage.quarantine import quarantine_files
 from offline_cli.storage.shards import opened, read_row_groups
 from offline_cli.storage.trust import Trust
 from offline_cli.storage.uploads import open_uploads

@@ -27,7 +27,7 @@ from offline_cli.storage.dataset import NOT_FINISHED, Dataset
 from offline_cli.storage.layout import DATA, MANIFEST, PART_PREFIX
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest, Shard
-from offline_cli.storage.quarantine import quarantine_files
+from offline_cli.storage.own_dataset import quarantine_files
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.shards import opened
 from offline_cli.storage.trust import OTHER_SHARD, Trust

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from offline_cli.storage.behind import Behind
-from offline_cli.storage.patience import Patience
+from offline_cli.storage.shards import Behind
+from offline_cli.storage.timeouts import Patience
 
 
 def test_calls_are_made_in_their_order_and_all_are_done_at_the_end() -> None:
