@@ -1,11 +1,8 @@
-"""Secrets in command lines, URLs and the words of clients, blanked out; refuses to guess: only what says that it is one goes.
+"""Secrets in command lines, URLs and the words of clients, blanked out by the names they stand under.
 
-What is kept of a command (a manifest's provenance, the note of a writer) and what an error says may be read by more people than
-may read the storage.
-
-Names that say that what they stand for is secret: of options, of keys in JSON, and in query strings.
-
-The list is in docs/storage.md. A plural of things that are counted (`max_tokens`) and a plain `key` are no such names.
+What is kept of a command (a manifest's provenance, the note of a writer) and what an error says may be read by more
+people than may read the storage. The list of names is in docs/storage.md. A plural of things that are counted
+(`max_tokens`) and a plain `key` are no secrets.
 """
 
 from __future__ import annotations

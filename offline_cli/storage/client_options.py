@@ -1,16 +1,12 @@
-"""Options for the clients of storages, and for the libraries below them.
+"""Options for the client of a storage (`--storage-option`), checked by name before any request.
 
-Options that a storage's client hands on (`client_kwargs`, `config_kwargs`, `session_kwargs`); refuses unknown keys.
+Clients pass on what they do not know, to fail at their first request or never. One set of options serves all places of a
+command: each gets those that it takes, and one that none takes is an error. Three options are ours, and every place takes
+them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that keeps what is read of
+remote files; and `cache_size`, the bytes that it may take.
 
-Clients hand them to the library below at the first request, which then fails in words of its own, or is tried again until the
-time is over. So the keys are compared with what that library takes, before any request.
-
-Options for the client of a storage (`--storage-option`): each place gets those that it takes; refuses ones that none takes.
-
-Clients pass on what they do not know, to fail at their first request or never; so options are checked by name beforehand,
-for the clients whose options are known. One set of options serves all places of a command: `anon` for an s3:// source does
-no harm to a local output. Three options are ours, and every place takes them: `time_limit`, the seconds that a request may
-take; `cache`, a folder of this machine that keeps what is read of remote files; and `cache_size`, the bytes that it may take.
+Inner options (`client_kwargs`, `config_kwargs`, `session_kwargs`) are handed on to the library below the client, which
+fails in words of its own, or tries again until the time is over. Their keys are compared with what that library takes.
 """
 
 from __future__ import annotations

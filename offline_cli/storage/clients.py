@@ -1,12 +1,12 @@
-"""Clients of storages, made under the watchdog; refuses to have two for the same options, each with connections of its own.
+"""Filesystems by URL, made under the watchdog, and those that a program hands over.
 
-Making one may take long: Google's and Azure's look for credentials then, on the network too. fsspec keeps clients by the thread
-that they were made in, so all are made in one, as long as that answers: where it does not, another takes its place.
+Making a client may take long: Google's and Azure's look for credentials then, on the network too. fsspec keeps clients by
+the thread that they were made in, so all are made in one, as long as that answers: where it does not, another takes its
+place.
 
-Filesystems that a program hands over, of fsspec or `pyarrow.fs`, as locations use them; refuses other objects.
-
-What is really a disk of this machine, however it is wrapped, becomes fsspec's local filesystem: its files are written by
-rename, which `pyarrow.fs` cannot promise. The others of `pyarrow.fs` are wrapped as they are.
+Of filesystems that are handed over, what is really a disk of this machine, however it is wrapped, becomes fsspec's local
+filesystem: its files are written by rename, which `pyarrow.fs` cannot promise. The others of `pyarrow.fs` are wrapped as
+they are.
 """
 
 from __future__ import annotations

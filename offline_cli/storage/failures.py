@@ -1,15 +1,11 @@
-"""Failures of storage in one language, with what providers mean by theirs.
-
-Failures of storage in one language: whatever a filesystem or a cloud client raises becomes StorageError; our bugs do not.
+"""Failures of storage in one language: what a filesystem or a cloud client raises becomes StorageError; our bugs do not.
 
 Cloud clients raise classes of their own (botocore's NoCredentialsError, azure's HttpResponseError) that are no OSError;
 they are recognised by the package that they come from, so that no client has to be imported to be caught.
 
-What storage providers mean by their errors, in words that say what to do; refuses to guess where a code is unknown.
-
-Clients wrap the provider's answer: s3fs in an OSError whose cause is botocore's, adlfs in a RuntimeError, pyarrow in text. So
-the whole chain of causes is looked through for a code, innermost last, and the first known one decides. Known by their names
-are also the errors of clients that found no credentials to send.
+What a provider means is looked up in its record (`providers.py`). Clients wrap the provider's answer: s3fs in an OSError
+whose cause is botocore's, adlfs in a RuntimeError, pyarrow in text. So the whole chain of causes is looked through for a
+code, innermost last, and the first known one decides. Nothing is guessed of an unknown code.
 """
 
 from __future__ import annotations

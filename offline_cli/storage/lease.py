@@ -1,19 +1,18 @@
-"""One writer at a time: the lock of a dataset, and what makes it exclusive.
+"""_writing.json held as a lock: made where none is, taken over from writers that are gone, given up once it is lost.
 
-Moments in which one process alone may change who writes a dataset; refuses to wait for them for long.
+A writer that was stopped for so long that another one took over must not continue when it wakes. It finds another token
+in the note, at its next beat or when it is about to put a shard or the manifest under its name (`guard`), and stops with
+TakenOver. Local disks and memory:// make asking and doing one: nobody takes over in between. Elsewhere a takeover between
+the two is possible; docs/repair.md says what that can mean. Whether a dataset may be written at all is for
+`target_folder.py` to say.
+
+Moments in which one process alone may change who writes a dataset (`exclusively`):
 
 * Local disks: `flock` on the dataset folder, which the system gives back when a process dies. Where a disk has none (some
   network disks), two processes may be in at once.
 * memory://: one lock for all.
 * Anything else: a file that is made only where none is (`staging.py`), and removed at the end. One that a process left by
   dying is removed by who has seen it unchanged for ten seconds; what is done in such a moment takes two requests.
-
-_writing.json held as a lock: made where none is, taken over from writers that are gone; refuses to go on once it is lost.
-
-A writer that was stopped for so long that another one took over must not go on when it wakes. It finds another token in the
-note, at its next beat or when it is about to put a shard or the manifest under its name (`guard`), and stops with TakenOver.
-Local disks and memory:// make asking and doing one: nobody takes over in between. Elsewhere a takeover between the two is
-possible; docs/repair.md says what that can mean. Whether a dataset may be written at all is for `target_folder.py` to say.
 """
 
 from __future__ import annotations

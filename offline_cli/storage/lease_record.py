@@ -1,13 +1,10 @@
-"""The note of a writer at work, and the process that it names.
+"""_writing.json: who writes a dataset, since when, with which options; and whether that process still runs.
 
-Which process wrote something, and whether it still runs; refuses to say so of processes of other machines.
+The note is the lock too (`lease.py`): `token` says whose it is, and it is written anew every few seconds. A resumed write
+has to have the options of the note.
 
 A process is known by its id and by when it began: ids are used again. What machine it runs on is its host's name and, on
 Linux, the boot and the namespace of process ids: two containers of one name see other processes under one id.
-
-_writing.json: who writes a dataset, since when, with which options; refuses to let a writing go on differently.
-
-The note is the lock too (`lease.py`): `token` says whose it is, and it is written anew every few seconds.
 """
 
 from __future__ import annotations

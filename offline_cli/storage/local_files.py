@@ -1,20 +1,13 @@
-"""Files of this machine: opened safely, their links, synced to disk, and temporary ones.
+"""Files of this machine: opened, synced, put aside without a name; and what a dangling link is.
 
-Links of this machine whose target is missing: what the user sees in a listing, and what no program can open.
-
-What a disk of this machine is told to keep, by path: the bytes of a file, the names in a folder. Raises OSError.
-
-A disk that knows no such thing for folders (some network filesystems) says EINVAL or ENOTSUP, and is written to all the same.
-Any other failure is one: what comes after may remove what the names are needed for.
-
-Files of this machine, opened to be read; refuses pipes, sockets and devices, which may keep their reader waiting for ever.
-
-Whoever can put a file into a folder can put a named pipe there, or a link to a terminal. What is piped in on purpose comes
-as `-`.
-
-Bytes put aside on disk, in one file without a name; refuses to leave it behind, however the process ends.
-
-The file is deleted as soon as it is open (Windows: when it is closed), so that not even a killed process leaves bytes behind.
+* `open_plain`, `read_plain`: files of bytes only. Whoever can put a file into a folder can put a named pipe there, or a
+  link to a terminal, which keeps its reader waiting for ever. What is piped in on purpose comes as `-`.
+* `sync_bytes`, `sync_names`: what a disk is told to keep, by path: the bytes of a file, the names in a folder. A disk
+  that knows no such thing for folders (some network filesystems) says EINVAL or ENOTSUP, and is written to all the same.
+  Any other failure raises OSError: what comes after may remove what the names are needed for.
+* `TempFile`: bytes put aside on disk. The file is deleted as soon as it is open (Windows: when it is closed), so that not
+  even a killed process leaves bytes behind.
+* `dangling_link`: a link whose target is missing, which a listing shows and no program can open.
 """
 
 from __future__ import annotations

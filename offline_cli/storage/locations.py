@@ -1,11 +1,9 @@
 """Places by URL: a path, or a URL of any provider that is known to us, to other packages or to fsspec.
 
-The URL chooses the filesystem. Local paths are shown as the user wrote them. An unknown scheme is UsageError.
-
-URLs before any client sees them; refuses ones that carry a password, name no bucket, or have lost a slash.
-
-Clients take what stands before `@` for a part of the bucket's name and repeat it in their errors, list every bucket where none
-is named, and take `s3:/bucket` for a folder of this machine.
+The URL chooses the filesystem. Local paths are shown as the user wrote them. An unknown scheme is UsageError, and so is a
+URL that carries a password, names no bucket, or has lost a slash: clients take what stands before `@` for a part of the
+bucket's name and repeat it in their errors, list every bucket where none is named, and take `s3:/bucket` for a folder of
+this machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""manifest.json as a typed value: what a dataset is, and which shards make it; refuses a broken one by listing all mistakes.
+"""manifest.json as a typed value: what a dataset is, which shards make it, and how it came to be (its provenance).
 
-How a dataset came to be: the part of a manifest that two runs of one command need not share; refuses nothing.
+A broken one is refused, and all mistakes are listed. Two runs of one command need not share the provenance, and share all
+else.
 """
 
 from __future__ import annotations

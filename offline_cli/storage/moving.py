@@ -1,16 +1,13 @@
-"""Names synced, files moved within a dataset, replaced shards set aside.
+"""Files that change their place within a dataset, and names that are synced before anything depends on them.
 
-Setting a file of a dataset aside, into its `quarantine/`; refuses to lose it: what cannot be moved stays where it was.
-
-What is kept before anything depends on it, wherever it is: bytes of a file, names in folders.
-
-Disks of this machine are asked to (`local_files.py`); other storage keeps what it has answered for.
-
-Shards that a new manifest has replaced: kept in `_replaced/` until the next write, for readers with the older manifest.
-
-They leave `data/`, because other tools read all of it. A disk, and the memory of this process, give a file another name in one
-step. Object stores would copy every shard while the lock is held, and charge for both: there replaced shards are removed, and a
-reader with the older manifest ends with an error. It never meets other episodes: no name comes back (`target_folder.py`).
+* `keep_names` and the like: disks of this machine are asked to keep what is named (`local_files.py`); other storage keeps
+  what it has answered for.
+* `set_aside`: into `quarantine/`; what cannot be moved stays where it was.
+* `retire`: shards that a new manifest has replaced leave `data/`, because other tools read all of it, and are kept in
+  `_replaced/` until the next write, for readers with the older manifest. A disk, and the memory of this process, give a
+  file another name in one step. Object stores would copy every shard while the lock is held, and charge for both: there
+  replaced shards are removed, and a reader with the older manifest ends with an error. It never reads other episodes: no
+  name comes back (`target_folder.py`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What in a folder is a dataset's own, or a set of train batches', by name and content; refuses to take anything else for it.
+"""What in a folder is a dataset's own, or a set of train batches', by name and content.
 
-`FolderKind` (layout.py) has the names that differ. Of data files those count that the commit lists, under a name that a writer
-gives, and others of such names that begin as such files do: what a killed writer left. They lie right in `data/`: copies in
-folders below are somebody's. Links are none of ours, whatever they lead to.
+`FolderKind` (layout.py) has the names that differ. Of data files those count that the commit lists, under a name that a
+writer gives, and others of such names that begin as such files do: what a killed writer left. They lie right in `data/`:
+copies in folders below are somebody's. Links are none of ours, whatever they lead to.
 
-Rows that were set aside, as Parquet files under `quarantine/`: place, error code, reason and the row as it stood.
+Rows that were set aside are Parquet files under `quarantine/`: place, error code, reason and the row as it stood.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The storage providers that there are, by the scheme of a URL: ours, and those that other packages have registered.
+"""Storage providers: one record for each, with all that differs between S3, Google's storage, Azure and others.
 
-Ours win. A package's record is imported when a URL of its scheme is named, and at no other time.
-
-What a storage provider is to us: one record with all that differs between S3, Google's storage, Azure and others.
-
-A package adds a provider by registering such a record under the entry points `offline_cli.providers`, once for each scheme.
+A package adds a provider by registering such a record under the entry points `offline_cli.providers`, once for each
+scheme; it is imported when a URL of that scheme is named, and at no other time. A scheme of ours stays ours.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Where a table is cut into row groups, so that readers take the file; refuses none, but writes some without compression.
+"""Where a table is cut into row groups, so that readers take the file, and how its columns are stored.
 
-Readers refuse a file that unfolds beyond the bound of `parquet_safety`, as one of frames in which nothing moves does. A table
-that would bring a shard there begins another one, where it may unfold to more. Where it is beyond by itself, an episode of
-hundreds of MiB, it is cut into more row groups, each of which adds some bytes to the file. Where that does not do either,
-because single cells are that large, its shard is written without compression and dictionaries: no manifest is needed then to
-know that it is no bomb. All other tables are cut, and written, as they always were.
-
-How the columns of a shard are stored, as `pq.ParquetWriter` takes it.
+Readers refuse a file that unfolds beyond the bound of `parquet_safety`, as one of frames in which nothing moves does. A
+table that would bring a shard there begins another one, where it may unfold to more. Where it is beyond by itself, an
+episode of hundreds of MiB, it is cut into more row groups, each of which adds some bytes to the file. Where that does not
+do either, because single cells are that large, its shard is written without compression and dictionaries: no manifest is
+needed then to know that it is no bomb. All other tables are cut, and written, as they always were.
 
 Floats are stored plain, text and integers with a dictionary; `item` never has one. Every page carries a checksum.
 """

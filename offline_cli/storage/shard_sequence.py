@@ -1,8 +1,8 @@
-"""The shards that a writer has finished and the one it is at; refuses to count one that is not under its name yet.
+"""The shards that a writer has finished and the one it is at, those of an interrupted write included.
 
-Complete shards of an earlier writing, read again to go on after them; refuses shards that cannot be read.
-
-Their episodes pass through the same blocks as when they were written, so that statistics come out the same to the last bit.
+A shard counts once it is under its name. Complete shards of an earlier writer are read again (`adopt`): their episodes
+pass through the same row groups as when they were written, so that statistics come out the same to the last bit. One that
+cannot be read is an error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""One Parquet file: written so that it exists only when whole, read row group by row group; refuses one that is cut or changed.
+"""One Parquet file: written so that it exists only when whole, read row group by row group.
 
 Every page carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be read as
 another value. Whatever a broken or hostile file makes the Parquet reader raise becomes BadData that names the shard.
 
-One call at a time in a thread, while the caller prepares the next; refuses to hold more than one that is not done.
-
-What a call raises is raised by the next `begin`, or by `finish`. A writer that gives up waits for no storage.
+Row groups are compressed one at a time in a thread (`BackgroundWriter`) while the caller prepares the next; what that raises is
+raised by the next one, or at the end. A writer that gives up waits for no storage.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from offline_cli.storage.trust import Trust
 
 __all__ = [
     "COMPRESSIONS",
-    "Behind",
+    "BackgroundWriter",
     "OpenShard",
     "ShardWriter",
     "check_bound",
@@ -60,7 +59,7 @@ __all__ = [
 ]
 
 
-class Behind:
+class BackgroundWriter:
     """Calls made in a thread, one after the other; ended by exactly one of `finish` and `give_up`."""
 
     def __init__(self) -> None:
@@ -128,7 +127,7 @@ class ShardWriter:
         self._in_memory = 0  # bytes of the tables, as readers count them
         self.rows = 0
         self._file = StagedFile(target, folder=folder)
-        self._behind = Behind()
+        self._behind = BackgroundWriter()
         try:
             options = parquet_options(schema, compression, is_plain=is_plain)
             self._parquet = pq.ParquetWriter(self._file, schema, **options)

@@ -1,27 +1,22 @@
-"""Files put under their name whole, or not at all; and ones that are made only where none is.
+"""Files that get their name whole or not at all, and small ones that are made only where none is.
 
-A file that stands under its name only once it is whole; refuses to leave half of one, whatever happens while it is written.
+`StagedFile`, by kind of storage; bytes are counted and hashed on their way:
 
-How, by kind of storage:
-
-* Object stores and other remote filesystems: an upload that `commit` completes and `discard` aborts (remote_stages.py).
-* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
-  machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
+* Object stores and other remote filesystems: an upload that `commit` completes and `discard` aborts (`uploads.py`).
+* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of
+  the machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final
+  name.)
 * memory://: bytes kept aside. (fsspec publishes a memory file when it is opened, `autocommit` or not.)
 
-Bytes are counted and hashed on their way.
+`create_only`, by kind of storage; of many who try at once, one succeeds:
 
-A small file that is made only where none is: of many who try at once, one succeeds; refuses to replace anything.
-
-How, by kind of storage:
-
-* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard links
-  (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
-* Providers that say so (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match, ifGenerationMatch=0).
+* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard
+  links (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
+* Providers that say so (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match,
+  ifGenerationMatch=0).
 * Anything else, `pyarrow.fs` too: a look beforehand, which two can do at once. So can two on servers that do not know the
-  condition.
-
-A client that loses the answer to its first try, and tries again, is told that the file is there: whose it is decides.
+  condition. A client that loses the answer to its first try, and tries again, is told that the file is there: whose it is
+  decides.
 """
 
 from __future__ import annotations

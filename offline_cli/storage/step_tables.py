@@ -3,12 +3,12 @@
 A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
 `new_obs` of each episode's last. Refuses episodes without a step, which have no row (the writer drops and counts them),
 extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row
-has no place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts it.
+has no place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts
+it.
 
-Infos as JSON text, one per step, and back; refuses values that JSON has no word for (bytes, complex numbers).
-
-Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`. NaN and infinities are written as Python's
-json module writes and reads them: a null would lose them.
+Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`;
+what JSON has no word for (bytes, complex numbers) is refused. NaN and infinities are written as Python's json module
+writes and reads them: a null would lose them.
 """
 
 from __future__ import annotations
