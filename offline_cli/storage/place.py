@@ -88,12 +88,12 @@ class Place:
     @property
     def has_folders(self) -> bool:
         """Whether folders exist by themselves here; in object stores they are only prefixes of names."""
-        return self.provider.has_folders
+        return self.is_local or self.provider.has_folders
 
     @property
     def is_in_bucket(self) -> bool:
         """Whether this is an object store of buckets, by a client that answers for ranges of bytes."""
-        return self.provider.serves_ranges
+        return not self.is_local and self.provider.serves_ranges
 
     @property
     def forgets_uploads(self) -> bool:

@@ -14,8 +14,7 @@ from fake_bucket import FakeBucket
 from offline_cli.errors import StorageError
 from offline_cli.storage import file_info
 from offline_cli.storage.file_info import FILES_AHEAD
-from offline_cli.storage.location import Location
-from offline_cli.storage.locations import expand, open_location
+from offline_cli.storage.locations import Location, expand, open_location
 from offline_cli.storage.remote_files import SMALL_FILE
 
 MIB = 1 << 20
