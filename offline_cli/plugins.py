@@ -1,4 +1,4 @@
-"""What other packages add through entry points: algorithms, networks, connector pieces, readers, sinks.
+"""What other packages add through entry points: algorithms, networks, connector pieces, readers, sinks, storage providers.
 
 Nothing is imported before it is named. A name in the user's own command, config or pipeline file is enough; a name that comes
 from a run folder, manifest or checkpoint is not: the user has to name the package that registered it (`--plugin NAME`).
@@ -22,6 +22,7 @@ __all__ = [
     "CONNECTORS",
     "NETWORKS",
     "OPTION",
+    "PROVIDERS",
     "READERS",
     "SINKS",
     "Plugin",
@@ -38,9 +39,17 @@ Base = TypeVar("Base")
 ALGORITHMS: Final = "offline_cli.algorithms"
 NETWORKS: Final = "offline_cli.networks"
 CONNECTORS: Final = "offline_cli.connectors"
+PROVIDERS: Final = "offline_cli.providers"
 READERS: Final = "offline_cli.readers"
 SINKS: Final = "offline_cli.sinks"
-KINDS: Final = {ALGORITHMS: "algorithm", NETWORKS: "network", CONNECTORS: "piece", READERS: "reader", SINKS: "sink"}
+KINDS: Final = {
+    ALGORITHMS: "algorithm",
+    NETWORKS: "network",
+    CONNECTORS: "piece",
+    READERS: "reader",
+    SINKS: "sink",
+    PROVIDERS: "storage provider",
+}
 OPTION: Final = "--plugin"
 
 _log = logging.getLogger(__name__)
@@ -51,7 +60,7 @@ _loaded: dict[str, str] = {}  # packages that registered what was imported, by t
 class Plugin:
     """One name that a package has registered; not imported."""
 
-    kind: str  # "algorithm", "network", "piece", "reader", "sink"
+    kind: str  # one of `KINDS`
     name: str
     package: str  # the distribution, as pip knows it
     entry: EntryPoint

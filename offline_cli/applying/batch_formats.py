@@ -29,11 +29,11 @@ from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
 from offline_cli.spaces import Space
 from offline_cli.storage.arrow_trees import to_arrow, tree_field
-from offline_cli.storage.info_text import info_to_text
 from offline_cli.storage.locations import Location
 from offline_cli.storage.row_group_cuts import alone
 from offline_cli.storage.shards import ShardWriter
 from offline_cli.storage.staging import StagedFile
+from offline_cli.storage.step_tables import info_to_text
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 

@@ -86,7 +86,7 @@ def _is_one(error: BaseException) -> bool:
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
 
-_EXTRA_OF = {"adlfs": "azure", "ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
+_EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _WITH_ON_ERROR = (("convert",), ("inspect",))
 _BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train-bc": "*"}  # what is in --out once writing has begun
 _STORAGE_ERRNOS = {
@@ -212,7 +212,10 @@ def _missing(error: ImportError, invocation: Invocation) -> OfflineCliError:
     package = (error.name or "").partition(".")[0]
     if not package or package == "offline_cli":
         return Bug(f"a bug in offline-cli: {error}", where=_innermost_place(error), fix="the same command with --debug")
-    extra = _EXTRA_OF.get(package)
+    from offline_cli.storage.providers import known_providers
+
+    extras = {name: one.extra for one in known_providers() for name in one.client}
+    extra = extras.get(package) or _EXTRA_OF.get(package)
     install = f"pip install 'offline-cli[{extra}]'" if extra else f"pip install --upgrade {package}"
     return MissingPackage(f"the package {package} cannot be imported: {error}", where=invocation.command, fix=install)
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offline_cli.errors import UsageError
-from offline_cli.storage.blanking import blanked, blanked_args, secrets_among
-from offline_cli.storage.secret_names import BLANK
+from offline_cli.storage.blanking import BLANK, blanked, blanked_args, secrets_among
 
 __all__ = ["Invocation"]
 

@@ -29,7 +29,7 @@ from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit, room_for_data
 from offline_cli.formats.source import ROWS, Scannable, Source
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
-from offline_cli.storage.temp_file import TempFile
+from offline_cli.storage.local_files import TempFile
 from offline_cli.tally import OnError, Reject, Rejects, Tally
 from offline_cli.trees import Tree, leaves
 

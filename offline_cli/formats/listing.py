@@ -25,7 +25,7 @@ from offline_cli.formats.tables.text_heads import is_named_csv, looks_like_csv
 from offline_cli.json_documents import from_json
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
-from offline_cli.storage.reading_pool import reading_pool
+from offline_cli.storage.timeouts import reading_pool
 from offline_cli.tally import Rejects
 
 __all__ = ["KINDS", "NO_DATA", "Listing"]

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from offline_cli.scopes import Scope
 from offline_cli.storage.arrow_reading import check_footer, threads_may_read
 from offline_cli.storage.parquet_safety import file_ranges
-from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.remote_files import expect, ready
+from offline_cli.storage.timeouts import reading_pool
 
 __all__ = ["one_ahead", "parquet_batches", "validated"]
 

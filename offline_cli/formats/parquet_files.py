@@ -25,14 +25,14 @@ from offline_cli.errors import PROBLEM, BadData
 from offline_cli.formats.parquet_batches import one_ahead, parquet_batches
 from offline_cli.options import datasets
 from offline_cli.scopes import Scope, part_of
-from offline_cli.storage.ahead import Ahead, Range
 from offline_cli.storage.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 from offline_cli.storage.parquet_safety import Unfolded, file_ranges, with_ends
-from offline_cli.storage.reading_pool import reading_pool
+from offline_cli.storage.prefetch import Ahead, Range
 from offline_cli.storage.remote_files import expect
 from offline_cli.storage.shards import check_bound
+from offline_cli.storage.timeouts import reading_pool
 from offline_cli.storage.trust import Trust
 from offline_cli.tally import Lost, Rejects
 

@@ -29,7 +29,7 @@ from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.random_policy import RandomPolicy
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.spaces import Space
-from offline_cli.storage.links import not_found
+from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["open_policy", "policy_of_run"]

@@ -23,7 +23,7 @@ from offline_cli.modules.devices import seed_generators
 from offline_cli.policies.observation_rows import rows_of
 from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.storage.links import not_found
+from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["ModelPolicy", "load_model"]

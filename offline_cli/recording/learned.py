@@ -19,10 +19,10 @@ from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
 from offline_cli.recording.plain_states import from_plain, to_plain
 from offline_cli.storage.layout import DATA, MANIFEST, WRITING
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
-from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["LEARNED", "Learned", "connector_state", "going_on", "learned_before", "merged"]
 

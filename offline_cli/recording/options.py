@@ -18,7 +18,7 @@ from offline_cli.options.values import wrong_values
 from offline_cli.playing.own_vector_slots import resets_by
 from offline_cli.playing.plan import OWN_CLASS, Plan
 from offline_cli.policies.pieces import read_pieces
-from offline_cli.storage.secret_names import blanked_keys
+from offline_cli.storage.blanking import blanked_keys
 
 __all__ = ["checked_plan", "resolved_plan"]
 

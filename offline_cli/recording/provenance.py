@@ -9,9 +9,9 @@ from typing import Any
 from offline_cli.playing.plan import Plan, environment_seed
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.layout import MANIFEST, WRITING
+from offline_cli.storage.lease_record import identity_hash
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.writing_note import identity_hash
 
 __all__ = ["finished_manifest", "provenance"]
 

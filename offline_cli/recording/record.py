@@ -33,10 +33,10 @@ from offline_cli.recording.player import Player
 from offline_cli.recording.provenance import finished_manifest, provenance
 from offline_cli.recording.results import RecordResult, filled, nothing_recorded
 from offline_cli.storage import manifest as manifests
-from offline_cli.storage.blocks import raw_bytes
+from offline_cli.storage.client_options import options_for
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.options import options_for
-from offline_cli.storage.syncing import keep_names
+from offline_cli.storage.moving import keep_names
+from offline_cli.storage.row_groups import raw_bytes
 from offline_cli.storage.target_folder import check_target
 from offline_cli.storage.writer import MAX_SHARD_BYTES, DatasetWriter
 from offline_cli.training.signals import StopSignals

@@ -1,20 +1,67 @@
-"""Secrets in command lines, URLs and the words of clients, blanked out; refuses to guess: only what says that it is one goes.
+"""Secrets in command lines, URLs and the words of clients, blanked out by the names they stand under.
 
-What is kept of a command (a manifest's provenance, the note of a writer) and what an error says may be read by more people than
-may read the storage.
+What is kept of a command (a manifest's provenance, the note of a writer) and what an error says may be read by more
+people than may read the storage. The list of names is in docs/storage.md. A plural of things that are counted
+(`max_tokens`) and a plain `key` are no secrets.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-from offline_cli.storage.secret_names import BLANK, blanked_values, looks_secret
+from offline_cli.storage.providers import buckets
 
-__all__ = ["blanked", "blanked_args", "secrets_among", "this_command"]
+__all__ = [
+    "BLANK",
+    "blanked",
+    "blanked_args",
+    "blanked_keys",
+    "blanked_values",
+    "looks_secret",
+    "secrets_among",
+    "this_command",
+]
+
+BLANK: Final = "***"
+_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SECRET: Final = re.compile(
+    r"secret|passw|passphrase|credential|apikey|accesskey|privatekey"
+    r"|(?:^|_)(?:[a-z]*token|pwd|auth|authorization|bearer|sig|signature|sas|connection_string)(?:_|$)"
+    r"|(?:^|_)(?:access|account|api|application|auth|client|customer|encryption|license|private"
+    r"|service|session|shared|signing|storage|aws)_key(?:_|$)"
+)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether what has this name is to be blanked out, in whatever way its words are put together."""
+    return _SECRET.search(re.sub(r"[^a-z0-9]+", "_", _CAMEL.sub("_", name).lower())) is not None
+
+
+def blanked_values(value: Any) -> Any:
+    """Plain JSON values with `***` for what stands under such a key; truth values and null stay, for they say nothing."""
+    if isinstance(value, Mapping):
+        return {key: _blanked_under(key, part) for key, part in value.items()}
+    return [blanked_values(part) for part in value] if isinstance(value, list) else value
+
+
+def _blanked_under(key: Any, value: Any) -> Any:
+    return BLANK if looks_secret(str(key)) and value is not None and not isinstance(value, bool) else blanked_values(value)
+
+
+def blanked_keys(value: Any, within: str = "") -> list[str]:
+    """Dotted names of the keys whose values `blanked_values` has blanked out."""
+    if isinstance(value, list):
+        return [name for part in value for name in blanked_keys(part, within)]
+    found: list[str] = []
+    for key, part in value.items() if isinstance(value, Mapping) else ():
+        is_blank = part == BLANK and looks_secret(str(key))
+        found += [f"{within}{key}"] if is_blank else blanked_keys(part, f"{within}{key}.")
+    return found
+
 
 _OPTION: Final = "--storage-option"
 _ENV_KWARGS: Final = "--env-kwargs"
@@ -22,7 +69,7 @@ SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a s
 _CALLED: Final = "offline_cli, called from Python"
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
 _IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
-_IN_BUCKET_URL: Final = re.compile(r"\b(s3a?|gcs|gs|az|abfss?|adl)://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
+_IN_BUCKET_URL: Final = re.compile(rf"\b({'|'.join(sorted(buckets()))})://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
 _IN_URL: Final = re.compile(r"://[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@")
 _WITH_SLASH: Final = re.compile(r"://(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@")  # a port and a path are no password
 _IN_TEXT: Final = (

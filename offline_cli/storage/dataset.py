@@ -12,20 +12,20 @@ from typing import Any, Final, Self
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, Uncommitted
 from offline_cli.scopes import Reading, Scope
-from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import DATA, DATASET, MANIFEST, WRITING
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.liveness import heard_from, holder_at_work
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest, Shard
+from offline_cli.storage.moving import replaced_place
 from offline_cli.storage.own_dataset import listed_paths
 from offline_cli.storage.parquet_safety import MEMORY_LIMIT
 from offline_cli.storage.reading import ShardReader
-from offline_cli.storage.replaced import replaced_place
+from offline_cli.storage.shard_prefetch import ShardsAhead
 from offline_cli.storage.shards import opened
-from offline_cli.storage.shards_ahead import ShardsAhead
+from offline_cli.storage.staging import whole_file
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
 from offline_cli.storage.trust import Trust
-from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset"]
 
@@ -165,6 +165,8 @@ class Dataset:
 
 def holds_dataset(location: Location) -> bool:
     """Whether a dataset of ours is here, committed or not."""
+    if location.is_in_bucket:  # one listing, for the two questions and two listings of looking up names that may be missing
+        return not {MANIFEST, WRITING}.isdisjoint(place.name for place in location.children())
     return location.join(MANIFEST).exists() or location.join(WRITING).exists()
 
 

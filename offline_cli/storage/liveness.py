@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offline_cli.errors import Locked, StorageNotFound
-from offline_cli.storage.create_only import whole_file
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.locations import Location
-from offline_cli.storage.writing_note import WritingNote
+from offline_cli.storage.staging import whole_file
 
 __all__ = [
     "AT_WORK",

@@ -1,32 +1,244 @@
-"""Places by URL: a path, `memory://`, `s3://`, `gs://`, `az://` or whatever fsspec knows; refuses places that do not exist.
+"""Places by URL, and what is done with one: what is in it, its bytes, folders made and removed.
 
-The URL chooses the filesystem. Local paths are shown as the user wrote them. An unknown scheme is UsageError.
+The URL chooses the filesystem: of a path, or of any provider that is known to us, to other packages or to fsspec. Nothing above
+this module asks what kind of filesystem it is. Failures are StorageError, missing places StorageNotFound. Local paths are
+shown as the user wrote them.
+
+An unknown scheme is UsageError, and so is a URL that carries a password, names no bucket or has lost a slash: clients take what
+stands before `@` for a part of the bucket's name and repeat it in their errors, list every bucket where none is named, and
+take `s3:/bucket` for a folder of this machine.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import fsspec
 from fsspec.core import url_to_fs
 
-from offline_cli.errors import MissingPackage, UsageError
-from offline_cli.storage.blanking import blanked
+from offline_cli.errors import MissingPackage, StorageNotFound, UsageError
+from offline_cli.storage.blanking import BLANK, blanked
+from offline_cli.storage.client_options import cache_of, check_inner_options, options_for, patience_of, quiet_clients
 from offline_cli.storage.clients import client_for
-from offline_cli.storage.failures import storage_failures
-from offline_cli.storage.inner_options import check_inner_options
-from offline_cli.storage.location import Location
-from offline_cli.storage.options import HERE, cache_of, options_for, patience_of, quiet_clients, without_probes
-from offline_cli.storage.urls import check_url, is_web
+from offline_cli.storage.failures import has_code, no_bucket, storage_failures
+from offline_cli.storage.file_info import FileInfo, list_together
+from offline_cli.storage.local_files import open_plain, read_plain, sync_names
+from offline_cli.storage.place import Place
+from offline_cli.storage.prefetch import Ahead
+from offline_cli.storage.providers import HERE, buckets, provider_of
+from offline_cli.storage.stored_versions import StoredVersion
 
-__all__ = ["REPLACED", "Location", "Sources", "expand", "open_location"]
+__all__ = ["REPLACED", "Location", "Sources", "check_url", "expand", "is_of_bucket", "is_web", "open_location"]
+
+
+@dataclass(frozen=True, slots=True)
+class Location(Place):
+    """One file or folder, existing or not."""
+
+    # ---- folders ----
+
+    def files(self) -> list[Location]:
+        """Every file below this folder, however deep, sorted by path; a file lists itself. Raises StorageNotFound."""
+
+        def request() -> Any:
+            self._forget_listings()
+            return self.fs.find(self.path, detail=self.known is not None)
+
+        found = self.ask("listing it", request)
+        if not found and not self.exists():
+            raise self.missing()
+        return self._listed(found, self._below)
+
+    def children(self) -> list[Location]:
+        """The files and folders right in this folder, sorted; none where nothing is here."""
+
+        def request() -> list[str]:
+            self._forget_listings()
+            try:
+                return sorted(self.fs.ls(self.path, detail=False))
+            except FileNotFoundError as err:
+                if has_code(err):
+                    raise
+                return []
+
+        found = self.ask("listing it", request)
+        return [self._below(path) for path in found if path.rstrip("/") != self.path.rstrip("/")]
+
+    def matches(self) -> list[Location]:
+        """The places that match this one's path as a pattern, sorted. Raises StorageNotFound where there is none."""
+
+        def request() -> Any:
+            self._forget_listings()
+            try:
+                return self.fs.glob(self.path, detail=self.known is not None)
+            except FileNotFoundError:  # some clients say so of a missing bucket, some say that nothing matches
+                return []
+
+        found = self.ask("looking for matches", request)
+        if not found:
+            if self._has_no_bucket():  # which clients take for an empty one
+                raise no_bucket(self.url)
+            fix = "check the pattern; quote it so that the shell does not expand it"
+            raise StorageNotFound(f"nothing matches {self.url}", where=self.url, fix=fix)
+        return self._listed(found, lambda path: replace(self, path=path, url=self._url_of(path)))
+
+    def _listed(self, found: Any, at: Callable[[str], Location]) -> list[Location]:
+        """The places `at` the paths of `found`, sorted, with what is said of them if it maps paths to that."""
+        if not isinstance(found, Mapping):
+            return [at(path) for path in sorted(found)]
+        known = list_together({path: found[path] for path in sorted(found)})
+        return [replace(at(path), known=info) for path, info in zip(sorted(found), known, strict=True)]
+
+    @property
+    def as_source(self) -> Location:
+        """The same place for who reads it as a source: what has been said of it is not asked again, small files come once.
+
+        Only stores of buckets are remembered so; a change in the middle of reading is an error, or is not seen.
+        """
+        if self.known is not None or self.is_local or not self.is_in_bucket:
+            return self
+        return replace(self, known=FileInfo())
+
+    def _url_of(self, path: str) -> str:
+        """The URL of another path of this filesystem, with the scheme that this place was named by: az, not abfs."""
+        if self.is_local:
+            return path
+        scheme, mark, chain = self.url.partition("::")
+        name = str(self.fs.unstrip_protocol(path)).partition("://")[2]
+        return blanked(f"{scheme.partition('://')[0]}://{name}{mark}{chain}")
+
+    def _below(self, path: str) -> Location:
+        root = self.path.rstrip("/")
+        return self if path == self.path else self.join(path.removeprefix(root))
+
+    # ---- bytes ----
+
+    def open(self, ahead: Ahead | None = None) -> BinaryIO:
+        """This file, opened for reading and seeking. Raises StorageNotFound, StorageError; BadData for a pipe or a device.
+
+        `ahead`: of files that are read one after the other; it bounds what is fetched of them beforehand.
+        """
+        if self.is_local:
+            return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
+        if self.is_memory:  # its own files share one position between all who read them
+            return io.BytesIO(self.read_bytes())
+        if self.is_in_bucket:
+            return StoredVersion.of(self).open(ahead or Ahead())
+        handle: BinaryIO = self.ask("opening it", lambda: self.fs.open(self.path, "rb", cache_type="readahead"))
+        return handle
+
+    def read_bytes(self) -> bytes:
+        """All bytes of this file, past any cache. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
+        if self.is_in_bucket:
+            with self.without_cache.open() as file:
+                return file.read()
+        if self.is_local:
+            return self.ask("reading it", lambda: read_plain(self.path, shown=self.url))
+        return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path)))
+
+    @property
+    def without_cache(self) -> Location:
+        """The same place, read from where it is."""
+        return self if self.cache is None and self.known is None else replace(self, cache=None, known=None)
+
+    def remove(self) -> None:
+        """Remove this file; one that is gone already is no error."""
+        if self.exists():
+            self.ask("removing it", lambda: self.fs.rm_file(self.path))
+
+    def make_folder(self) -> list[Location]:
+        """Make this folder and those above it, whose names a disk keeps from then on.
+
+        Gives the ones that were not there before, outermost first (none in object stores).
+        """
+        if not self.has_folders:
+            return []
+        with storage_failures(self.url, "making the folder"):
+            made: list[Location] = []
+            here: Location | None = self
+            while here is not None and not self.fs.exists(here.path):
+                made.insert(0, here)
+                here = here._parent()
+            self.fs.makedirs(self.path, exist_ok=True)
+            for folder in made if self.is_local else ():
+                sync_names(os.path.dirname(folder.path))
+            return made
+
+    def check_writable(self) -> None:
+        """Raise StorageError where this folder could not be made, or nothing in it; of this machine alone, where that is known
+        without trying.
+        """
+        if not self.is_local:
+            return
+        with storage_failures(self.url, "writing there"):
+            here = self.path
+            while not os.path.lexists(here):
+                here = os.path.dirname(here) or os.curdir
+            if not os.path.isdir(here):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), here)  # a file, or a link to nothing
+            if not os.access(here, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), here)
+
+    def remove_empty_folder(self) -> None:
+        """Remove this folder if it is there and empty."""
+        if not self.has_folders:
+            return
+        with storage_failures(self.url, "removing the empty folder"):
+            if self.fs.isdir(self.path) and not self.fs.ls(self.path, detail=False):
+                self.fs.rmdir(self.path)
+
+    def _parent(self) -> Location | None:
+        above = self.path.rstrip("/").rpartition("/")[0]
+        return replace(self, path=above, url=self._url_of(above), known=None) if above else None
+
+
+_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
+_WEB: Final = re.compile(r"https?://")
+
+
+def check_url(text: str) -> None:
+    """Raise UsageError for a URL that cannot be meant; of a chain (`zip://a::s3://...`), for any link of it."""
+    for link in text.split("::"):
+        scheme, mark, rest = link.partition("://")
+        if mark and provider_of(scheme).container:
+            _check_bucket(scheme, rest.partition("/")[0])
+        elif match := _ONE_SLASH.fullmatch(link):
+            name = match[1]
+            fix = f"{name}:// with two slashes, or ./{name}:... for a place of this machine"
+            raise UsageError(f"{name}:// has lost a slash: this is no URL", where=blanked(text), fix=fix)
+
+
+def is_web(path: str) -> bool:
+    """Whether this is an address of the web, where `?` begins a query."""
+    return _WEB.match(path) is not None
+
+
+def is_of_bucket(url: str) -> bool:
+    """Whether this is, or leads through, an address in an object store."""
+    return any(provider_of(link.partition("://")[0]).container for link in url.split("::") if "://" in link)
+
+
+def _check_bucket(scheme: str, bucket: str) -> None:
+    provider = provider_of(scheme)
+    noun = provider.container
+    if not bucket:
+        raise UsageError(f"{scheme}:// names no {noun}", where=f"{scheme}://", fix=f"{scheme}://{noun}/path")
+    has_at = "@" in bucket and not provider.account_after_at
+    if has_at or (":" in bucket and not bucket.startswith("arn:")):
+        what = f"a URL of {scheme}:// begins with the name of a {noun}: no user, password or port goes there"
+        fix = f"{scheme}://{noun}/path, and for credentials set {provider.set_up}"
+        raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
+
 
 REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
 
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
-EXTRAS: Final = {"az": "azure", "abfs": "azure", "abfss": "azure", "adl": "azure"}  # protocol -> our extra with its client
 
 Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 
@@ -57,7 +269,8 @@ def open_location(
         return Location(fs, str(path), text)
     check_url(text)
     scheme = fsspec.utils.get_protocol(text)
-    without_probes(scheme, storage_options)
+    for link in text.split("::"):
+        provider_of(fsspec.utils.get_protocol(link)).prepare(storage_options or {})
     _check_client(scheme, text)
     options, patience = options_for(text, storage_options, beside=_urls(beside)), patience_of(storage_options)
     remote, shown = scheme not in HERE, blanked(text)
@@ -84,13 +297,13 @@ def _check_client(scheme: str, url: str) -> None:
 
 
 def _missing_client(scheme: str, url: str, err: ImportError) -> MissingPackage:
-    extra = EXTRAS.get(scheme)
+    extra = provider_of(scheme).extra
     fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
     return MissingPackage(f"no client for {scheme}:// is installed", where=blanked(url), fix=fix)
 
 
 def _given(filesystem: Any, path: str, storage_options: Mapping[str, Any] | None) -> Location:
-    from offline_cli.storage.given_filesystems import place_in
+    from offline_cli.storage.clients import place_in
 
     place = Location(*place_in(filesystem, path), patience_of(storage_options), cache_of(storage_options))
     options_for("memory://", storage_options)  # refuses what could only be for a client to be made
@@ -115,7 +328,7 @@ def expand(sources: Sources, storage_options: Mapping[str, Any] | None = None, *
     listed = _listed(sources)
     others = [*listed, *_listed(beside)]
     opened = [open_location(source, storage_options, beside=others) for source in listed]
-    return [found for location in opened for found in _expand_one(location)]
+    return [found for location in opened for found in _expand_one(location.as_source)]
 
 
 def _expand_one(location: Location) -> list[Location]:

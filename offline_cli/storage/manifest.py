@@ -1,23 +1,32 @@
-"""manifest.json as a typed value: what a dataset is, and which shards make it; refuses a broken one by listing all mistakes."""
+"""manifest.json as a typed value: what a dataset is, which shards make it, and how it came to be (its provenance).
+
+A broken one is refused, and all mistakes are listed. Two runs of one command need not share the provenance, and share all
+else.
+"""
 
 from __future__ import annotations
 
+import datetime
 import json
+import platform
 import re
+import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import orjson
 
+from offline_cli import __version__
 from offline_cli.errors import BadData, UnsupportedSpace
 from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space, space_from_json, space_to_json
+from offline_cli.storage.blanking import blanked_keys, blanked_values, this_command
 from offline_cli.storage.layout import SHARD_PATH
-from offline_cli.storage.secret_names import blanked_keys, blanked_values
 
-__all__ = ["Counts", "Environment", "Manifest", "Shard", "is_column", "is_shard"]
+__all__ = ["Counts", "Environment", "Manifest", "Shard", "is_column", "is_shard", "now", "with_defaults"]
 
 VERSION = 2  # that is written; those before are read for ever
 MAX_BYTES = 256 << 20
@@ -262,3 +271,33 @@ def _are_figures(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_are_figures, value))
     return value is None or type(value) in (int, float) or value in ("inf", "-inf")
+
+
+PACKAGES = ("numpy", "pyarrow", "gymnasium")
+
+
+def now() -> str:
+    """This moment in ISO text, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def with_defaults(given: Mapping[str, Any], *, started: str) -> dict[str, Any]:
+    """`given` with commands, times, host and versions filled in where it does not say them."""
+    return {
+        "commands": [this_command()],
+        "started": started,
+        "finished": now(),
+        "host": socket.gethostname(),
+        **given,
+        "versions": {**_versions(), **given.get("versions", {})},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"offline-cli": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # installed by other means than pip
+            found[name] = "unknown"
+    return found

@@ -1,23 +1,84 @@
-"""What in a folder is a dataset's own, or a set of train batches', by name and content; refuses to take anything else for it.
+"""What in a folder is a dataset's own, or a set of train batches', by name and content.
 
-`FolderKind` (layout.py) has the names that differ. Of data files those count that the commit lists, under a name that a writer
-gives, and others of such names that begin as such files do: what a killed writer left. They lie right in `data/`: copies in
-folders below are somebody's. Links are none of ours, whatever they lead to.
+`FolderKind` (layout.py) has the names that differ. Of data files those count that the commit lists, under a name that a
+writer gives, and others of such names that begin as such files do: what a killed writer left. They lie right in `data/`:
+copies in folders below are somebody's. Links are none of ours, whatever they lead to.
+
+Rows that were set aside are Parquet files under `quarantine/`: place, error code, reason and the row as it stood.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
+import pyarrow as pa
+
 from offline_cli.errors import OutputExists
-from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.layout import BATCHES, DATA, MANIFEST, QUARANTINE, REPLACED, WRITING, FolderKind
+from offline_cli.storage.layout import (
+    BATCHES,
+    DATA,
+    MANIFEST,
+    QUARANTINE,
+    QUARANTINE_PATH,
+    REPLACED,
+    WRITING,
+    FolderKind,
+    quarantine_name,
+)
 from offline_cli.storage.locations import Location
 from offline_cli.storage.own_files import begins_as, is_link, is_note, is_own_part, is_regular
-from offline_cli.storage.quarantine import quarantine_files
+from offline_cli.storage.row_group_cuts import alone
+from offline_cli.storage.shards import ShardWriter
+from offline_cli.storage.staging import whole_file
+from offline_cli.tally import Reject
 
-__all__ = ["all_but_parts", "listed_paths", "numbered", "refuse_foreign_data", "refuse_foreign_folder", "refuse_links"]
+__all__ = [
+    "all_but_parts",
+    "listed_paths",
+    "next_number",
+    "numbered",
+    "quarantine_files",
+    "refuse_foreign_data",
+    "refuse_foreign_folder",
+    "refuse_links",
+    "write_rejects",
+]
+
+SCHEMA = pa.schema([(name, pa.string()) for name in ("where", "code", "reason")] + [("raw", pa.binary())])
+COMPRESSION = "zstd"
+
+
+def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> Location:
+    """Write `rejects` as file `number` of dataset `folder`. Raises StorageError."""
+    folder.join(QUARANTINE).make_folder()
+    target = folder.join(quarantine_name(number))
+    columns = [[getattr(reject, name) for reject in rejects] for name in SCHEMA.names]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+    cuts = alone(table, COMPRESSION)
+    writer = ShardWriter(target, SCHEMA, folder=folder, compression=COMPRESSION, is_plain=cuts.is_plain)
+    try:
+        writer.write(table, rows=cuts.rows)
+        writer.commit()
+    except BaseException:
+        writer.discard()
+        raise
+    return target
+
+
+def quarantine_files(folder: Location) -> dict[int, Location]:
+    """Files of rows set aside in dataset `folder`, by number; copies in folders below are somebody's."""
+    where = folder.join(QUARANTINE)
+    matches = {file: QUARANTINE_PATH.fullmatch(f"{QUARANTINE}/{file.name}") for file in where.children()}
+    return {int(match["number"]): file for file, match in matches.items() if match}
+
+
+def next_number(folder: Location) -> int:
+    """The number after that of the last file of rows set aside."""
+    return max(quarantine_files(folder), default=-1) + 1
+
 
 MARKS: Final = {
     MANIFEST: (b'"shards"', b'"observation_space"', b'"action_scale"'),

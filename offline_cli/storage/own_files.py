@@ -15,11 +15,11 @@ from typing import Final
 
 from offline_cli.errors import BadData, StorageNotFound
 from offline_cli.json_documents import from_json
-from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import PART_PREFIX
+from offline_cli.storage.lease_record import WritingNote
+from offline_cli.storage.local_files import open_plain
 from offline_cli.storage.locations import Location
-from offline_cli.storage.plain_files import open_plain
-from offline_cli.storage.writing_note import WritingNote
+from offline_cli.storage.staging import whole_file
 
 __all__ = ["begins_as", "head", "is_link", "is_note", "is_own_part", "is_regular"]
 

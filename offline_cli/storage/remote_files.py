@@ -15,10 +15,10 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final, TypeAlias
 
-from offline_cli.storage.ahead import PART, Ahead, Begin, Part, Range, parts_of
-from offline_cli.storage.patience import REQUEST_BYTES
+from offline_cli.storage.prefetch import PART, Ahead, Begin, Part, Range, parts_of
+from offline_cli.storage.timeouts import REQUEST_BYTES
 
-__all__ = ["Fetch", "PartsInOrder", "buffered_reader", "expect", "fetch_end", "follow", "ready", "rest_of"]
+__all__ = ["SMALL_FILE", "Fetch", "PartsInOrder", "buffered_reader", "expect", "fetch_end", "follow", "ready", "rest_of"]
 
 FIRST_AHEAD: Final = 256 << 10  # also what is rather fetched between two ranges than left out
 SMALL_FILE: Final = 1 << 20

@@ -1,15 +1,17 @@
-"""Where a table is cut into row groups, so that readers take the file; refuses none, but writes some without compression.
+"""Where a table is cut into row groups, so that readers take the file, and how its columns are stored.
 
-Readers refuse a file that unfolds beyond the bound of `parquet_safety`, as one of frames in which nothing moves does. A table
-that would bring a shard there begins another one, where it may unfold to more. Where it is beyond by itself, an episode of
-hundreds of MiB, it is cut into more row groups, each of which adds some bytes to the file. Where that does not do either,
-because single cells are that large, its shard is written without compression and dictionaries: no manifest is needed then to
-know that it is no bomb. All other tables are cut, and written, as they always were.
+Readers refuse a file that unfolds beyond the bound of `parquet_safety`, as one of frames in which nothing moves does. A
+table that would bring a shard there begins another one, where it may unfold to more. Where it is beyond by itself, an
+episode of hundreds of MiB, it is cut into more row groups, each of which adds some bytes to the file. Where that does not
+do either, because single cells are that large, its shard is written without compression and dictionaries: no manifest is
+needed then to know that it is no bomb. All other tables are cut, and written, as they always were.
+
+Floats are stored plain, text and integers with a dictionary; `item` never has one. Every page carries a checksum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,11 +21,42 @@ import pyarrow.parquet as pq
 
 from offline_cli.columns import Columns
 from offline_cli.storage import parquet_safety
-from offline_cli.storage.blocks import BLOCK_BYTES
-from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.parquet_safety import in_memory_bytes
+from offline_cli.storage.row_groups import BLOCK_BYTES
 
-__all__ = ["Cuts", "Held", "alone", "cuts_of"]
+__all__ = ["Cuts", "Held", "alone", "cuts_of", "parquet_options"]
+
+
+def parquet_options(schema: Any, compression: str, *, is_plain: bool) -> dict[str, Any]:
+    """For a pa.Schema. `is_plain`: without compression and dictionaries, so that the file is as large as what it holds."""
+    return {
+        "compression": "none" if is_plain else compression,
+        "use_dictionary": False if is_plain else _repeating(schema),
+        "write_statistics": [name for name in schema.names if name != Columns.ITEM] if Columns.ITEM in schema.names else True,
+        "write_batch_size": 1 << 20,
+        "write_page_checksum": True,
+    }
+
+
+def _repeating(schema: Any) -> list[str]:
+    """Paths of Parquet columns worth a dictionary: text and integers, wherever they stand.
+
+    Parquet has no 8-bit numbers: an image's bytes take four each. As indices into a dictionary they take one again.
+    """
+    return [path for field in schema for path in _paths(field.type, field.name) if path != Columns.ITEM]
+
+
+def _paths(kind: Any, path: str) -> Iterator[str]:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_struct(kind):
+        for index in range(kind.num_fields):
+            yield from _paths(kind.field(index).type, f"{path}.{kind.field(index).name}")
+    elif pa.types.is_fixed_size_list(kind):
+        yield from _paths(kind.value_type, f"{path}.list.element")
+    elif pa.types.is_string(kind) or pa.types.is_integer(kind):
+        yield path
+
 
 SURE: Final = 2  # so many times the bytes that are wanted, packed in parts, are no fewer as a whole
 PIECE: Final = 1 << 20  # bytes packed at a time

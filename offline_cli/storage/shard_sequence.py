@@ -1,21 +1,31 @@
-"""The shards that a writer has finished and the one it is at; refuses to count one that is not under its name yet."""
+"""The shards that a writer has finished and the one it is at, those of an interrupted write included.
+
+A shard counts once it is under its name. Complete shards of an earlier writer are read again (`adopt`): their episodes
+pass through the same row groups as when they were written, so that statistics come out the same to the last bit. One that
+cannot be read is an error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.storage import parquet_safety
-from offline_cli.storage.layout import shard_name
+from offline_cli.storage.layout import DATA, shard_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Shard
+from offline_cli.storage.reading import ShardReader
+from offline_cli.storage.row_formats import RowFormat
 from offline_cli.storage.row_group_cuts import Cuts, cuts_of
-from offline_cli.storage.shards import ShardWriter, check_bound, is_plain, opened, read_row_groups
-from offline_cli.storage.trust import Trust
+from offline_cli.storage.row_groups import BlockCutter
+from offline_cli.storage.shards import OpenShard, ShardWriter, check_bound, is_plain, opened, read_row_groups
+from offline_cli.storage.statistics import StatisticsBuilder
+from offline_cli.storage.trust import Trust, fingerprint
 
-__all__ = ["ShardSequence"]
+__all__ = ["Adopted", "ShardSequence", "adopt"]
 
 
 class ShardSequence:
@@ -113,3 +123,45 @@ class ShardSequence:
     def _writer(self, path: str, schema: Any, *, is_plain: bool) -> ShardWriter:
         place = self._folder.join(path)
         return ShardWriter(place, schema, folder=self._folder, compression=self._compression, is_plain=is_plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A shard that an earlier writing finished."""
+
+    shard: Shard
+    schema: Any  # pa.Schema
+    ids: tuple[str, ...]  # of its episodes, in order
+
+
+def adopt(
+    place: Location,
+    reader: ShardReader,
+    rows: RowFormat,
+    statistics: StatisticsBuilder,
+    *,
+    known: tuple[int, str] | None = None,
+    said: str | None = None,
+    opening: AbstractContextManager[OpenShard] | None = None,
+) -> Adopted:
+    """Read the shard at `place`, add its episodes to `statistics`, its columns to `rows`.
+
+    `known`: its bytes and sha256, if they have been read. `said`: the sha256 that a manifest says it has.
+    `opening`: the shard, if it has been opened. Raises BadData, StorageError, and as `check_bound` does.
+    """
+    size, digest = known or fingerprint(place)
+    cutter = BlockCutter(rows.rows_of, max_rows=None, max_bytes=None)
+    ids: list[str] = []
+    steps = 0
+    with opening or opened(place, size=size) as file:
+        schema, row_count = file.schema_arrow, file.metadata.num_rows
+        rows.adopt(schema)
+        trust = None if said is None else Trust(said, found=digest)
+        for batch in reader.read(place, trust=trust, opening=nullcontext(file)):
+            ids += batch.ids
+            steps += batch.num_steps
+            for block in cutter.push(batch):
+                statistics.add(block.batch)
+    for block in cutter.flush():
+        statistics.add(block.batch)
+    return Adopted(Shard(f"{DATA}/{place.name}", len(ids), row_count, steps, size, digest), schema, tuple(ids))

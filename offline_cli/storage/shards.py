@@ -1,13 +1,18 @@
-"""One Parquet file: written so that it exists only when whole, read row group by row group; refuses one that is cut or changed.
+"""One Parquet file: written so that it exists only when whole, read row group by row group.
 
 Every page carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be read as
 another value. Whatever a broken or hostile file makes the Parquet reader raise becomes BadData that names the shard.
+
+Row groups are compressed one at a time in a thread (`BackgroundWriter`) while the caller prepares the next; what that raises is
+raised by the next one, or at the end. A writer that gives up waits for no storage.
 """
 
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
@@ -18,12 +23,9 @@ import pyarrow.parquet as pq
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound, UnsafeData, UsageError
 from offline_cli.options.shared import Compression
-from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
-from offline_cli.storage.behind import Behind
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.parquet_safety import (
     Opening,
     Unfolded,
@@ -34,13 +36,16 @@ from offline_cli.storage.parquet_safety import (
     unfolded_bytes,
     with_ends,
 )
+from offline_cli.storage.prefetch import Ahead
 from offline_cli.storage.remote_files import expect, ready
-from offline_cli.storage.row_group_cuts import Held
+from offline_cli.storage.row_group_cuts import Held, parquet_options
 from offline_cli.storage.staging import StagedFile
+from offline_cli.storage.timeouts import ended_by
 from offline_cli.storage.trust import Trust
 
 __all__ = [
     "COMPRESSIONS",
+    "BackgroundWriter",
     "OpenShard",
     "ShardWriter",
     "check_bound",
@@ -52,6 +57,47 @@ __all__ = [
     "parsed",
     "read_row_groups",
 ]
+
+
+class BackgroundWriter:
+    """Calls made in a thread, one after the other; ended by exactly one of `finish` and `give_up`."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._pool: ThreadPoolExecutor | None = None  # from the first call on
+        self._coming: Future[None] | None = None
+
+    def begin(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Have the thread make the call, once the one before it is done. Raises what that raised."""
+        self.wait()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="offline-cli-writing")
+        self._coming = self._pool.submit(self._make, call, *arguments)
+
+    def finish(self) -> None:
+        """Wait for the last call, and make no more. Raises what it raised."""
+        self.wait()
+        self._end()
+
+    def give_up(self) -> None:
+        """Wait until no call is being made: waits for a storage end at once, and what the call raises concerns nobody."""
+        self._stop.set()
+        self._end()
+
+    def wait(self) -> None:
+        """Wait for the last call. Raises what it raised."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.result()
+
+    def _end(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _make(self, call: Callable[..., None], *arguments: Any) -> None:
+        with ended_by(self._stop):
+            call(*arguments)
+
 
 COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
@@ -81,7 +127,7 @@ class ShardWriter:
         self._in_memory = 0  # bytes of the tables, as readers count them
         self.rows = 0
         self._file = StagedFile(target, folder=folder)
-        self._behind = Behind()
+        self._behind = BackgroundWriter()
         try:
             options = parquet_options(schema, compression, is_plain=is_plain)
             self._parquet = pq.ParquetWriter(self._file, schema, **options)

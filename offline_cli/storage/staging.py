@@ -1,13 +1,22 @@
-"""A file that stands under its name only once it is whole; refuses to leave half of one, whatever happens while it is written.
+"""Files that get their name whole or not at all, and small ones that are made only where none is.
 
-How, by kind of storage:
+`StagedFile`, by kind of storage; bytes are counted and hashed on their way:
 
-* Object stores and other remote filesystems: an upload that `commit` completes and `discard` aborts (remote_stages.py).
-* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
-  machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
+* Object stores and other remote filesystems: an upload that `commit` completes and `discard` aborts (`uploads.py`).
+* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of
+  the machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final
+  name.)
 * memory://: bytes kept aside. (fsspec publishes a memory file when it is opened, `autocommit` or not.)
 
-Bytes are counted and hashed on their way.
+`create_only`, by kind of storage; of many who try at once, one succeeds:
+
+* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard
+  links (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
+* Providers that say so (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match,
+  ifGenerationMatch=0).
+* Anything else, `pyarrow.fs` too: a look beforehand, which two can do at once. So can two on servers that do not know the
+  condition. A client that loses the answer to its first try, and tries again, is told that the file is there: whose it is
+  decides.
 """
 
 from __future__ import annotations
@@ -22,12 +31,12 @@ from typing import Any, Protocol
 
 from offline_cli.errors import StorageNotFound
 from offline_cli.storage.failures import storage_failures
-from offline_cli.storage.fsync import sync_names
 from offline_cli.storage.layout import PART_PREFIX
+from offline_cli.storage.local_files import sync_names
 from offline_cli.storage.locations import Location
-from offline_cli.storage.remote_stages import BLOCK, ArrowStage, UploadStage, is_arrow, takes_whole
+from offline_cli.storage.uploads import BLOCK, ArrowStage, UploadStage, is_arrow, takes_whole
 
-__all__ = ["StagedFile", "write_whole", "writing_failures"]
+__all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_whole", "writing_failures"]
 
 
 class _Stage(Protocol):
@@ -182,3 +191,72 @@ class _MemoryStage:
 
     def discard(self) -> None:
         self._buffer.close()
+
+
+def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
+    """Write `data`, which nobody else would write, to `target`; False where something is there already.
+
+    `folder`: the dataset folder, where a local file may stand until it is whole. Raises StorageError.
+    """
+
+    def request() -> bool:
+        try:
+            if target.is_local:
+                _link(target.path, folder.join(part_name(target.name)).path, data)
+            elif creates_only(target):
+                target.fs.pipe_file(target.path, data, mode="create")
+            else:
+                target.fs.pipe_file(target.path, data)
+        except FileExistsError:
+            return False
+        except OSError:
+            if target.is_local or not target.fs.exists(target.path):
+                raise
+            return False  # refused in words that say nothing: radosgw does
+        return True
+
+    if not creates_only(target) and target.exists():
+        return False
+    with writing_failures(target, "writing it"):
+        return target.ask("writing it", request) or whole_file(target) == data
+
+
+def creates_only(target: Location) -> bool:
+    """Whether the client of this storage can make a file only where none is."""
+    return target.is_local or (target.provider.creates_only and not is_arrow(target))
+
+
+def whole_file(place: Location) -> bytes | None:
+    """The bytes at `place`, in one request, so that they are of one moment; None where there is nothing.
+
+    Raises StorageError; BadData for a pipe or a device.
+    """
+    try:
+        if place.is_local:
+            return place.read_bytes()
+        return place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
+    except StorageNotFound:
+        return None
+
+
+def _link(final: str, part: str, data: bytes) -> None:
+    try:
+        with open(part, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(part, final)
+        except (FileExistsError, FileNotFoundError):
+            raise
+        except (OSError, AttributeError):  # no hard links
+            os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.replace(part, final)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(part)
+    try:
+        sync_names(os.path.dirname(final) or ".")
+    except OSError:
+        os.remove(final)  # who asked is told that it was not made
+        raise

@@ -3,11 +3,17 @@
 A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
 `new_obs` of each episode's last. Refuses episodes without a step, which have no row (the writer drops and counts them),
 extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row
-has no place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts it.
+has no place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts
+it.
+
+Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`;
+what JSON has no word for (bytes, complex numbers) is refused. NaN and infinities are written as Python's json module
+writes and reads them: a null would lose them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,10 +24,11 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch, Infos
+from offline_cli.episodes.codec.plain_values import plain_mapping
 from offline_cli.errors import BadData, BadEpisode
+from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space
 from offline_cli.storage.arrow_trees import from_arrow, space_field, to_arrow, tree_field
-from offline_cli.storage.info_text import info_from_text, info_to_text
 from offline_cli.storage.parquet_safety import WIDTHS
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
@@ -32,10 +39,50 @@ __all__ = [
     "NO_EXTRA",
     "extra_fields",
     "from_table",
+    "info_from_text",
+    "info_to_text",
     "step_schema",
     "to_table",
     "with_empty_infos",
 ]
+
+
+def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
+    """`info` as JSON text, None for an empty one. `where` names episode and step. Raises BadData, naming them."""
+    if not info:
+        return None
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic) and value.dtype.kind in "biufU":
+            return value.item()
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufU":
+            tally.assume("info-array-to-list")
+            return value.tolist()
+        raise TypeError(f"values of type {_name(value)} have no JSON text")
+
+    try:
+        return json.dumps(
+            plain_mapping(info, tally=tally, where=where), separators=(",", ":"), default=plain, ensure_ascii=False
+        )
+    except TypeError as err:
+        fix = "use the episodes format, which keeps bytes and complex numbers"
+        raise BadData(f"infos cannot be written: {err}", where=where, fix=fix) from err
+
+
+def info_from_text(text: str, *, where: str) -> dict[str, Any]:
+    """The info that `text` stands for. Raises BadData where it is no JSON object."""
+    try:
+        info = from_json(text)
+    except ValueError as err:
+        raise BadData(f"infos that are no JSON: {err}", where=where, fix="write the dataset again from its source") from err
+    if not isinstance(info, dict):
+        raise BadData("infos that are no JSON object", where=where, fix="write the dataset again from its source")
+    return info
+
+
+def _name(value: Any) -> str:
+    return f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+
 
 INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
 NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})

@@ -7,39 +7,82 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
 
 from offline_cli.errors import StorageError
-from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.cache import BLOCK, CachedFile
-from offline_cli.storage.remote_files import buffered_reader
-
-if TYPE_CHECKING:
-    from offline_cli.storage.location import Location
+from offline_cli.storage.file_info import FileInfo
+from offline_cli.storage.place import Asked, Place
+from offline_cli.storage.prefetch import Ahead
+from offline_cli.storage.remote_files import SMALL_FILE, buffered_reader
 
 __all__ = ["StoredVersion"]
-
-TAGS: Final = ("ETag", "etag", "generation", "md5Hash")  # what clients call what tells the versions of a file apart
-ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
     """A file as it is in its store at one moment."""
 
-    place: Location
+    place: Place
     size: int
     tag: str  # empty: the store does not say, and nothing of it is kept
 
     @classmethod
-    def of(cls, place: Location) -> StoredVersion:
+    def of(cls, place: Place) -> StoredVersion:
         """What is at `place` now. Raises StorageNotFound, StorageError."""
         found = place.stored()
-        return cls(place, int(found["size"] or 0), _tag(found))
+        return cls(place, int(found["size"] or 0), _tag(place, found))
 
     def open(self, ahead: Ahead) -> BinaryIO:
         """Its bytes, seekable. Closing it raises StorageError where they may be of two versions."""
+        return self._open_whole() if self._is_kept else self._open_by_ranges(ahead)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether all of it is fetched at once, and kept for who reads it again."""
+        return self.place.known is not None and self.size <= SMALL_FILE
+
+    def _open_whole(self) -> BinaryIO:
+        known = self.place.known
+        assert known is not None, "only such files are kept"
+
+        def fetch(start: int, end: int) -> bytes:
+            if known.listing is not None:
+                known.listing.read(known.index, self._is_small, self._begin_next)
+            return known.bytes_by(self._begin)[start:end]
+
+        return buffered_reader(fetch, self.size)
+
+    def _begin(self) -> Asked[bytes]:
+        return self.place.begin("reading it", self._whole)
+
+    @staticmethod
+    def _is_small(info: FileInfo) -> bool:
+        return info.found is not None and info.found["type"] == "file" and 0 < int(info.found["size"] or 0) <= SMALL_FILE
+
+    def _begin_next(self, path: str, info: FileInfo) -> Asked[bytes]:
+        """Begin to fetch another file of the same listing."""
+        url = self.place.url.removesuffix(self.place.path) + path
+        return StoredVersion.of(replace(self.place, path=path, url=url, known=info))._begin()
+
+    def _whole(self) -> bytes:
+        """All of it, in one answer; to be asked for within a request."""
+        cached = self._cached()
+        if cached is None:
+            data = bytes(self.place.fs.cat_file(self.place.path, start=0, end=self.size + 1))  # one more: of a file that grew
+            if len(data) != self.size:
+                raise self._changed(f"{len(data)} bytes or more came where {self.size} were listed")
+            return data
+        try:
+            data = cached.get(0, self.size)
+        except BaseException:
+            cached.discard()
+            raise
+        self._check(cached.close(self._is_there))
+        return data
+
+    def _open_by_ranges(self, ahead: Ahead) -> BinaryIO:
         place, cached = self.place, self._cached()
         requests: list[int] = []
 
@@ -82,7 +125,7 @@ class StoredVersion:
         """Whether the store still has this version; to be asked within a request."""
         self.place.fs.invalidate_cache()
         found = self.place.fs.info(self.place.path)
-        return (int(found["size"] or 0), _tag(found)) == (self.size, self.tag)
+        return (int(found["size"] or 0), _tag(self.place, found)) == (self.size, self.tag)
 
     def _end(self, cached: CachedFile, failed: bool) -> None:
         if failed:
@@ -95,13 +138,12 @@ class StoredVersion:
             raise self._changed("another version is there")
 
 
-def _tag(found: Mapping[str, Any]) -> str:
-    return str(next((found[name] for name in TAGS if found.get(name)), ""))
+def _tag(place: Place, found: Mapping[str, Any]) -> str:
+    return str(next((found[name] for name in place.provider.version_tags if found.get(name)), ""))
 
 
-def _address(place: Location) -> list[str]:
+def _address(place: Place) -> list[str]:
     """What tells a file from those of the same name elsewhere; no credentials."""
-    fs = place.fs
-    endpoints = [os.environ.get(name, "") for name in ENDPOINTS]
-    said = [getattr(fs, "endpoint_url", None), getattr(fs, "account_name", None)]
+    endpoints = [os.environ.get(name, "") for name in place.provider.endpoints]
+    said = [getattr(place.fs, name, None) for name in place.provider.endpoint_attributes]
     return [*sorted(place.protocols), *endpoints, *(str(name or "") for name in said), place.path]

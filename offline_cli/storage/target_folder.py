@@ -4,7 +4,7 @@ What is said here of datasets holds for train batches too: `FolderKind` (layout.
 
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
 shards stay until the new manifest is written, and removing the note brings it back. The note is the lock that keeps a second
-writer out (`writing_lock.py`); what was found before it was held is looked at again once it is.
+writer out (`lease.py`); what was found before it was held is looked at again once it is.
 
 The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
 one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
@@ -21,26 +21,26 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
-from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
+from offline_cli.storage.lease import Changed, WritingLock
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.liveness import refuse_if_at_work
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.moving import forget_replaced, keep_names, replaced_files, retire
 from offline_cli.storage.own_dataset import (
     all_but_parts,
     listed_paths,
+    next_number,
     numbered,
+    quarantine_files,
     refuse_foreign_data,
     refuse_foreign_folder,
     refuse_links,
 )
 from offline_cli.storage.own_files import is_own_part
-from offline_cli.storage.quarantine import next_number, quarantine_files
-from offline_cli.storage.replaced import forget_replaced, replaced_files, retire
-from offline_cli.storage.syncing import keep_names
+from offline_cli.storage.staging import whole_file
 from offline_cli.storage.uploads import open_uploads
-from offline_cli.storage.writing_lock import Changed, WritingLock
-from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["REPAIRED_FIX", "UNFINISHED_WRITING", "TargetFolder", "check_apart", "check_target", "exclusive"]
 

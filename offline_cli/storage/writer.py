@@ -25,24 +25,22 @@ from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadEpisode, StorageError
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
 from offline_cli.spaces import Space, same_space, space_to_json
-from offline_cli.storage.adopting import adopt
 from offline_cli.storage.arrow_trees import arrow_type
 from offline_cli.storage.blanking import this_command
-from offline_cli.storage.blocks import Block, BlockCutter
 from offline_cli.storage.layout import MANIFEST
+from offline_cli.storage.lease_record import identity_hash
 from offline_cli.storage.locations import Location
-from offline_cli.storage.manifest import Counts, Environment, Manifest
-from offline_cli.storage.provenance import now, with_defaults
-from offline_cli.storage.quarantine import next_number, write_rejects
+from offline_cli.storage.manifest import Counts, Environment, Manifest, now, with_defaults
+from offline_cli.storage.own_dataset import next_number, write_rejects
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.row_formats import row_format
-from offline_cli.storage.shard_sequence import ShardSequence
+from offline_cli.storage.row_groups import Block, BlockCutter
+from offline_cli.storage.shard_sequence import ShardSequence, adopt
 from offline_cli.storage.shards import check_compression
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.statistics import StatisticsBuilder
 from offline_cli.storage.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.storage.target_folder import UNFINISHED_WRITING, TargetFolder
-from offline_cli.storage.writing_note import identity_hash
 from offline_cli.tally import UNFINISHED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]

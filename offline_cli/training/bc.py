@@ -33,8 +33,8 @@ from offline_cli.policies.run_files import CONFIG
 from offline_cli.policies.run_policy import scaling_of
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
+from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
-from offline_cli.storage.temp_file import checked_folder
 from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
 from offline_cli.training.memory_bounds import check_training_fits

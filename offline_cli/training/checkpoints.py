@@ -20,9 +20,9 @@ from functools import partial
 from offline_cli.errors import StorageNotFound
 from offline_cli.policies.run_checkpoints import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
 from offline_cli.storage.locations import Location
+from offline_cli.storage.moving import keep_names
 from offline_cli.storage.own_files import is_link
 from offline_cli.storage.staging import write_whole
-from offline_cli.storage.syncing import keep_names
 
 __all__ = ["Begun", "Checkpoints"]
 

@@ -31,7 +31,7 @@ from offline_cli.connectors.pipeline_spec import check_streamable, learns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.formats.memory import give_back
-from offline_cli.storage.temp_file import TempFile
+from offline_cli.storage.local_files import TempFile
 from offline_cli.training.epoch_order import EpochOrder, PoolPlan, of_window
 from offline_cli.training.memory_bounds import Shares
 from offline_cli.training.step_records import RecordForm

@@ -24,7 +24,7 @@ from offline_cli.formats.tables.options import LEAST_MEMORY
 from offline_cli.modules.network import checking_features
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.storage.ahead import WINDOW
+from offline_cli.storage.prefetch import WINDOW
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import WEIGHTS
 from offline_cli.training.stores import Store

@@ -18,10 +18,9 @@ from typing import Any, Final
 
 from offline_cli.json_documents import from_json
 from offline_cli.policies.run_files import METRICS
-from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import write_whole
-from offline_cli.storage.syncing import keep_bytes, keep_names
+from offline_cli.storage.moving import keep_bytes, keep_names
+from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.pace import Pace
 
 __all__ = ["MetricsFile"]

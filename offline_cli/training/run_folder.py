@@ -12,7 +12,7 @@
 Every file but metrics.jsonl on a local disk is put under its name whole: renamed there, one upload to an object store. What
 counts is written in this order, which needs no rename of folders:
 
-1. _training.json, the lock that datasets have too (`storage/writing_lock.py`). Its name is another one, because `_writing.json`
+1. _training.json, the lock that datasets have too (`storage/lease.py`). Its name is another one, because `_writing.json`
    marks a folder as an unfinished dataset, which other commands would take for theirs.
 2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints go,
    then its result, weights and metrics.
@@ -65,11 +65,10 @@ from offline_cli.policies.run_files import (
     tensors_of,
 )
 from offline_cli.report.curves import draw_curve
-from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.moving import keep_names
 from offline_cli.storage.own_files import is_own_part
-from offline_cli.storage.staging import write_whole
-from offline_cli.storage.syncing import keep_names
+from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.storage.target_folder import exclusive
 from offline_cli.training.checkpoints import Checkpoints
 from offline_cli.training.config import BCConfig, stored_config

@@ -1,6 +1,6 @@
 """_training.json: which process trains in a run folder; refuses a second one while the first is at work.
 
-It is the lock of dataset folders (`storage/writing_lock.py`) under another name: made where none is, beaten every few seconds,
+It is the lock of dataset folders (`storage/lease.py`) under another name: made where none is, beaten every few seconds,
 taken over where its trainer is gone. It is there only while somebody trains: what a run needs to go on is in its checkpoints.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Final
 
 from offline_cli.errors import Locked, OfflineCliError, StorageError, TakenOver
-from offline_cli.storage.create_only import whole_file
+from offline_cli.storage.lease import Changed, WritingLock
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.liveness import refuse_if_at_work
 from offline_cli.storage.locations import Location
-from offline_cli.storage.writing_lock import Changed, WritingLock
-from offline_cli.storage.writing_note import WritingNote
+from offline_cli.storage.staging import whole_file
 
 __all__ = ["TRAINING", "RunLock"]
 

@@ -50,8 +50,7 @@ from offline_cli.policies.play_pieces import PlayPieces, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
-from offline_cli.storage.locations import Sources
-from offline_cli.storage.urls import is_of_bucket
+from offline_cli.storage.locations import Sources, is_of_bucket
 from offline_cli.training.algorithms.algorithm import Algorithm
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Setup

@@ -14,8 +14,8 @@ from offline_cli.cli import progress
 from offline_cli.cli.failures import report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.errors import BadConfig
-from offline_cli.storage import patience
-from offline_cli.storage.patience import Patience
+from offline_cli.storage import timeouts
+from offline_cli.storage.timeouts import Patience
 
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -81,7 +81,7 @@ def waited(*, quiet: bool, monkeypatch: pytest.MonkeyPatch) -> str:
     """What is on stderr after a command waited for a storage."""
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(patience, "FIRST_WORD", 0.05)
+    monkeypatch.setattr(timeouts, "FIRST_WORD", 0.05)
     with progress.working(quiet=quiet):
         Patience(5).wait_for(lambda: time.sleep(0.3), "s3://bucket/a")
     return stream.getvalue()

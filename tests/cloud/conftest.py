@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cloud_servers import SERVERS, Cloud, found_by_environment
 from fault_proxy import FaultProxy
+from requests_made import requests as requests
 
 COMMITS = {"manifest.json", "batches.json"}
 

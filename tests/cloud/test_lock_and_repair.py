@@ -17,10 +17,10 @@ from offline_cli.datasets.repair import repair
 from offline_cli.datasets.validate import validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, TakenOver
-from offline_cli.storage import exclusion, liveness
-from offline_cli.storage.create_only import create_only
+from offline_cli.storage import lease, liveness
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import create_only
 from offline_cli.storage.uploads import open_uploads
 from offline_cli.storage.writer import DatasetWriter
 
@@ -124,8 +124,8 @@ def test_a_writer_elsewhere_is_taken_over_from_once_its_beat_is_old(place: Locat
 
 def test_a_takeover_that_broke_off_keeps_nobody_out_for_long(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     crashed(place, 3)
-    assert create_only(place.join(exclusion.NAME), b"a process that died", folder=place)
-    monkeypatch.setattr(exclusion, "LEFT_AFTER", 0.5)
+    assert create_only(place.join(lease.NAME), b"a process that died", folder=place)
+    monkeypatch.setattr(lease, "LEFT_AFTER", 0.5)
     with writer(place, resume=True) as resumed:
         resumed.commit()
     assert [file.name for file in place.children()] == ["data", "manifest.json"]

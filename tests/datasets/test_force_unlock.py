@@ -20,8 +20,8 @@ from gymnasium import spaces
 from offline_cli.datasets.repair import repair
 from offline_cli.errors import Locked, StorageNotFound, UsageError
 from offline_cli.storage import liveness
+from offline_cli.storage.lease_record import Process
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.processes import Process
 from offline_cli.storage.writer import DatasetWriter
 
 

@@ -21,10 +21,10 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, OutputExists, StorageNotFound, TakenOver, UsageError
 from offline_cli.storage import staging
 from offline_cli.storage.dataset import Dataset
+from offline_cli.storage.lease import WritingLock
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.writer import DatasetWriter
-from offline_cli.storage.writing_lock import WritingLock
-from offline_cli.storage.writing_note import WritingNote
 
 Make = Any  # the fixture's class, which lives in conftest.py
 NONE = {"incomplete-dataset", "spaces-inferred"}

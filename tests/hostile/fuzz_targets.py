@@ -29,9 +29,9 @@ from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.spaces import describe, space_from_json, space_from_rllib, space_to_json, space_to_rllib
-from offline_cli.storage.info_text import info_from_text
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.writing_note import WritingNote
+from offline_cli.storage.step_tables import info_from_text
 from offline_cli.tally import OnError, Rejects, Tally
 
 __all__ = ["PLACE", "TARGETS", "File", "Wrong", "answer", "check"]

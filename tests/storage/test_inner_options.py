@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.errors import BadConfig
-from offline_cli.storage import inner_options
+from offline_cli.storage import client_options
 from offline_cli.storage.locations import open_location
+from offline_cli.storage.providers import Provider
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("s3://b/x", {"client_kwargs": {"nonsense": 1}}, "nothing takes 'nonsense'; there is .*region_name"),
@@ -56,7 +57,7 @@ def test_those_that_the_library_below_takes_are_handed_on(options: dict[str, Any
 
 
 def test_values_that_only_the_client_can_judge_are_a_mistake_of_the_options_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inner_options, "_TAKEN", {})
+    monkeypatch.setattr(client_options, "provider_of", lambda scheme: Provider(scheme, (scheme,)))
     options = {"anon": True, "client_kwargs": {"nonsense": "1"}, "skip_instance_cache": True}
     with pytest.raises(BadConfig, match="cannot use what client_kwargs say: TypeError"):
         open_location("s3://b/x", options).exists()

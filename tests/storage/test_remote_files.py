@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offline_cli.storage.patience import REQUEST_BYTES
 from offline_cli.storage.remote_files import FIRST_AHEAD, SMALL_FILE, buffered_reader
+from offline_cli.storage.timeouts import REQUEST_BYTES
 
 MIB = 1 << 20
 DATA = np.random.default_rng(0).bytes(40 * MIB)

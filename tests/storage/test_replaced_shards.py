@@ -14,7 +14,7 @@ import pytest
 from offline_cli import repair, validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists
-from offline_cli.storage import replaced
+from offline_cli.storage import moving
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.layout import TRAIN_BATCHES
 from offline_cli.storage.locations import Location, expand, open_location
@@ -155,7 +155,7 @@ class TestReaders:
     def test_where_files_cannot_be_renamed_a_reader_is_told(
         self, place: Location, rewrite: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, paths_of: Paths
     ) -> None:
-        monkeypatch.setattr(replaced, "_keeps", lambda _: False)
+        monkeypatch.setattr(moving, "_keeps", lambda _: False)
         rewrite(0)
         batches = Dataset.open(place).batches(target_steps=1)
         before = list(next(batches).ids)

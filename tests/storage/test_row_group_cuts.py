@@ -23,12 +23,11 @@ from offline_cli.datasets.validate import validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded, UnsafeData
 from offline_cli.storage import parquet_safety, row_group_cuts, shard_sequence, trust
-from offline_cli.storage.blocks import BlockCutter
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.parquet_options import parquet_options
 from offline_cli.storage.parquet_safety import refuse_bomb
-from offline_cli.storage.row_group_cuts import Cuts, Held, cuts_of
+from offline_cli.storage.row_group_cuts import Cuts, Held, cuts_of, parquet_options
+from offline_cli.storage.row_groups import BlockCutter
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Tally
 

@@ -16,9 +16,8 @@ import pytest
 
 from offline_cli.errors import StorageError
 from offline_cli.storage import staging
-from offline_cli.storage.create_only import create_only
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import StagedFile, write_whole
+from offline_cli.storage.staging import StagedFile, create_only, write_whole
 
 Paths = Callable[[Location], list[str]]
 

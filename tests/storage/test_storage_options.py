@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from offline_cli.errors import StorageError, UsageError
+from offline_cli.storage.client_options import options_for, quiet_clients
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.options import options_for, quiet_clients
 
 
 def test_a_misspelt_option_is_refused_with_its_near_match() -> None:

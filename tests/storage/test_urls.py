@@ -9,9 +9,7 @@ import pytest
 
 from offline_cli.errors import StorageNotFound, UsageError
 from offline_cli.storage import locations
-from offline_cli.storage.location import Location
-from offline_cli.storage.locations import expand, open_location
-from offline_cli.storage.urls import check_url, is_of_bucket
+from offline_cli.storage.locations import Location, check_url, expand, is_of_bucket, open_location
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadData
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.scopes import Reading, Scope
-from offline_cli.storage.adopting import Adopted, adopt
 from offline_cli.storage.locations import Location
 from offline_cli.storage.reading import ShardReader
-from offline_cli.storage.reading_pool import reading_pool
 from offline_cli.storage.row_formats import RowFormat, row_format
+from offline_cli.storage.shard_prefetch import ShardsAhead
+from offline_cli.storage.shard_sequence import Adopted, adopt
 from offline_cli.storage.shards import OpenShard
-from offline_cli.storage.shards_ahead import ShardsAhead
 from offline_cli.storage.statistics import StatisticsBuilder
+from offline_cli.storage.timeouts import reading_pool
 from offline_cli.storage.trust import fingerprint
 from offline_cli.tally import Tally
 

@@ -21,12 +21,12 @@ from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCAL
 from offline_cli.options.shared import COMPRESSION, RowFormat
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.layout import MANIFEST, WRITING
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Environment, Manifest
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.shards import COMPRESSIONS, opened, read_row_groups
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
-from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["Known", "what_is_known"]
 

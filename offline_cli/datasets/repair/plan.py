@@ -19,17 +19,15 @@ from offline_cli.datasets.repair.examining import Examined
 from offline_cli.datasets.repair.known import Known
 from offline_cli.datasets.repair.survey import Choice, Survey, said_of_shards, survey
 from offline_cli.storage.layout import DATA, MANIFEST, QUARANTINE
+from offline_cli.storage.lease import Changed, WritingLock
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.locations import Location
-from offline_cli.storage.manifest import Counts, Manifest, Shard
-from offline_cli.storage.moving import free_place, keep_moves, set_aside
-from offline_cli.storage.provenance import now, with_defaults
+from offline_cli.storage.manifest import Counts, Manifest, Shard, now, with_defaults
+from offline_cli.storage.moving import free_place, keep_moves, keep_names, set_aside
 from offline_cli.storage.shard_sequence import ShardSequence
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
-from offline_cli.storage.syncing import keep_names
 from offline_cli.storage.target_folder import UNFINISHED_WRITING
-from offline_cli.storage.writing_lock import Changed, WritingLock
-from offline_cli.storage.writing_note import WritingNote
 from offline_cli.tally import UNFINISHED
 
 __all__ = ["LEFT_OUT", "Plan", "RepairResult", "act"]

@@ -28,14 +28,13 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.values import check_values
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
-from offline_cli.storage.create_only import whole_file
-from offline_cli.storage.exclusion import exclusively
 from offline_cli.storage.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
+from offline_cli.storage.lease import Changed, exclusively
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.liveness import STALE, refuse_if_at_work, refuse_if_changing, runs_here
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.syncing import keep_names
-from offline_cli.storage.writing_lock import Changed
-from offline_cli.storage.writing_note import WritingNote
+from offline_cli.storage.moving import keep_names
+from offline_cli.storage.staging import whole_file
 
 __all__ = ["repair", "take_note_away"]
 

@@ -19,13 +19,13 @@ from typing import Any, Final
 import orjson
 
 from offline_cli.errors import BadData, NoData, UsageError
-from offline_cli.storage.create_only import whole_file
 from offline_cli.storage.layout import DATA, MANIFEST, SHARD_PATH, WRITING, shard_name
+from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.own_files import is_own_part, is_regular
+from offline_cli.storage.staging import whole_file
 from offline_cli.storage.uploads import Upload, open_uploads
-from offline_cli.storage.writing_note import WritingNote
 
 __all__ = ["Choice", "Gap", "Said", "Survey", "choose", "said_of_shards", "says_all", "survey"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from offline_cli.errors import StorageNotFound
 from offline_cli.formats.tables.presets import preset_names, preset_text
-from offline_cli.storage.links import dangling_link
+from offline_cli.storage.local_files import dangling_link
 from offline_cli.storage.locations import open_location
 
 __all__ = ["mapping_text"]

@@ -12,7 +12,7 @@ from offline_cli.errors import UsageError
 from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.tables.mapping_text import mapping_text
 from offline_cli.options.shared import EpisodeEnds, Tables
-from offline_cli.storage.temp_file import checked_folder
+from offline_cli.storage.local_files import checked_folder
 
 __all__ = ["EPISODE_ENDS", "MEMORY_LIMIT", "TableOptions"]
 

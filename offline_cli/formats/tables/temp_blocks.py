@@ -8,7 +8,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from offline_cli.storage.temp_file import TempFile
+from offline_cli.storage.local_files import TempFile
 
 __all__ = ["TempBlock", "TempBlocks"]
 

@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from offline_cli.storage.behind import Behind
-from offline_cli.storage.patience import Patience
+from offline_cli.storage.shards import BackgroundWriter
+from offline_cli.storage.timeouts import Patience
 
 
 def test_calls_are_made_in_their_order_and_all_are_done_at_the_end() -> None:
-    behind, done = Behind(), list[int]()
+    behind, done = BackgroundWriter(), list[int]()
     for number in range(50):
         behind.begin(done.append, number)
     behind.finish()
@@ -20,7 +20,7 @@ def test_calls_are_made_in_their_order_and_all_are_done_at_the_end() -> None:
 
 
 def test_the_caller_goes_on_while_a_call_is_made() -> None:
-    behind, caller_went_on = Behind(), threading.Event()
+    behind, caller_went_on = BackgroundWriter(), threading.Event()
     heard: list[bool] = []
     behind.begin(lambda: heard.append(caller_went_on.wait(30)))
     caller_went_on.set()
@@ -29,7 +29,7 @@ def test_the_caller_goes_on_while_a_call_is_made() -> None:
 
 
 def test_no_more_than_one_call_waits() -> None:
-    behind, go_on = Behind(), threading.Event()
+    behind, go_on = BackgroundWriter(), threading.Event()
     behind.begin(partial(_wait, go_on))
     second = threading.Thread(target=behind.begin, args=(lambda: None,))
     second.start()
@@ -44,7 +44,7 @@ def test_no_more_than_one_call_waits() -> None:
 
 @pytest.mark.parametrize("then", ["begin", "finish"])
 def test_what_a_call_raises_is_raised_once_by_the_next(then: str) -> None:
-    behind = Behind()
+    behind = BackgroundWriter()
     behind.begin(_fail)
     with pytest.raises(ZeroDivisionError):
         behind.begin(_fail) if then == "begin" else behind.finish()
@@ -52,7 +52,7 @@ def test_what_a_call_raises_is_raised_once_by_the_next(then: str) -> None:
 
 
 def test_giving_up_waits_for_no_storage_and_leaves_no_call_being_made() -> None:
-    behind, ended, never = Behind(), threading.Event(), threading.Event()
+    behind, ended, never = BackgroundWriter(), threading.Event(), threading.Event()
 
     def write() -> None:
         try:
@@ -67,7 +67,7 @@ def test_giving_up_waits_for_no_storage_and_leaves_no_call_being_made() -> None:
 
 
 def test_what_was_never_begun_can_be_finished() -> None:
-    Behind().finish()
+    BackgroundWriter().finish()
 
 
 def _wait(event: threading.Event) -> None:

@@ -1,12 +1,15 @@
-"""The watchdog over requests to a storage: ends the wait for one that is never answered; refuses to retry (the clients do).
+"""The watchdog over requests to a storage: ends the wait for one that is never answered. The clients retry, this does not.
 
-Clients try again by themselves, some of them for minutes, and one waits for ever where a server stops reading. So each of our
-requests moves a bounded number of bytes (`REQUEST_BYTES`), runs in a thread of its own, and is waited for a limited time,
-whatever the client does meanwhile. A request that is given up is not taken back: its thread stays until the client lets go,
-and never keeps the process alive.
+Clients try again by themselves, some of them for minutes, and one waits for ever where a server stops reading. So each of
+our requests moves a bounded number of bytes (`REQUEST_BYTES`), runs in a thread of its own, and is waited for a limited
+time, whatever the client does meanwhile. A request that is given up is not taken back: its thread stays until the client
+lets go, and never keeps the process alive.
 
-Right after a request that failed, the next ones get a tenth of the time until one is answered: cleaning up after a server that
-has gone takes several requests, and must not take several times as long.
+Right after a request that failed, the next ones get a tenth of the time until one is answered: cleaning up after a server
+that has gone takes several requests, and must not take several times as long.
+
+`ReadingPool`: threads that read several files at once, and do not wait at the end for requests whose answers nobody
+needs.
 """
 
 from __future__ import annotations
@@ -16,10 +19,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Final, Generic, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
-__all__ = ["REQUEST_BYTES", "SECONDS", "NoAnswer", "OnWait", "Patience", "Pending", "Stopped", "ended_by", "waits_told_to"]
+__all__ = [
+    "REQUEST_BYTES",
+    "SECONDS",
+    "NoAnswer",
+    "OnWait",
+    "Patience",
+    "Pending",
+    "ReadingPool",
+    "Stopped",
+    "ended_by",
+    "reading_pool",
+    "waits_told_to",
+]
 
 SECONDS: Final = 60.0  # that a request may take, unless told otherwise; clients get over a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
@@ -152,3 +169,39 @@ def waits_told_to(listener: OnWait) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
+
+
+class ReadingPool:
+    """Gives calls to threads; a context manager, at whose end what has not begun is not, and waits for a storage end at once.
+
+    So Ctrl-C, an error, or a caller that has seen enough wait for no server. One that is dropped without that does what it has
+    been given, and ends.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pool, self._stop = ThreadPoolExecutor(threads), threading.Event()
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """`call(*arguments)` by one of the threads, when it is free."""
+        return self._pool.submit(_run, self._stop, call, *arguments)
+
+    def map(self, call: Callable[..., T], items: Any) -> Iterator[T]:
+        """`call(item)` of each, all of them begun now."""
+        return iter([future.result() for future in [self.submit(call, item) for item in items]])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run(stop: threading.Event, call: Callable[..., T], *arguments: Any) -> T:
+    with ended_by(stop):
+        return call(*arguments)
+
+
+def reading_pool(threads: int) -> ReadingPool:
+    """A pool of so many threads."""
+    return ReadingPool(threads)

@@ -20,12 +20,11 @@ import pytest
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, OutputExists, StorageError, TakenOver
-from offline_cli.storage import create_only, liveness, writing_lock
+from offline_cli.storage import lease, liveness, staging
 from offline_cli.storage.dataset import Dataset
+from offline_cli.storage.lease_record import Process, WritingNote
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.processes import Process
 from offline_cli.storage.writer import DatasetWriter
-from offline_cli.storage.writing_note import WritingNote
 
 Make = Callable[..., EpisodeBatch]
 WriterFor = Callable[..., DatasetWriter]
@@ -303,7 +302,7 @@ class TestBeats:
 
         with writer_for(place) as writer:
             with monkeypatch.context() as patch:
-                patch.setattr(writing_lock, "write_whole", fail)
+                patch.setattr(lease, "write_whole", fail)
                 time.sleep(0.4)
             time.sleep(0.3)
             writer.write(make_batch())
@@ -317,7 +316,7 @@ class TestBeats:
             raise StorageError("no space left", where="there", fix="none")
 
         with writer_for(open_location(tmp_path / "D")), monkeypatch.context() as patch:
-            patch.setattr(writing_lock, "write_whole", full)
+            patch.setattr(lease, "write_whole", full)
             os.utime(tmp_path / "D" / "_writing.json", (0, 0))
             time.sleep(0.4)
             assert time.time() - os.stat(tmp_path / "D" / "_writing.json").st_mtime < 10
@@ -478,14 +477,14 @@ class TestCreateOnly:
 
     def test_a_name_that_is_taken_is_left_alone(self, place: Location) -> None:
         place.make_folder()
-        assert create_only.create_only(place.join("a"), b"mine", folder=place)
-        assert not create_only.create_only(place.join("a"), b"theirs", folder=place)
+        assert staging.create_only(place.join("a"), b"mine", folder=place)
+        assert not staging.create_only(place.join("a"), b"theirs", folder=place)
         assert [file.read_bytes() for file in place.files()] == [b"mine"]
 
     def test_an_answer_that_was_lost_is_no_refusal(self, place: Location) -> None:
         place.make_folder()
-        assert create_only.create_only(place.join("a"), b"mine", folder=place)
-        assert create_only.create_only(place.join("a"), b"mine", folder=place)
+        assert staging.create_only(place.join("a"), b"mine", folder=place)
+        assert staging.create_only(place.join("a"), b"mine", folder=place)
 
     def test_a_disk_without_hard_links_does_as_well(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: Any) -> None:
@@ -493,8 +492,8 @@ class TestCreateOnly:
 
         monkeypatch.setattr(os, "link", refuse)
         folder = open_location(tmp_path)
-        assert create_only.create_only(folder.join("a"), b"mine", folder=folder)
-        assert not create_only.create_only(folder.join("a"), b"theirs", folder=folder)
+        assert staging.create_only(folder.join("a"), b"mine", folder=folder)
+        assert not staging.create_only(folder.join("a"), b"theirs", folder=folder)
         assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"mine"]
 
 

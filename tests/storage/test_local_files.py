@@ -16,9 +16,9 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.errors import BadData, StorageError, StorageNotFound
-from offline_cli.storage import plain_files
-from offline_cli.storage.create_only import whole_file
+from offline_cli.storage import local_files
 from offline_cli.storage.locations import open_location
+from offline_cli.storage.staging import whole_file
 from offline_cli.storage.writer import DatasetWriter
 
 REFUSED = "a pipe, not a file"
@@ -80,9 +80,9 @@ def test_a_pipe_that_takes_the_place_of_a_file_just_looked_at_is_not_waited_for(
     file.write_bytes(b"bytes")
     looked = os.stat(file)
     instead(file)
-    monkeypatch.setattr(plain_files.os, "stat", lambda path: looked)
+    monkeypatch.setattr(local_files.os, "stat", lambda path: looked)
     with pytest.raises(BadData):
-        plain_files.open_plain(str(file), shown="x")
+        local_files.open_plain(str(file), shown="x")
 
 
 def test_files_folders_and_nothing_are_what_they_were(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.blocks import Block, BlockCutter, raw_bytes
+from offline_cli.storage.row_groups import Block, BlockCutter, raw_bytes
 
 Make = Callable[..., EpisodeBatch]
 

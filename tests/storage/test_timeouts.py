@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from offline_cli.errors import StorageError, UsageError
-from offline_cli.storage import patience
+from offline_cli.storage import timeouts
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.patience import NoAnswer, Patience, waits_told_to
+from offline_cli.storage.timeouts import NoAnswer, Patience, waits_told_to
 
 
 def never() -> None:
@@ -71,7 +71,7 @@ def test_the_error_names_url_time_and_how_to_wait_longer() -> None:
 
 
 def test_waits_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "FIRST_WORD", 0.05)
+    monkeypatch.setattr(timeouts, "FIRST_WORD", 0.05)
     told: list[tuple[str, float, float]] = []
     with waits_told_to(lambda *words: told.append(words)), pytest.raises(NoAnswer):
         Patience(1).wait_for(never, "s3://bucket/a")
@@ -82,7 +82,7 @@ def test_waits_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_that_was_given_up_does_not_keep_the_process_alive() -> None:
     script = (
         "import threading\n"
-        "from offline_cli.storage.patience import NoAnswer, Patience\n"
+        "from offline_cli.storage.timeouts import NoAnswer, Patience\n"
         "try: Patience(1).wait_for(threading.Event().wait, 's3://bucket/a')\n"
         "except NoAnswer: print('ended')\n"
     )
@@ -93,7 +93,7 @@ def test_a_request_that_was_given_up_does_not_keep_the_process_alive() -> None:
 def test_the_time_limit_is_an_option_of_every_storage(tmp_path: Any) -> None:
     assert open_location(tmp_path, {"time_limit": 7}).patience.seconds == 7
     assert open_location("s3://bucket/a", {"time_limit": 7, "anon": True}).join("b").patience.seconds == 7
-    assert open_location("s3://bucket/a").patience.seconds == patience.SECONDS
+    assert open_location("s3://bucket/a").patience.seconds == timeouts.SECONDS
 
 
 @pytest.mark.parametrize("limit", [0, -1, "soon", True, float("inf"), float("nan")])

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 from offline_cli.errors import OfflineCliError
-from offline_cli.storage.ahead import Ahead
 from offline_cli.storage.locations import Location
+from offline_cli.storage.prefetch import Ahead
 from offline_cli.storage.remote_files import fetch_end
 from offline_cli.storage.shards import OpenShard, expect_row_groups, opened_stream, parsed
 

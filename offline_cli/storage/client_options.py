@@ -1,9 +1,12 @@
-"""Options for the client of a storage (`--storage-option`): each place gets those that it takes; refuses ones that none takes.
+"""Options for the client of a storage (`--storage-option`), checked by name before any request.
 
-Clients pass on what they do not know, to fail at their first request or never; so options are checked by name beforehand,
-for the clients whose options are known. One set of options serves all places of a command: `anon` for an s3:// source does
-no harm to a local output. Three options are ours, and every place takes them: `time_limit`, the seconds that a request may
-take; `cache`, a folder of this machine that keeps what is read of remote files; and `cache_size`, the bytes that it may take.
+Clients pass on what they do not know, to fail at their first request or never. One set of options serves all places of a
+command: each gets those that it takes, and one that none takes is an error. Three options are ours, and every place takes
+them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that keeps what is read of
+remote files; and `cache_size`, the bytes that it may take.
+
+Inner options (`client_kwargs`, `config_kwargs`, `session_kwargs`) are handed on to the library below the client, which
+fails in words of its own, or tries again until the time is over. Their keys are compared with what that library takes.
 """
 
 from __future__ import annotations
@@ -13,32 +16,76 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import fsspec
 
-from offline_cli.errors import UsageError
+from offline_cli.errors import BadConfig, UsageError
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.cache import SIZE, RemoteCache, cache_at
-from offline_cli.storage.patience import Patience
+from offline_cli.storage.providers import HERE, InnerOptions, Provider, client_packages, provider_of
+from offline_cli.storage.timeouts import Patience
 
-__all__ = ["HERE", "cache_of", "options_for", "patience_of", "quiet_clients", "without_probes"]
+__all__ = ["cache_of", "check_inner_options", "options_for", "patience_of", "quiet_clients", "refused_inner_option"]
+
+ENDING: Final = "_kwargs"
+FIX: Final = (
+    """client_kwargs takes a JSON object by the names of the library below: 'client_kwargs={"region_name": "eu-west-1"}'"""
+)
+
+
+def check_inner_options(scheme: str, options: Mapping[str, Any], url: str) -> None:
+    """Raise BadConfig, with every mistake, for inner options that the client for a `scheme` cannot hand on."""
+    taken = provider_of(scheme).inner_options
+    inner = {name: value for name, value in options.items() if name.endswith(ENDING) and value is not None}
+    problems = [problem for name, value in inner.items() for problem in _wrong(name, value, taken.get(name))]
+    for name, value in inner.items() if not problems else ():
+        repeated = value if name in taken and taken[name].repeats_options else {}
+        problems += [
+            f"{twice}: given twice, and differently: as an option, and in {name}"
+            for twice, given in repeated.items()
+            if options.get(twice) not in (None, given)
+        ]
+    if problems:
+        raise BadConfig.of(problems, where=f"--storage-option for {blanked(url)}", fix=FIX)
+
+
+def refused_inner_option(options: Any, error: Exception, url: str) -> BadConfig | None:
+    """What `error`, raised by a client's own code over its arguments, says of inner options; None where it has none."""
+    given = [name for name in options if name.endswith(ENDING)] if isinstance(options, Mapping) else []
+    if not given:
+        return None
+    what = f"the storage cannot use what {' and '.join(given)} say: {type(error).__name__}: {blanked(str(error))}"
+    return BadConfig(what, where=f"--storage-option for {url}", fix=FIX)
+
+
+def _wrong(option: str, value: Any, taken: InnerOptions | None) -> Iterator[str]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        yield f"{option}: {type(value).__name__}, and no object of names and values"
+        return
+    if taken is None:
+        return
+    known = taken.names()
+    for name, inner in value.items():
+        kinds = taken.kinds.get(name, taken.kinds.get("")) if taken.kinds is not None else None
+        if known is not None and name not in known:
+            near = taken.near.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+            yield f"{option}: nothing takes {name!r}; " + (
+                f"did you mean {near}?" if near in known else f"there is {', '.join(sorted(known))}"
+            )
+        elif kinds is not None and not (inner is None or isinstance(inner, kinds)):
+            yield f"{option}: {name} is of {type(inner).__name__}, and no {'truth value' if bool in kinds else 'text'}"
+
 
 TIME_LIMIT: Final = "time_limit"
 CACHE: Final = "cache"
 CACHE_SIZE: Final = "cache_size"
 OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
 
-CHECKED: Final = frozenset({"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-HERE: Final = frozenset({"file", "local", "memory"})  # what needs no client
 OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
-OF_SESSIONS: Final = {"s3": frozenset({"profile"}), "s3a": frozenset({"profile"})}  # passed on to the client's session
-NAMES_OF_REGION: Final = frozenset({"region", "region_name", "aws_region", "default_region"})
-REGION_OPTION: Final = """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
-CLIENT_LOGS: Final = ("adlfs", "aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs")
 
 
 def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:
@@ -63,7 +110,7 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
 def _known(url: str) -> frozenset[str] | None:
     """Names of the options for `url`; None where only the client knows them."""
     scheme = fsspec.utils.get_protocol(url)
-    return None if "::" in url or scheme not in CHECKED else _of_client(scheme)
+    return None if "::" in url or not provider_of(scheme).checks_options else _of_client(scheme)
 
 
 @cache
@@ -82,14 +129,19 @@ def _of_client(scheme: str) -> frozenset[str] | None:
     named -= {"self", "fs", "asynchronous", "loop"}
     if scheme in HERE:
         return frozenset(named - OF_ALL)
-    return frozenset(named) | OF_ALL | OF_SESSIONS.get(scheme, frozenset())
+    return frozenset(named) | OF_ALL | provider_of(scheme).more_options
+
+
+def _provider(url: str) -> Provider:
+    return provider_of(fsspec.utils.get_protocol(url))
 
 
 def _unknown(name: str, places: list[str], known: frozenset[str]) -> UsageError:
     near = difflib.get_close_matches(name, known | OURS, n=1)
     listed = f"the storage takes {', '.join(sorted((known | OURS) - OF_ALL))}"
-    if name in NAMES_OF_REGION and "client_kwargs" in known:
-        fix = f"AWS_DEFAULT_REGION in the environment, or {REGION_OPTION}; {listed}"
+    advised = [advice for place in places for advice in [_provider(place).advice.get(name)] if advice]
+    if advised:
+        fix = f"{advised[0]}; {listed}"
     else:
         fix = f"did you mean {near[0]}? {listed[0].upper()}{listed[1:]}" if near else listed
     if all(fsspec.utils.get_protocol(place) in HERE for place in places):
@@ -125,20 +177,14 @@ def cache_of(options: Mapping[str, Any] | None) -> RemoteCache | None:
     return cache_at(str(Path(folder).expanduser().absolute()), size)
 
 
-def without_probes(scheme: str, options: Mapping[str, Any] | None) -> None:
-    """Keep gcsfs from asking what kind of bucket this is where the endpoint is not Google's, which takes it a minute.
-
-    It asks over gRPC, which other servers do not answer. To be called before gcsfs is imported; what the user has set stays.
-    """
-    if scheme in ("gs", "gcs") and ((options or {}).get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+_quiet: set[str] = set()  # clients whose logs have a handler
 
 
-@cache
 def quiet_clients() -> None:
     """Keep what clients log off stderr, tracebacks of every retry among it, unless somebody has set up logging.
 
     Without any handler Python writes warnings to stderr; handlers that a program installs get the records as ever.
     """
-    for name in CLIENT_LOGS:
+    for name in sorted({"asyncio", *client_packages()} - _quiet):
         logging.getLogger(name).addHandler(logging.NullHandler())
+        _quiet.add(name)

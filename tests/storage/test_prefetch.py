@@ -19,14 +19,13 @@ from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, StorageError
 from offline_cli.formats.parquet_files import chunks
-from offline_cli.storage import ahead as ahead_module
-from offline_cli.storage.ahead import PART, WINDOW, parts_of
+from offline_cli.storage import prefetch as ahead_module
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.parquet_safety import file_ranges
-from offline_cli.storage.patience import Patience, Stopped, ended_by
-from offline_cli.storage.reading_pool import reading_pool
+from offline_cli.storage.prefetch import PART, WINDOW, parts_of
 from offline_cli.storage.remote_files import FIRST_AHEAD, expect, ready
+from offline_cli.storage.timeouts import Patience, Stopped, ended_by, reading_pool
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Rejects
 

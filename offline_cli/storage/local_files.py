@@ -1,0 +1,208 @@
+"""Files of this machine: opened, synced, put aside without a name; and what a dangling link is.
+
+* `open_plain`, `read_plain`: files of bytes only. Whoever can put a file into a folder can put a named pipe there, or a
+  link to a terminal, which keeps its reader waiting for ever. What is piped in on purpose comes as `-`.
+* `sync_bytes`, `sync_names`: what a disk is told to keep, by path: the bytes of a file, the names in a folder. A disk
+  that knows no such thing for folders (some network filesystems) says EINVAL or ENOTSUP, and is written to all the same.
+  Any other failure raises OSError: what comes after may remove what the names are needed for.
+* `TempFile`: bytes put aside on disk. The file is deleted as soon as it is open (Windows: when it is closed), so that not
+  even a killed process leaves bytes behind.
+* `dangling_link`: a link whose target is missing, which a listing shows and no program can open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self
+
+from offline_cli.errors import BadData, StorageError, StorageNotFound
+
+__all__ = ["TempFile", "checked_folder", "dangling_link", "not_found", "open_plain", "read_plain", "sync_bytes", "sync_names"]
+
+
+def not_found(path: str | os.PathLike[str], what: str, *, where: str, fix: str) -> StorageNotFound:
+    """The error of a place where nothing is: `what`, unless it or a folder above is a link without its target."""
+    return dangling_link(path) or StorageNotFound(what, where=where, fix=fix)
+
+
+def dangling_link(path: str | os.PathLike[str], *, shown: str = "") -> StorageNotFound | None:
+    """The error that names the link at or above a local path whose target does not exist, and that target; None without one.
+
+    `shown`: the same path as the user wrote it, where that is another spelling.
+    """
+    spelt = os.fspath(path)
+    same = bool(shown) and os.path.abspath(shown) == os.path.abspath(spelt)
+    link = next((place for place in _with_parents(shown if same else spelt) if os.path.islink(place)), None)
+    if link is None or os.path.exists(link):
+        return None
+    what = f"{link} is a link, and its target {os.readlink(link)} does not exist"
+    return StorageNotFound(what, where=link, fix="bring the target back, or point the link at what is there")
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    """`path`, and each folder above it as it is spelt."""
+    while path and path != os.path.dirname(path):
+        yield path
+        path = os.path.dirname(path)
+
+
+UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+
+def sync_bytes(file: str) -> None:
+    """Have the disk keep the bytes of a file."""
+    handle = os.open(file, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_names(folder: str) -> None:
+    """Have the disk keep the names in a folder."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # of folders that may be written to and not read, nobody can ask it
+        os.sync()
+        return
+    try:
+        os.fsync(handle)
+    except OSError as err:
+        if err.errno not in UNKNOWN:
+            raise
+    finally:
+        os.close(handle)
+
+
+KINDS: Final = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def open_plain(path: str, *, shown: str) -> BinaryIO:
+    """The file at `path`, called `shown` in messages. Raises BadData for what is no file of bytes, OSError."""
+    _refuse(os.stat(path).st_mode, shown)  # before anything is opened: that alone sets some devices to work
+    handle = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  its user closes it
+    try:
+        _refuse(os.fstat(handle.fileno()).st_mode, shown)  # what was opened, if somebody has exchanged it since
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def read_plain(path: str, *, shown: str) -> bytes:
+    """All bytes of the file. Raises as `open_plain` does."""
+    with open_plain(path, shown=shown) as file:
+        return file.read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # of a pipe, waits for nobody; of a file, changes nothing
+
+
+def _refuse(mode: int, shown: str) -> None:
+    kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
+    if kind is not None:
+        fix = "name a file; recordings alone can be piped in: `command | offline-cli convert - --out D`"
+        raise BadData(f"{kind}, not a file: it could be waited for for ever", where=shown, fix=fix)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
+
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+OPTION: Final = "--temp-dir"
+
+
+class TempFile:
+    """Bytes that are appended and read at any place; a context manager. Raises StorageError throughout.
+
+    One thread may use it at a time.
+    """
+
+    def __init__(self, folder: str | None, *, holding: str = "rows") -> None:
+        """`folder`: where the file is made; None: the system's place for temporary files. Nothing is made before `with`.
+        `holding`: what the bytes are, for messages.
+        """
+        self.size = 0  # bytes
+        self._folder = folder or tempfile.gettempdir()
+        self._holding = holding
+        self._file: Any = None
+
+    def __enter__(self) -> Self:
+        with self._failures("making a temporary file"):
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+    def append(self, data: Any) -> int:
+        """Write bytes (or a contiguous array's) at the end; gives where they begin."""
+        rest, offset = _bytes_of(data), self.size
+        with self._failures(f"writing {self._holding} to a temporary file"):
+            self._file.seek(offset)
+            while len(rest):
+                rest = rest[self._file.write(rest) :]
+        self.size = offset + memoryview(data).nbytes
+        return offset
+
+    def read_into(self, offset: int, target: Any) -> None:
+        """Fill `target`, a contiguous array, with the bytes from `offset` on."""
+        rest = _bytes_of(target)
+        with self._failures(f"reading {self._holding} of a temporary file"):
+            self._file.seek(offset)
+            while len(rest):
+                count = self._file.readinto(rest)
+                if not count:
+                    raise OSError(errno.EIO, "it has become shorter")
+                rest = rest[count:]
+
+    def read(self, offset: int, size: int) -> bytearray:
+        """`size` bytes from `offset` on."""
+        data = bytearray(size)
+        self.read_into(offset, data)
+        return data
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as err:
+            what = f"the folder for temporary files does not exist: {self._folder}"
+            raise StorageNotFound(what, where=self._folder, fix=f"make it, or name another with {OPTION}") from err
+        except OSError as err:
+            if err.errno in FULL:
+                what = f"{doing} failed after {self.size / 1e6:,.0f} MB: no space left"
+                fix = f"name a folder with more space with {OPTION} (the {self._holding} take about their size in memory)"
+                raise StorageError(what, where=self._folder, fix=fix) from err
+            fix = f"name a folder that can be written to with {OPTION}"
+            raise StorageError(f"{doing} failed: {err.strerror or err}", where=self._folder, fix=fix) from err
+
+
+def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:
+    """The folder of `--temp-dir` as text, before there is need of it; None: the system's.
+
+    Raises StorageNotFound where it does not exist, StorageError where no file can be made in it.
+    """
+    if folder is None:
+        return None
+    with TempFile(os.fspath(folder)):
+        return os.fspath(folder)
+
+
+def _bytes_of(data: Any) -> memoryview:
+    """Of an array without elements: none, which `cast` refuses to give."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
