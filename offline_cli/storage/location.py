@@ -27,7 +27,7 @@ from offline_cli.storage.fsync import sync_names
 from offline_cli.storage.inner_options import refused_inner_option
 from offline_cli.storage.links import dangling_link
 from offline_cli.storage.patience import Patience, Pending
-from offline_cli.storage.plain_files import open_plain, read_plain
+from offline_cli.storage.plain_files import open_plain, read_plain, read_start
 from offline_cli.storage.provider_errors import has_code, no_bucket
 from offline_cli.storage.stored_versions import StoredVersion
 from offline_cli.storage.urls import BUCKETS
@@ -295,6 +295,13 @@ class Location:
         if self.is_local:
             return self.ask("reading it", lambda: read_plain(self.path, shown=self.url))
         return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path)))
+
+    def start(self, most: int) -> tuple[bytes, int]:
+        """The first `most` bytes of this file, and how many it has. Raises as `read_bytes` does."""
+        if self.is_local:
+            return self.ask("opening it", lambda: read_start(self.path, most, shown=self.url))
+        with self.open() as file:
+            return file.read(most), file.seek(0, io.SEEK_END)
 
     @property
     def without_cache(self) -> Location:
