@@ -17,11 +17,16 @@ from offline_cli import convert, train_bc, validate
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.storage import trust
+from offline_cli.storage.adopting import adopt
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.remote_files import FIRST_AHEAD
+from offline_cli.storage.row_formats import row_format
+from offline_cli.storage.statistics import StatisticsBuilder
 from offline_cli.storage.trust import Hashing, fingerprint
+from offline_cli.tally import Tally
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]
@@ -95,6 +100,19 @@ def test_validate_finds_both_shards_without_deep(place: Location, alike: Manifes
 def test_validate_compares_every_hash(place: Location, alike: Manifest) -> None:
     assert validate(place).hashes_unchecked == 0
     assert validate(place).problems == validate(place, deep=True).problems
+
+
+def assert_fetched_about_once(bucket: FakeBucket, manifest: Manifest) -> None:
+    """All bytes of all shards, and next to nothing twice."""
+    fetched = sorted((path, start, end) for path, start, end in bucket.gets)
+    total = sum(shard.bytes for shard in manifest.shards)
+    assert total <= sum(end - start for _, start, end in fetched) <= total + 5 * FIRST_AHEAD
+    for shard in manifest.shards:
+        covered = 0
+        for path, start, end in fetched:
+            if path.endswith(shard.path) and start <= covered:
+                covered = max(covered, end)
+        assert covered == shard.bytes
 
 
 class TestCommands:
@@ -179,15 +197,18 @@ class TestBuckets:
         dataset = Dataset.open(open_location("bucket/D", filesystem=bucket))
         bucket.gets.clear()
         assert sum(len(batch) for batch in dataset.batches()) == 5
-        fetched = sorted((path, start, end) for path, start, end in bucket.gets)
-        total = sum(shard.bytes for shard in manifest.shards)
-        assert total <= sum(end - start for _, start, end in fetched) <= total + 5 * FIRST_AHEAD
-        for shard in manifest.shards:
-            covered = 0
-            for path, start, end in fetched:
-                if path.endswith(shard.path) and start <= covered:
-                    covered = max(covered, end)
-            assert covered == shard.bytes
+        assert_fetched_about_once(bucket, manifest)
+
+    def test_a_writing_that_is_resumed_looks_at_every_shard_once(self, stored: tuple[FakeBucket, Manifest]) -> None:
+        bucket, manifest = stored
+        assert manifest.observation_space is not None
+        assert manifest.action_space is not None
+        spaces_ = manifest.observation_space, manifest.action_space
+        reader, rows = ShardReader(manifest.format, *spaces_), row_format(manifest.format, *spaces_, Tally())
+        places = [open_location(f"bucket/D/{shard.path}", filesystem=bucket) for shard in manifest.shards]
+        bucket.gets.clear()
+        assert [adopt(place, reader, rows, StatisticsBuilder()).shard for place in places] == list(manifest.shards)
+        assert_fetched_about_once(bucket, manifest)
 
     def test_two_shards_that_changed_places_are_named(self, stored: tuple[FakeBucket, Manifest]) -> None:
         bucket, manifest = stored
