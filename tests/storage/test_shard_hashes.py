@@ -143,7 +143,7 @@ class TestCommands:
 class TestHashing:
     """The hash of a file that somebody else reads."""
 
-    @pytest.mark.parametrize("size", [0, 1, trust.SMALL, trust.SMALL + 1, 2 * trust.CHUNK + 3])
+    @pytest.mark.parametrize("size", [0, 1, trust.BESIDE, trust.BESIDE + 1, 2 * trust.CHUNK + 3])
     def test_it_is_that_of_the_file(self, place: Location, size: int) -> None:
         file = place.join("f")
         place.make_folder()
@@ -155,7 +155,7 @@ class TestHashing:
             assert (size, found.digest()) == fingerprint(file)
 
     def test_a_file_that_is_removed_meanwhile_is_the_one_that_was_opened(self, tmp_path: Path) -> None:
-        (tmp_path / "f").write_bytes(b"a" * (trust.SMALL + 1))
+        (tmp_path / "f").write_bytes(b"a" * (trust.BESIDE + 1))
         expected = fingerprint(open_location(tmp_path / "f"))[1]
         with open_location(tmp_path / "f").open() as stream, Hashing(stream, open_location(tmp_path / "f")) as found:
             (tmp_path / "f").unlink()
@@ -168,7 +168,7 @@ class TestHashing:
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr("offline_cli.storage.trust.os.preadv", fail)
-        (tmp_path / "f").write_bytes(b"a" * (trust.SMALL + 1))
+        (tmp_path / "f").write_bytes(b"a" * (trust.BESIDE + 1))
         file = open_location(tmp_path / "f")
         with file.open() as stream, Hashing(stream, file) as found, pytest.raises(StorageError, match="Input/output"):
             found.digest()
