@@ -148,8 +148,8 @@ def read_episodes(
 
     `env`: an environment by name, for sources without spaces. `action_scale`: `env` or `normalized`, for sources that do not
     say it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
-    files read at a time, and processes that read large SampleBatch JSON. `tables`: how to read those that are tables.
-    `episode_limit`: on the size of one episode; None: none, for who has the memory.
+    files read at a time, and processes that read large SampleBatch JSON or thousands of small files. `tables`: how to
+    read those that are tables. `episode_limit`: on the size of one episode; None: none, for who has the memory.
     `extras`: chooses the extra model outputs that are kept, from the opened sources; None: all, which have to be the same ones.
     Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.

@@ -121,8 +121,7 @@ def _kinds_of(files: Sequence[Location]) -> list[str]:
 
 
 def _kind(file: Location) -> str:
-    with file.open() as stream:
-        head = stream.read(HEAD_BYTES)
+    head, _ = file.start(HEAD_BYTES)
     packing = packing_of(head)
     if packing:
         head = unpacked_head(file, packing)

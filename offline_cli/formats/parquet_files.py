@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import io
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import BinaryIO, Final
+from functools import partial
+from itertools import chain, islice
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from offline_cli.errors import PROBLEM, BadData
+from offline_cli.errors import PROBLEM, BadData, OfflineCliError
 from offline_cli.formats.parquet_batches import one_ahead, parquet_batches
+from offline_cli.formats.small_parquet import FewRows, read_small_files, same_columns, small_sizes
 from offline_cli.options import datasets
 from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
@@ -80,8 +82,9 @@ def schema_of(file: Location) -> pa.Schema:
 
 def _schema(parquet: pq.ParquetFile, url: str) -> pa.Schema:
     schema = parquet.schema_arrow
-    twice = [name for name, times in Counter(schema.names).items() if times > 1]
-    if twice:
+    names = schema.names
+    if len(set(names)) < len(names):
+        twice = [name for name, times in Counter(names).items() if times > 1]
         raise BadData(f"two columns are called {twice[0][:80]!r}", where=url, fix="rename one of them")
     return schema
 
@@ -124,37 +127,55 @@ def chunks(
     waiting: list[_Part] = []
     rows = size = 0
     most = ROWS if first_rows is None else min(ROWS, first_rows)
-    for part in _parts(files, rejects, columns, workers, trusted or {}, part_of(scope)):
-        full = rows >= most or size >= BYTES
-        if waiting and (full or part.first or part.lost_before or not _same_columns(waiting[0].table, part.table)):
-            yield _chunk(waiting)
-            waiting, rows, size, most = [], 0, 0, min(ROWS, GROWTH * most)
-        waiting.append(part)
-        rows, size = rows + part.table.num_rows, size + part.table.get_total_buffer_size()  # nbytes takes 20 times as long
+    for whole in _parts(files, rejects, columns, workers, first_rows, trusted or {}, part_of(scope)):
+        rest: _Part | None = whole
+        while rest is not None:
+            full = rows >= most or size >= BYTES
+            if waiting and (full or rest.first or rest.lost_before or not same_columns(waiting[0].table, rest.table)):
+                yield _chunk(waiting)
+                waiting, rows, size, most = [], 0, 0, min(ROWS, GROWTH * most)
+            part, rest = rest.divided(most - rows, BYTES - size)
+            waiting.append(part)
+            rows, size = rows + part.table.num_rows, size + sum(part.memory)
     if waiting:
         yield _chunk(waiting)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    url: str
-    first: int  # number of its first row in the file
     table: pa.Table
-    nbytes: int  # of the file, as it is stored, or its share of them
+    urls: Sequence[str]  # of one file, or of several whole ones
+    rows: Sequence[int]  # of each of them
+    sizes: Sequence[int]  # bytes of each, as it is stored, or its share of them
+    memory: Sequence[int]  # bytes of the rows of each
+    first: int = 0  # number of its first row in the file
     lost_before: str = ""
 
+    @classmethod
+    def of(cls, table: pa.Table, url: str, size: int, first: int = 0) -> _Part:
+        """Of one file."""
+        return cls(
+            table, (url,), (table.num_rows,), (size,), (table.get_total_buffer_size(),), first
+        )  # nbytes takes 20 times as long
 
-def _same_columns(left: pa.Table, right: pa.Table) -> bool:
-    """Also by the metadata of fields, where Ray keeps the shapes of tensors."""
-    if not left.schema.equals(right.schema):
-        return False
-    return all((mine.metadata or {}) == (theirs.metadata or {}) for mine, theirs in zip(left.schema, right.schema, strict=True))
+    def divided(self, rows: int, memory: int) -> tuple[_Part, _Part | None]:
+        """It, up to the file with which it has so many rows or bytes in memory, and what is left."""
+        reached = [np.searchsorted(np.cumsum(of_files), most) for of_files, most in ((self.rows, rows), (self.memory, memory))]
+        stop = int(min(reached)) + 1
+        if stop >= len(self.urls):
+            return self, None
+        before = sum(self.rows[:stop])
+        parts = (self.table.slice(0, before), slice(0, stop)), (self.table.slice(before), slice(stop, None))
+        left, right = (
+            _Part(table, self.urls[files], self.rows[files], self.sizes[files], self.memory[files]) for table, files in parts
+        )
+        return replace(left, first=self.first, lost_before=self.lost_before), right
 
 
 def _chunk(parts: list[_Part]) -> Chunk:
-    starts = np.cumsum([0, *(part.table.num_rows for part in parts)]).astype(np.int64)
+    starts = np.cumsum([0, *chain.from_iterable(part.rows for part in parts)]).astype(np.int64)
     tables = [part.table.replace_schema_metadata(None) for part in parts]
-    urls, nbytes = tuple(part.url for part in parts), sum(part.nbytes for part in parts)
+    urls, nbytes = tuple(chain.from_iterable(part.urls for part in parts)), sum(sum(part.sizes) for part in parts)
     return Chunk(pa.concat_tables(tables), urls, starts, parts[0].first, nbytes, parts[0].lost_before)
 
 
@@ -163,14 +184,15 @@ def _parts(
     rejects: Rejects,
     columns: Sequence[str] | None,
     workers: int,
+    first_rows: int | None,
     trusted: Mapping[str, Trust],
     scope: Scope,
 ) -> Iterator[_Part]:
     lost = ""
     with scope:
-        for file, small in _read_ahead(files, columns, workers, trusted, scope):
+        for parts in _readings(files, columns, workers, first_rows, trusted, scope):
             try:
-                for part in _parts_of(file, small, columns, trusted.get(file.path), scope):
+                for part in parts:
                     yield replace(part, lost_before=lost) if lost else part
                     lost = ""
             except BadData as error:
@@ -179,17 +201,47 @@ def _parts(
                 lost = error.where
 
 
-Small = Future[tuple[pa.Table | None, int, Unfolded]]
+def _readings(
+    files: Sequence[Location],
+    columns: Sequence[str] | None,
+    workers: int,
+    first_rows: int | None,
+    trusted: Mapping[str, Trust],
+    scope: Scope,
+) -> Iterator[Iterator[_Part]]:
+    """The parts of one file, or of several small ones; iterating raises what is wrong with it."""
+    sizes = None if trusted else small_sizes(files)
+    if sizes is None:
+        for file, small in _read_ahead(files, columns, workers, trusted, scope):
+            yield _parts_of(file, small.result, columns, trusted.get(file.path), scope)
+        return
+    read = partial(_table_of_bytes, columns)
+    for found in read_small_files(files, sizes, read, workers=workers, first_rows=first_rows, scope=scope):
+        if isinstance(found, OfflineCliError):
+            yield _refused(found)
+        elif isinstance(found, FewRows):
+            yield iter([_Part(found.table, found.urls, found.rows, found.sizes, found.memory)])
+        else:
+            yield _parts_of(found, partial(_read_small, found, columns, Ahead(), None), columns, None, scope)
+
+
+def _refused(error: OfflineCliError) -> Iterator[_Part]:
+    """Raises it in its turn."""
+    yield from ()
+    raise error
+
+
+Small = tuple[pa.Table | None, int, Unfolded]
 
 
 def _read_ahead(
     files: Sequence[Location], columns: Sequence[str] | None, workers: int, trusted: Mapping[str, Trust], scope: Scope
-) -> Iterator[tuple[Location, Small]]:
+) -> Iterator[tuple[Location, Future[Small]]]:
     """Each file, and its reading, which others are begun before it is asked for."""
     shared = Ahead()
     with scope.part() as held:
         pool = held.enter(reading_pool(min(workers, max(1, len(files)))))
-        ahead: deque[tuple[Location, Small]] = deque()
+        ahead: deque[tuple[Location, Future[Small]]] = deque()
         pending = iter(files)
         while True:
             for file in islice(pending, AHEAD * workers - len(ahead)):
@@ -200,35 +252,44 @@ def _read_ahead(
 
 
 def _parts_of(
-    file: Location, small: Small, columns: Sequence[str] | None, trust: Trust | None, scope: Scope
+    file: Location, small: Callable[[], Small], columns: Sequence[str] | None, trust: Trust | None, scope: Scope
 ) -> Iterator[_Part]:
     with _damage(file.url):
-        table, size, unfolded = small.result()
+        table, size, unfolded = small()
     if table is None:
         yield from _read_big(file, columns, unfolded, trust, scope)
     elif table.num_rows:
-        yield _Part(file.url, 0, table, size)
+        yield _Part.of(table, file.url, size)
 
 
-def _read_small(
-    file: Location, columns: Sequence[str] | None, ahead: Ahead, trust: Trust | None
-) -> tuple[pa.Table | None, int, Unfolded]:
+def _read_small(file: Location, columns: Sequence[str] | None, ahead: Ahead, trust: Trust | None) -> Small:
     """The whole file, or None for one that is to be read in parts; the bytes that are stored of it, and what they unfold to."""
     with file.open(ahead) as stream, arrow_file(stream) as source, _beside(stream, file, trust):
-        parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
-        check_footer(parquet.metadata)
-        stored = stream.seek(0, io.SEEK_END)
-        names = _schema(parquet, file.url).names
-        wanted = None if columns is None else [name for name in names if name in columns]
-        unfolded = check_bound(file, lambda: nullcontext(stream), parquet.metadata, columns=wanted, trust=trust)
-        if unfolded.apart or unfolded.nbytes > BIG:
-            return None, stored, unfolded
-        expect(stream, lambda: _ranges(parquet.metadata, wanted, stored, trust))
-        table = parquet.read(columns=wanted, use_threads=False)
-        table.validate(full=True)  # text that is not UTF-8 is a file's to answer for
-        if trust is not None:
-            trust.check(file)
-        return without_objects(table), stored, unfolded
+        return _read_whole(stream, source, file, columns, trust)
+
+
+def _table_of_bytes(columns: Sequence[str] | None, file: Location, data: bytes) -> pa.Table | None:
+    with _damage(file.url):
+        return _read_whole(io.BytesIO(data), pa.BufferReader(data), file, columns, None)[0]
+
+
+def _read_whole(stream: BinaryIO, source: Any, file: Location, columns: Sequence[str] | None, trust: Trust | None) -> Small:
+    """`source`: what Arrow reads in place of `stream`."""
+    parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
+    metadata = parquet.metadata
+    check_footer(metadata)
+    stored = stream.seek(0, io.SEEK_END)
+    names = _schema(parquet, file.url).names
+    wanted = None if columns is None else [name for name in names if name in columns]
+    unfolded = check_bound(file, lambda: nullcontext(stream), metadata, columns=wanted, trust=trust, size=stored)
+    if unfolded.apart or unfolded.nbytes > BIG:
+        return None, stored, unfolded
+    expect(stream, lambda: _ranges(metadata, wanted, stored, trust))
+    table = parquet.read(columns=wanted, use_threads=False)
+    table.validate(full=True)  # text that is not UTF-8 is a file's to answer for
+    if trust is not None:
+        trust.check(file)
+    return without_objects(table), stored, unfolded
 
 
 def _ranges(metadata: pq.FileMetaData, columns: Sequence[str] | None, size: int, trust: Trust | None) -> list[Range]:
@@ -255,7 +316,8 @@ def _read_big(
         rows = max(1, min(ROWS, total * BYTES // max(1, unfolded.nbytes)))
         first = 0
         for batch in one_ahead(parquet_batches(source, columns=wanted, rows=rows, apart=unfolded.apart), held):
-            yield _Part(file.url, first, without_objects(pa.Table.from_batches([batch])), stored * batch.num_rows // total)
+            table = without_objects(pa.Table.from_batches([batch]))
+            yield _Part.of(table, file.url, stored * batch.num_rows // total, first)
             first += batch.num_rows
         if trust is not None:
             trust.check(file)

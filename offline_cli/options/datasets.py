@@ -34,7 +34,11 @@ __all__ = [
 ]
 
 WORKERS: Final = Option(
-    help="Parquet files read at a time; processes for much JSON.", group=Group.WHERE, default=4, minimum=1, metavar="N"
+    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
+    group=Group.WHERE,
+    default=4,
+    minimum=1,
+    metavar="N",
 )
 
 

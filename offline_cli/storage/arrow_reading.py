@@ -13,15 +13,15 @@ Ray's, for one. To the reader that is a broken file, as any other is.
 
 Arrow's Python asks for a column chunk of a Parquet file (`row_group.column(i)`, and all that is built on it) without catching
 what C++ throws there: one changed byte in a footer, a histogram of the wrong length for instance, and the process is aborted.
-Arrow's reader builds the same chunks where it does catch. So `check_footer` has it read from a file in which all bytes are
-zero: it goes through all chunks before it looks at the first page, which is none.
+Arrow's reader builds the same chunks where it does catch. So `check_footer` has it read from a file that says it is long and
+ends at its first byte: it goes through all chunks, and finds no page in any of them.
 """
 
 from __future__ import annotations
 
 import io
-import mmap
 import os
+import tempfile
 import time
 import weakref
 from collections.abc import Iterator
@@ -37,9 +37,10 @@ __all__ = ["OBJECTS", "arrow_file", "check_footer", "extension_failures", "let_g
 
 LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing left to do
 PAUSE: Final = 0.0005  # seconds between two looks
+BUFFER: Final = 1 << 10  # bytes of a column chunk that are read at once, where none are there
 SHORTEST: Final = 0.00002  # the first: mostly they are done by then, and small files come by the thousand
-ZEROS: Final = 1 << 40  # bytes of the file of zeros
-SIZE: Final = 1 << 62  # of the file without bytes: more than any offset that is meant seriously
+SIZE: Final = 1 << 40  # bytes that the file without bytes says it has: more than any offset that is meant seriously
+TOO_SHORT: Final = "File too short"  # what Arrow says of a file that ends sooner than it said
 OBJECTS: Final = "ray.data.arrow_pickled_object"
 EXTENSION_NAME: Final = b"ARROW:extension:name"
 MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of metadata
@@ -76,44 +77,40 @@ def let_go(file: ReferenceType[Any]) -> None:
 
 def check_footer(metadata: pq.FileMetaData) -> None:
     """Raise what Arrow raises of a broken file (OSError without a number, ArrowException) where one of its chunks cannot be."""
-    known = _zeros()
-    if known is None:
+    empty = _cut_file()
+    if empty is None:
         _check_slowly(metadata)
         return
-    zeros, no_page = known
+    several = metadata.num_row_groups > 1  # whose chunks are all looked up at once only where they are fetched at once
     try:
-        _read(pa.BufferReader(zeros), metadata)
-    except (OSError, pa.ArrowException) as error:
-        if str(error) != no_page:
+        _read(empty, metadata, pre_buffer=several)
+    except OSError as error:
+        if not (several and str(error).startswith(TOO_SHORT)):
             raise
 
 
-def _read(file: Any, metadata: Any) -> None:
+def _read(file: Any, metadata: Any, *, pre_buffer: bool = True) -> None:
     try:
-        reader = pq.ParquetFile(file, metadata=metadata, pre_buffer=True)  # looks up all chunks first
+        reader = pq.ParquetFile(file, metadata=metadata, pre_buffer=pre_buffer, buffer_size=0 if pre_buffer else BUFFER)
         next(reader.iter_batches(row_groups=range(metadata.num_row_groups), use_threads=False), None)
     finally:
         reader = file = None  # the traceback of what is raised refers to this frame
 
 
 @cache
-def _zeros() -> tuple[Any, str] | None:
-    """A file of zeros, which takes addresses and no memory, and what Arrow says of a page of zeros.
+def _cut_file() -> Any:
+    """A file that had `SIZE` bytes when Arrow opened it, and has none: a read ends at once, and is no error to Arrow.
 
-    None where the system has not so many addresses (`ulimit -v`).
+    None where the system has no such files.
     """
     try:
-        space = mmap.mmap(-1, ZEROS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
-        space.madvise(mmap.MADV_DONTDUMP)
-    except (OSError, OverflowError, AttributeError):  # AttributeError: not this system's
+        with open(os.memfd_create("cut"), "r+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile() as file:
+            file.truncate(SIZE)
+            opened = pa.OSFile(f"/dev/fd/{file.fileno()}")
+            file.truncate(0)
+    except OSError:  # no /dev here, or a limit to the size of files
         return None
-    buffer, file = pa.py_buffer(space), io.BytesIO()
-    pq.write_table(pa.table({"": [0]}), file)
-    try:
-        _read(pa.BufferReader(buffer), pq.read_metadata(file))
-    except (OSError, pa.ArrowException) as error:
-        return buffer, str(error)
-    return None
+    return opened
 
 
 def _check_slowly(metadata: pq.FileMetaData) -> None:

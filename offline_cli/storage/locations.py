@@ -28,7 +28,7 @@ from offline_cli.storage.client_options import cache_of, check_inner_options, op
 from offline_cli.storage.clients import client_for
 from offline_cli.storage.failures import has_code, no_bucket, storage_failures
 from offline_cli.storage.file_info import FileInfo, list_together
-from offline_cli.storage.local_files import open_plain, read_plain, sync_names
+from offline_cli.storage.local_files import open_plain, read_plain, read_start, sync_names
 from offline_cli.storage.place import Place
 from offline_cli.storage.prefetch import Ahead
 from offline_cli.storage.providers import HERE, buckets, provider_of
@@ -141,6 +141,13 @@ class Location(Place):
         if self.is_local:
             return self.ask("reading it", lambda: read_plain(self.path, shown=self.url))
         return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path)))
+
+    def start(self, most: int) -> tuple[bytes, int]:
+        """The first `most` bytes of this file, and how many it has. Raises as `read_bytes` does."""
+        if self.is_local:
+            return self.ask("opening it", lambda: read_start(self.path, most, shown=self.url))
+        with self.open() as file:
+            return file.read(most), file.seek(0, io.SEEK_END)
 
     @property
     def without_cache(self) -> Location:

@@ -23,7 +23,7 @@ from offline_cli.storage.row_group_cuts import Cuts, cuts_of
 from offline_cli.storage.row_groups import BlockCutter
 from offline_cli.storage.shards import OpenShard, ShardWriter, check_bound, is_plain, opened, read_row_groups
 from offline_cli.storage.statistics import StatisticsBuilder
-from offline_cli.storage.trust import Trust, fingerprint
+from offline_cli.storage.trust import Hashing, Trust, fingerprint
 
 __all__ = ["Adopted", "ShardSequence", "adopt"]
 
@@ -149,19 +149,22 @@ def adopt(
     `known`: its bytes and sha256, if they have been read. `said`: the sha256 that a manifest says it has.
     `opening`: the shard, if it has been opened. Raises BadData, StorageError, and as `check_bound` does.
     """
-    size, digest = known or fingerprint(place)
     cutter = BlockCutter(rows.rows_of, max_rows=None, max_bytes=None)
     ids: list[str] = []
     steps = 0
-    with opening or opened(place, size=size) as file:
+    known = known or (None if said is None else fingerprint(place))  # nothing is said: it is hashed while it is read
+    with opening or opened(place, size=known and known[0]) as file:
         schema, row_count = file.schema_arrow, file.metadata.num_rows
         rows.adopt(schema)
-        trust = None if said is None else Trust(said, found=digest)
-        for batch in reader.read(place, trust=trust, opening=nullcontext(file)):
-            ids += batch.ids
-            steps += batch.num_steps
-            for block in cutter.push(batch):
-                statistics.add(block.batch)
+        hashing = Hashing(file.stream, place)
+        trust = None if said is None or known is None else Trust(said, found=known[1])
+        with nullcontext() if known else hashing:
+            for batch in reader.read(place, trust=trust, opening=nullcontext(file)):
+                ids += batch.ids
+                steps += batch.num_steps
+                for block in cutter.push(batch):
+                    statistics.add(block.batch)
+            size, digest = known or (file.size, hashing.digest())
     for block in cutter.flush():
         statistics.add(block.batch)
     return Adopted(Shard(f"{DATA}/{place.name}", len(ids), row_count, steps, size, digest), schema, tuple(ids))

@@ -3,7 +3,7 @@
 Two shards of the same size that changed places, or a shard that another writing put there, look whole in every other way. A
 file is read a second time only where that cannot be helped:
 
-* A file of this machine is hashed by a thread, from the same open file: hashlib and the system let go of Python's lock, and the
+* A larger file of this machine is hashed by a thread, from the same open file: hashlib and the system let go of Python's lock, and the
   disk is asked once, because whoever comes second finds the bytes in the system's memory.
 * Of a file in a bucket, the parts that come for the reader are hashed on their way; what lies between them, and after the last,
   is fetched at the end.
@@ -29,7 +29,9 @@ __all__ = ["OTHER_SHARD", "Hashing", "Trust", "fingerprint"]
 
 OTHER_SHARD: Final = "shard-hash"  # the code of the problem
 CHUNK: Final = 4 << 20  # bytes
-SMALL: Final = 256 << 10  # bytes of a file that are hashed sooner than a thread begins
+SMALL: Final = 256 << 10  # bytes of a file that is hashed before it is read
+BESIDE: Final = 3 << 19  # bytes of a file from which on a thread hashes it: fewer take less time than to begin one
+BUFFER: Final = 1 << 20  # bytes that the thread reads at a time; to fill more with zeros first takes longer than to ask again
 FIX: Final = (
     "offline-cli validate, which names every shard that differs; then restore them from a copy, or make a dataset "
     "of the others with offline-cli repair --drop-broken"
@@ -120,7 +122,7 @@ class Hashing:
     def __enter__(self) -> Self:
         if self._location.is_local and hasattr(os, "preadv"):
             handle = self._stream.fileno()
-            if os.fstat(handle).st_size > SMALL:
+            if os.fstat(handle).st_size > BESIDE:
                 self._thread = _Thread(handle)
         elif self._location.is_in_bucket:
             self._parts = follow(self._stream)
@@ -166,7 +168,7 @@ class _Thread:
 
     def _hash(self, handle: int) -> None:
         try:
-            buffer, at = memoryview(bytearray(CHUNK)), 0
+            buffer, at = memoryview(bytearray(BUFFER)), 0
             while not self._stop.is_set() and (size := os.preadv(handle, [buffer], at)):
                 self._digest.update(buffer[:size])
                 at += size

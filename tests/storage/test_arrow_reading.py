@@ -69,7 +69,7 @@ def test_any_other_file_is_read_by_the_thread_that_asks_for_it(file: Path) -> No
     assert stream.readers == {threading.current_thread().name}
 
 
-def test_where_addresses_are_few_a_footer_is_looked_at_and_let_go_of(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_file_can_be_cut_a_footer_is_looked_at_and_let_go_of(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ReferenceType[Any]] = []
 
     class Slow(arrow_reading._NoBytes):
@@ -82,7 +82,7 @@ def test_where_addresses_are_few_a_footer_is_looked_at_and_let_go_of(file: Path,
             return super().read(size)
 
     monkeypatch.setattr(arrow_reading, "_NoBytes", Slow)
-    monkeypatch.setattr(arrow_reading, "_zeros", lambda: None)  # as where addresses are few
+    monkeypatch.setattr(arrow_reading, "_cut_file", lambda: None)  # as where no such file can be made
     check_footer(pq.read_metadata(file))
     gc.collect()
     assert [one() for one in made] == [None]

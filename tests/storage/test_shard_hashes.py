@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_bucket import FakeBucket
 from gymnasium import spaces
+from offline_cli.storage.adopting import adopt
 
 from offline_cli import convert, train_bc, validate
 from offline_cli.episodes.batch import EpisodeBatch
@@ -20,8 +21,12 @@ from offline_cli.storage import trust
 from offline_cli.storage.dataset import Dataset
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.remote_files import FIRST_AHEAD
+from offline_cli.storage.row_formats import row_format
+from offline_cli.storage.statistics import StatisticsBuilder
 from offline_cli.storage.trust import Hashing, fingerprint
+from offline_cli.tally import Tally
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]
@@ -97,6 +102,19 @@ def test_validate_compares_every_hash(place: Location, alike: Manifest) -> None:
     assert validate(place).problems == validate(place, deep=True).problems
 
 
+def assert_fetched_about_once(bucket: FakeBucket, manifest: Manifest) -> None:
+    """All bytes of all shards, and next to nothing twice."""
+    fetched = sorted((path, start, end) for path, start, end in bucket.gets)
+    total = sum(shard.bytes for shard in manifest.shards)
+    assert total <= sum(end - start for _, start, end in fetched) <= total + 5 * FIRST_AHEAD
+    for shard in manifest.shards:
+        covered = 0
+        for path, start, end in fetched:
+            if path.endswith(shard.path) and start <= covered:
+                covered = max(covered, end)
+        assert covered == shard.bytes
+
+
 class TestCommands:
     """Whoever reads the dataset to its end."""
 
@@ -125,7 +143,7 @@ class TestCommands:
 class TestHashing:
     """The hash of a file that somebody else reads."""
 
-    @pytest.mark.parametrize("size", [0, 1, trust.SMALL, trust.SMALL + 1, 2 * trust.CHUNK + 3])
+    @pytest.mark.parametrize("size", [0, 1, trust.BESIDE, trust.BESIDE + 1, 2 * trust.CHUNK + 3])
     def test_it_is_that_of_the_file(self, place: Location, size: int) -> None:
         file = place.join("f")
         place.make_folder()
@@ -137,7 +155,7 @@ class TestHashing:
             assert (size, found.digest()) == fingerprint(file)
 
     def test_a_file_that_is_removed_meanwhile_is_the_one_that_was_opened(self, tmp_path: Path) -> None:
-        (tmp_path / "f").write_bytes(b"a" * (trust.SMALL + 1))
+        (tmp_path / "f").write_bytes(b"a" * (trust.BESIDE + 1))
         expected = fingerprint(open_location(tmp_path / "f"))[1]
         with open_location(tmp_path / "f").open() as stream, Hashing(stream, open_location(tmp_path / "f")) as found:
             (tmp_path / "f").unlink()
@@ -150,7 +168,7 @@ class TestHashing:
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr("offline_cli.storage.trust.os.preadv", fail)
-        (tmp_path / "f").write_bytes(b"a" * (trust.SMALL + 1))
+        (tmp_path / "f").write_bytes(b"a" * (trust.BESIDE + 1))
         file = open_location(tmp_path / "f")
         with file.open() as stream, Hashing(stream, file) as found, pytest.raises(StorageError, match="Input/output"):
             found.digest()
@@ -179,15 +197,18 @@ class TestBuckets:
         dataset = Dataset.open(open_location("bucket/D", filesystem=bucket))
         bucket.gets.clear()
         assert sum(len(batch) for batch in dataset.batches()) == 5
-        fetched = sorted((path, start, end) for path, start, end in bucket.gets)
-        total = sum(shard.bytes for shard in manifest.shards)
-        assert total <= sum(end - start for _, start, end in fetched) <= total + 5 * FIRST_AHEAD
-        for shard in manifest.shards:
-            covered = 0
-            for path, start, end in fetched:
-                if path.endswith(shard.path) and start <= covered:
-                    covered = max(covered, end)
-            assert covered == shard.bytes
+        assert_fetched_about_once(bucket, manifest)
+
+    def test_a_writing_that_is_resumed_looks_at_every_shard_once(self, stored: tuple[FakeBucket, Manifest]) -> None:
+        bucket, manifest = stored
+        assert manifest.observation_space is not None
+        assert manifest.action_space is not None
+        spaces_ = manifest.observation_space, manifest.action_space
+        reader, rows = ShardReader(manifest.format, *spaces_), row_format(manifest.format, *spaces_, Tally())
+        places = [open_location(f"bucket/D/{shard.path}", filesystem=bucket) for shard in manifest.shards]
+        bucket.gets.clear()
+        assert [adopt(place, reader, rows, StatisticsBuilder()).shard for place in places] == list(manifest.shards)
+        assert_fetched_about_once(bucket, manifest)
 
     def test_two_shards_that_changed_places_are_named(self, stored: tuple[FakeBucket, Manifest]) -> None:
         bucket, manifest = stored

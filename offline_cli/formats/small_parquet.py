@@ -1,0 +1,177 @@
+"""Parquet files of a few rows, by the hundred thousand: many of them read at once, from memory, by threads or processes.
+
+What such a file costs is not its bytes but everything around them: an open Python file, a task handed to a thread, a table of
+its own. So a thread is given many files at a time, reads each with one call, and joins their tables. It holds Python's lock for
+most of that, and a second thread hardly helps: of very many files, processes read their share.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+
+from offline_cli.engines.processes import mapped, processors
+from offline_cli.errors import OfflineCliError
+from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location
+from offline_cli.storage.timeouts import reading_pool
+
+__all__ = ["FewRows", "ReadFile", "Unread", "read_small_files", "same_columns", "small_sizes"]
+
+SMALL: Final = 64 << 10  # bytes that such files have on average
+LARGEST: Final = 512 << 10  # bytes of one that is read at once, and parsed from memory
+BUNCH: Final = 64  # files that are given to a thread at a time,
+BUNCH_BYTES: Final = 1 << 20  # and how many bytes of them,
+ROOM: Final = 8 << 20  # which may unfold to so many
+FEW: Final = 256  # files that are not worth it
+MANY: Final = 5000  # files from which on processes pay
+SLOW_START: Final = 16  # files at once are one in so many of those before: who stops soon has not had many of them read
+THREADS: Final = 2
+AHEAD: Final = 8  # bunches that wait for their turn
+
+ReadFile = Callable[[Location, bytes], pa.Table | None]
+"""The table of a file, of which these are the bytes; None: it is to be read in parts. Raises OfflineCliError."""
+
+
+@dataclass(slots=True)
+class FewRows:
+    """The rows of files that follow each other, all of the same columns."""
+
+    table: pa.Table
+    urls: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # of each file
+    sizes: list[int] = field(default_factory=list)  # bytes of each, as it is stored
+    memory: list[int] = field(default_factory=list)  # bytes of the rows of each
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file that is to be read by itself."""
+
+    number: int  # among those of its bunch
+
+
+Found = FewRows | Unread | OfflineCliError
+
+
+def small_sizes(files: Sequence[Location]) -> list[int] | None:
+    """The bytes of each, where these are many small files of this machine. Raises StorageError."""
+    if len(files) < FEW or not all(file.is_local for file in files):
+        return None
+    sizes = [file.size() for file in files]
+    return sizes if sum(sizes) <= SMALL * len(files) else None
+
+
+def read_small_files(
+    files: Sequence[Location], sizes: Sequence[int], read: ReadFile, *, workers: int, first_rows: int | None, scope: Scope
+) -> Iterator[FewRows | Location | OfflineCliError]:
+    """What `files` hold, in their order; a file itself where it is to be read alone; what was wrong with one.
+
+    `sizes`: as `small_sizes` says. `read` can be pickled. `workers`: processes or threads at most. `first_rows`: about so many
+    are wanted.
+    """
+    helpers = 0 if len(files) < MANY or (first_rows or MANY) < MANY else min(workers, processors()) - 1
+    if "ray" in sys.modules:  # whose types a worker does not know, so that its tables would be others
+        helpers = 0
+    waiting: deque[Sequence[Location]] = deque()
+
+    def bunches() -> Iterator[Sequence[Location]]:
+        for bunch in _bunches(files, sizes):
+            waiting.append(bunch)
+            yield bunch
+
+    read_all = partial(_read_bunch, read)
+    with scope.part() as held:
+        found = (
+            held.enter(mapped(read_all, bunches(), workers=helpers))
+            if helpers > 0
+            else _by_threads(read_all, bunches(), min(THREADS, workers), held)
+        )
+        for outcomes in found:
+            bunch = waiting.popleft()
+            for outcome in outcomes:
+                yield bunch[outcome.number] if isinstance(outcome, Unread) else outcome
+
+
+def _bunches(files: Sequence[Location], sizes: Sequence[int]) -> Iterator[Sequence[Location]]:
+    first = 0
+    while first < len(files):
+        most, size = max(1, min(BUNCH, first // SLOW_START)), 0
+        stop = first
+        while stop < min(len(files), first + most) and (stop == first or size <= BUNCH_BYTES):
+            size += sizes[stop]
+            stop += 1
+        yield files[first:stop]
+        first = stop
+
+
+def _by_threads(
+    read: Callable[[Sequence[Location]], list[Found]], bunches: Iterator[Sequence[Location]], threads: int, scope: Scope
+) -> Iterator[list[Found]]:
+    pool = scope.enter(reading_pool(threads))
+    ahead: deque[Future[list[Found]]] = deque()
+    for bunch in bunches:
+        ahead.append(pool.submit(read, bunch))
+        if len(ahead) >= AHEAD:
+            yield ahead.popleft().result()
+    while ahead:
+        yield ahead.popleft().result()
+
+
+def _read_bunch(read: ReadFile, files: Sequence[Location]) -> list[Found]:
+    found: list[Found] = []
+    tables: list[pa.Table] = []  # of the last of these
+    room = ROOM
+    for number, file in enumerate(files):
+        try:
+            data, size = file.start(LARGEST) if room > 0 else (b"", 1)
+            table = read(file, data) if len(data) == size else None
+        except OfflineCliError as error:
+            _join(found, tables)
+            found.append(error)
+            continue
+        if table is None:
+            _join(found, tables)
+            found.append(Unread(number))
+            continue
+        if not table.num_rows:
+            continue
+        memory = table.get_total_buffer_size()  # nbytes takes 20 times as long
+        room -= memory
+        if not tables or not same_columns(tables[0], table):
+            _join(found, tables)
+            found.append(FewRows(table))
+        tables.append(table)
+        last = found[-1]
+        assert isinstance(last, FewRows), "tables are those of the last ones"
+        last.urls.append(file.url)
+        last.rows.append(table.num_rows)
+        last.sizes.append(len(data))
+        last.memory.append(memory)
+    _join(found, tables)
+    return found
+
+
+def _join(found: list[Found], tables: list[pa.Table]) -> None:
+    """Make one table of `tables`, which are those of the last one found; none are left."""
+    if len(tables) > 1:
+        last = found[-1]
+        assert isinstance(last, FewRows), "tables are those of the last ones"
+        schema = tables[0].schema
+        plain = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
+        last.table = plain.combine_chunks().replace_schema_metadata(schema.metadata)
+    tables.clear()
+
+
+def same_columns(left: pa.Table, right: pa.Table) -> bool:
+    """Also by the metadata of fields, where Ray keeps the shapes of tensors."""
+    if not left.schema.equals(right.schema):
+        return False
+    return all((mine.metadata or {}) == (theirs.metadata or {}) for mine, theirs in zip(left.schema, right.schema, strict=True))
