@@ -296,7 +296,8 @@ def provider_of(scheme: str) -> Provider:
 
 def provider_at(url: str) -> Provider:
     """The provider that a URL leads to in the end: of `zip://a::s3://b/c` that of `s3`."""
-    return provider_of(url.rpartition("::")[2].partition("://")[0])
+    scheme, mark, _ = url.rpartition("::")[2].partition("://")
+    return provider_of(scheme if mark else "file")
 
 
 def buckets() -> frozenset[str]:

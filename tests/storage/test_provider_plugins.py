@@ -117,5 +117,12 @@ def test_no_package_replaces_a_provider_of_ours(install: Callable[..., None]) ->
     assert providers.provider_of("s3").set_up.startswith("AWS_")
 
 
+@pytest.mark.parametrize(
+    ("url", "name"), [("/a/path", "file"), ("s3a://b/c", "s3"), ("zip://a::gcs://b/c.zip", "gs"), ("https://host/a", "http")]
+)
+def test_the_provider_of_a_url_is_the_one_that_it_leads_to(url: str, name: str) -> None:
+    assert providers.provider_at(url).name == name
+
+
 def test_the_package_is_short() -> None:
     assert len((PLUGIN / "shop_storage.py").read_text().splitlines()) <= 120
