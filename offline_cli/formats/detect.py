@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from offline_cli.errors import NoData, UsageError
+from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.reader import OpenContext
@@ -125,7 +125,11 @@ def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source
     reader = reader_for(listing) if auto else reader_named(asked.from_)
     if not reader.takes_mapping:
         _refuse_mapping(asked, reader.name, location)
-    return reader.open(listing.data if auto else files, OpenContext(listing, asked.tables, asked.storage_options))
+    source = reader.open(listing.data if auto else files, OpenContext(listing, asked.tables, asked.storage_options))
+    if not callable(getattr(source, "fragments", None)):  # of another package
+        fix = "have its open() give an offline_cli.formats.source.Source"
+        raise BadConfig(f"the reader {reader.name!r} opens a {type(source).__name__}, and no Source", where=location, fix=fix)
+    return source
 
 
 def _refuse_mapping(asked: _Asked, kind: str, location: str) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, OfflineCliError, UsageError
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
@@ -120,30 +120,35 @@ def _loaded(registered: Plugin) -> Reader:
 
 def reader_for(listing: Listing) -> Reader:
     """The reader that is surest of the files. Raises NoData where none is, BadData for files that nobody can read."""
-    ours, error = _surest_of_ours(listing)
-    best, score = ours, NO if ours is None else ours.sniff(listing)
+    errors: list[BadData] = []
+    best, score = _surest_of_ours(listing, errors)
     for registered in plugins(READERS):
-        found, sure = _asked(registered, listing)
+        found, sure = _asked(registered, listing, errors)
         if sure > score:
             best, score = found, sure
     if best is None:
-        raise error or no_reader(listing)
+        raise errors[0] if errors else no_reader(listing)
     return best
 
 
-def _surest_of_ours(listing: Listing) -> tuple[Reader | None, OfflineCliError | None]:
+def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
     try:
         best = max(OURS.values(), key=lambda reader: reader.sniff(listing))
     except BadData as error:  # another package's may know better
-        return None, error
-    return (best if best.sniff(listing) > NO else None), None
+        errors.append(error)
+        return None, NO
+    score = best.sniff(listing)
+    return (best, score) if score > NO else (None, NO)
 
 
-def _asked(registered: Plugin, listing: Listing) -> tuple[Reader | None, float]:
-    """The plug-in and how sure it is; one that fails was not asked for, and is a note."""
+def _asked(registered: Plugin, listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
+    """The plug-in and how sure it is; one that fails was not asked for by name, and is a note."""
     try:
         reader = _loaded(registered)
         return reader, float(reader.sniff(listing))
+    except BadData as error:  # of damaged files, or of what our own look at them raised
+        errors.append(error)
+        return None, NO
     except (BadConfig, MissingPackage) as error:
         said: Any = error.what
     except Exception as error:  # noqa: BLE001  it is somebody's code, and any may come of it
