@@ -1,7 +1,8 @@
-"""What other packages add through entry points: algorithms, networks, connector pieces, readers, sinks.
+"""What other packages add through entry points: algorithms, networks, connector pieces, readers, sinks, commands.
 
-Nothing is imported before it is named. A name in the user's own command, config or pipeline file is enough; a name that comes
-from a run folder, manifest or checkpoint is not: the user has to name the package that registered it (`--plugin NAME`).
+Nothing is imported before it is named, but readers: `--from auto` asks all of them about files that are no dataset of ours. A
+name in the user's own command, config or pipeline file is enough; one that comes from a run folder, manifest or checkpoint is
+not: the user has to name the package that registered it (`--plugin NAME`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from offline_cli.json_documents import fault_of_schema
 
 __all__ = [
     "ALGORITHMS",
+    "COMMANDS",
     "CONNECTORS",
     "NETWORKS",
     "OPTION",
@@ -40,7 +42,15 @@ NETWORKS: Final = "offline_cli.networks"
 CONNECTORS: Final = "offline_cli.connectors"
 READERS: Final = "offline_cli.readers"
 SINKS: Final = "offline_cli.sinks"
-KINDS: Final = {ALGORITHMS: "algorithm", NETWORKS: "network", CONNECTORS: "piece", READERS: "reader", SINKS: "sink"}
+COMMANDS: Final = "offline_cli.commands"
+KINDS: Final = {
+    ALGORITHMS: "algorithm",
+    NETWORKS: "network",
+    CONNECTORS: "piece",
+    READERS: "reader",
+    SINKS: "sink",
+    COMMANDS: "command",
+}
 OPTION: Final = "--plugin"
 
 _log = logging.getLogger(__name__)
@@ -51,7 +61,7 @@ _loaded: dict[str, str] = {}  # packages that registered what was imported, by t
 class Plugin:
     """One name that a package has registered; not imported."""
 
-    kind: str  # "algorithm", "network", "piece", "reader", "sink"
+    kind: str  # "algorithm", "network", "piece", "reader", "sink", "command"
     name: str
     package: str  # the distribution, as pip knows it
     entry: EntryPoint

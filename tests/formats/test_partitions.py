@@ -63,7 +63,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("count", [1, 7])
 def test_the_parts_of_a_recording_give_together_what_it_gives(real_data: Path, name: str, count: int) -> None:
     source = opened(real_data / name)
     parts = source.partitions(count)
