@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 from offline_cli.converting.output_writer import output_writer
 from offline_cli.converting.sink import SinkContext, SinkKind, Written
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.import_path import named_object
+from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import SINKS, plugin, plugins
 from offline_cli.storage.locations import Location
 from offline_cli.storage.target_folder import check_target
@@ -25,7 +26,7 @@ PYTHON: Final = "python:"
 class DatasetSink:
     """A dataset of ours."""
 
-    def __init__(self, target: Location, context: SinkContext, row_format: Literal["episodes", "columns"]) -> None:
+    def __init__(self, target: Location, context: SinkContext, row_format: RowFormat) -> None:
         self._writer = DatasetWriter(
             target,
             format=row_format,

@@ -158,7 +158,8 @@ def test_a_misspelt_command_is_guessed() -> None:
 def test_a_wrong_choice_lists_the_right_ones() -> None:
     done = CliRunner().invoke(app, ["convert", "x", "--out", "y", "--to", "csv"])
     assert done.exit_code == 2
-    assert "'csv' is not one of 'episodes', 'columns'" in done.stderr
+    assert "no sink is called 'csv'" in done.stderr
+    assert "use episodes, columns" in done.stderr
 
 
 def test_the_reference_page_is_what_the_commands_say() -> None:

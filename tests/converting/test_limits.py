@@ -10,7 +10,7 @@ from made_recordings import made, write
 
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats import detect
+from offline_cli.formats import listing
 from offline_cli.formats.sample_batch import source as sample_batch_source
 from offline_cli.storage.locations import Location
 
@@ -22,7 +22,7 @@ KINDS = ("rllib-episodes", "rllib-columns", "sample-batch", "sample-batch-packed
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> FakeBucket:
     """One episode a file, of the kind that the test names."""
-    monkeypatch.setattr(detect, "LOOKED_AT", 10)
+    monkeypatch.setattr(listing, "LOOKED_AT", 10)
     write(request.param, tmp_path / "source", made(FILES, 3), files=FILES, block_rows=3)
     files = {f"bucket/source/{path.name}": path.read_bytes() for path in (tmp_path / "source").iterdir()}
     return FakeBucket.holding(files)
