@@ -27,12 +27,17 @@ class Flags(TypedDict, total=False):
     """Besides."""
     as_json: Annotated[bool, Option(help="One JSON object.", group=Group.OUTPUT, default=False, flag="--json")]
     quiet: Annotated[bool, Option(help="No progress.", group=Group.OUTPUT, default=False)]
+class Counted:
+    def __init__(self, times):
+        self.times = times
+    def as_dict(self):
+        return {"counted": list(range(self.times))}
 def run(ctx, flags, options):
     """Count up."""
     times = options.get("times", 1)
     if times == 13:
         raise RuntimeError("not that often")
-    render.show({"counted": list(range(times))}, as_json=flags["as_json"])
+    render.show(Counted(times), as_json=flags["as_json"])
 def command(name="count"):
     said = {"first": ("times",), "examples": ("offline-cli count",), "keys": ("counted",)}
     return Command(name=name, run=run, flags=Flags, options=Options, **said)
@@ -122,8 +127,9 @@ def test_an_unknown_command_is_a_usage_error_still(counting: Callable[..., None]
     assert called("kount")[0] == 2
 
 
-def test_the_version_and_the_calls_of_ours_look_for_no_other_package() -> None:
-    code = "import sys; from offline_cli.cli.app import main; sys.argv = ['offline-cli', '--version']\n"
+@pytest.mark.parametrize("args", [["--version"], ["--help"], ["inspect", "--help"]])
+def test_help_and_version_load_nothing_to_look_for_other_packages(args: list[str]) -> None:
+    code = f"import sys; from offline_cli.cli.app import main; sys.argv = {['offline-cli', *args]}\n"
     code += (
         "try: main()\nexcept SystemExit: pass\nprint('offline_cli.plugins' in sys.modules, 'importlib.metadata' in sys.modules)"
     )

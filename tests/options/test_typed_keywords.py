@@ -54,5 +54,7 @@ def test_mypy_accepts_right_calls_and_names_each_wrong_one(tmp_path: Path) -> No
     )
     lines = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert [line.split(":")[:2] for line in lines] == [["wrong.py", str(number)] for number in (4, 5, 6, 7)], done.stdout
-    for line, words in zip(lines, ("Literal['fail', 'skip', 'quarantine']", '"int | None"', '"policy"', '"epsiodes"'), strict=True):
+    for line, words in zip(
+        lines, ("Literal['fail', 'skip', 'quarantine']", '"int | None"', '"policy"', '"epsiodes"'), strict=True
+    ):
         assert words in line
