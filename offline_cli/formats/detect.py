@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.readers import AUTO, OURS, check_reader, reader_for, reader_named
+from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, check_reader, reader_named
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
@@ -36,6 +36,7 @@ class _Asked:
     from_: str
     tables: TableOptions
     storage_options: Mapping[str, Any] | None
+    choice: ReaderChoice = field(default_factory=ReaderChoice)
 
     @property
     def is_mapped(self) -> bool:
@@ -121,7 +122,7 @@ def _is_data(file: Location, folder: Location) -> bool:
 
 def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source:
     listing = Listing(files, location, as_tables=asked.from_ == TABLE or asked.is_mapped)
-    reader = reader_for(listing) if asked.from_ == AUTO else reader_named(asked.from_)
+    reader = asked.choice.reader_for(listing) if asked.from_ == AUTO else reader_named(asked.from_)
     if not reader.takes_mapping:
         _refuse_mapping(asked, reader.name, location)
     passes_over = asked.from_ == AUTO and reader in OURS.values()  # what is no data to us may be to another package

@@ -7,6 +7,7 @@ returns None or raises StopIteration. RLlib's own readers begin again at their e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -29,6 +30,7 @@ from offline_cli.trees import Tree, flatten
 
 __all__ = ["IOContext", "input_reader"]
 
+_log = logging.getLogger(__name__)
 AGENT_INDEX: Final = "agent_index"
 PREVIOUS: Final = frozenset({"prev_actions", "prev_rewards"})
 NEEDED: Final = (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
@@ -93,6 +95,7 @@ class InputReaderSource(FileSource):
         ids = SharedIds()
         last: dict[str | None, tuple[str, ...]] = {}  # by policy: the key of its last row, where that did not end its episode
         lost: dict[str | None, str] = {}  # by policy: where rows were lost that its next row may have followed
+        begins = _Begins(self.name)
         for number, batch in enumerate(self._batches()):
             where = f"{self.name} batch {number}"
             for policy, given in _policies(batch).items():
@@ -111,6 +114,7 @@ class InputReaderSource(FileSource):
                 if policy in lost and rows.t is None:
                     rejects.lose(rows.keys.eps_ids[int(rows.keys.code[0])], lost[policy])
                 lost.pop(policy, None)
+                begins.note_again(rows)
                 tally.rows_in += len(rows.rewards)
                 self.done += len(rows.rewards)
                 found, first = fragments_of_rows(rows, tally)
@@ -138,6 +142,23 @@ class InputReaderSource(FileSource):
         except Exception as error:
             fix = "call it by itself, in Python"
             raise BadData(f"{doing} raised {error!r}", where=f"--from {self.name}", fix=fix) from error
+
+
+@dataclass(slots=True)
+class _Begins:
+    """Notes once that a reader gives its first batch again, as RLlib's do for ever."""
+
+    name: str
+    _first: tuple[Any, ...] | None = None
+    _noted: bool = False
+
+    def note_again(self, rows: StepRows) -> None:
+        batch = rows.keys.eps_ids, rows.rewards.tobytes()
+        if self._first is None:
+            self._first = batch
+        elif batch == self._first and not self._noted:
+            self._noted = True
+            _log.warning("note: %s gives its first batch again, and may never end: --limit ends it", self.name)
 
 
 def _next(reader: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -156,6 +157,16 @@ def test_reading_ends_with_none_and_with_stop_iteration(given: Any) -> None:
 def test_a_reader_that_begins_again_is_read_up_to_the_limit(given: Any) -> None:
     given.Reader.batches = [steps(["a", "b", "b"], dones=[True, False, True])]
     assert whole("any", from_="python:given_objects:Endless", limit=2).ids == ("a", "b")
+
+
+def test_a_reader_that_begins_again_is_one_note(given: Any, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = steps(["a"], dones=[True]), steps(["b"], dones=[True])
+    with caplog.at_level(logging.WARNING):
+        read(given, one, other, other)
+        assert not caplog.messages
+        read(given, one, other, one, other, one)
+    name = "python:given_objects:Reader"
+    assert caplog.messages == [f"note: {name} gives its first batch again, and may never end: --limit ends it"]
 
 
 def test_an_episode_goes_on_over_batches_and_no_final_observation_is_made_up(given: Any) -> None:

@@ -16,10 +16,10 @@ from installed_packages import Install
 
 from offline_cli.converting.convert import convert
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
-from offline_cli.formats.detect import open_source
+from offline_cli.formats.detect import open_source, open_sources
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.reader import LIKELY, NO, SURE
-from offline_cli.formats.readers import OURS, reader_for, reader_named
+from offline_cli.formats.readers import OURS, ReaderChoice, reader_named
 from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
@@ -144,12 +144,14 @@ def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
 # ---- plug-ins that fail ----
 
 
-def test_a_plugin_that_raises_while_auto_asks_is_one_note(
-    notes: Callable[[str], None], table: str, caplog: pytest.LogCaptureFixture
+def test_a_plugin_that_raises_while_auto_asks_is_one_note_for_all_sources(
+    notes: Callable[[str], None], table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes("RAISING")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "steps.csv").write_text(CSV)
     with caplog.at_level(logging.WARNING):
-        assert open_source(table).info.format == "table"
+        assert [source.info.format for source in open_sources([table, tmp_path / "more"])] == ["table", "table"]
     said = "note: reader 'notes' of the package note-books raised RuntimeError('no licence')"
     assert caplog.messages == [said]
 
@@ -191,7 +193,7 @@ def test_what_is_registered_and_is_no_reader_is_refused_by_name_and_a_note_under
     with pytest.raises(BadConfig, match="reader 'odd' of the package odd is 3, and no Reader"):
         reader_named("odd")
     with caplog.at_level(logging.WARNING):
-        assert reader_for(listing(Path(table))) is OURS["table"]
+        assert ReaderChoice().reader_for(listing(Path(table))) is OURS["table"]
     assert len(caplog.messages) == 1
 
 
