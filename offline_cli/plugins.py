@@ -1,7 +1,9 @@
-"""What other packages add through entry points: algorithms, networks, connector pieces, readers, sinks, storage providers.
+"""What other packages add through entry points: algorithms, networks, connector pieces, readers, sinks,
+storage providers, commands.
 
-Nothing is imported before it is named. A name in the user's own command, config or pipeline file is enough; a name that comes
-from a run folder, manifest or checkpoint is not: the user has to name the package that registered it (`--plugin NAME`).
+Nothing is imported before it is named, but readers: `--from auto` asks all of them about files that are no dataset of ours. A
+name in the user's own command, config or pipeline file is enough; one that comes from a run folder, manifest or checkpoint is
+not: the user has to name the package that registered it (`--plugin NAME`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from offline_cli.json_documents import fault_of_schema
 
 __all__ = [
     "ALGORITHMS",
+    "COMMANDS",
     "CONNECTORS",
     "NETWORKS",
     "OPTION",
@@ -42,6 +45,7 @@ CONNECTORS: Final = "offline_cli.connectors"
 PROVIDERS: Final = "offline_cli.providers"
 READERS: Final = "offline_cli.readers"
 SINKS: Final = "offline_cli.sinks"
+COMMANDS: Final = "offline_cli.commands"
 KINDS: Final = {
     ALGORITHMS: "algorithm",
     NETWORKS: "network",
@@ -49,6 +53,7 @@ KINDS: Final = {
     READERS: "reader",
     SINKS: "sink",
     PROVIDERS: "storage provider",
+    COMMANDS: "command",
 }
 OPTION: Final = "--plugin"
 

@@ -20,6 +20,7 @@ from offline_cli.cli import apply, convert, evaluate, inspect, record, repair, t
 from offline_cli.cli.command_line import add
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
+from offline_cli.cli.other_commands import names_of_others, other_command
 from offline_cli.cli.signals import SIGNALLED, end_now, sigterm_raises
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
 from offline_cli.waiting import Ending
@@ -76,6 +77,20 @@ class ErrorBoundary(TyperGroup):
             if getattr(param, "is_flag", False) and param.default is None:
                 param.default = False
         return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name: ours first, then one that another package has registered."""
+        return super().get_command(ctx, cmd_name) or other_command(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Ours with what they do; those of other packages by name, because nothing of these is imported to show help."""
+        super().format_commands(ctx, formatter)
+        others = [
+            (name, f"of the package {package}") for name, package in names_of_others().items() if name not in self.commands
+        ]
+        if others:
+            with formatter.section("Commands of other packages"):
+                formatter.write_dl(others)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit with its exit code where it failed."""

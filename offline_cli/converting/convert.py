@@ -145,7 +145,9 @@ def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
         with writer:
             stream.set_aside_to(writer.quarantine)
             for batch in stream:
-                writer.write(_without(batch, writer.ids_written))
+                left = _without(batch, writer.ids_written)
+                if len(left):
+                    writer.write(left)
             stream.rejects.hand_on()
             counts = {
                 "duplicate-episode": stream.tally.duplicates_dropped,

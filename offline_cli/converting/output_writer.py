@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from offline_cli.columns import Columns
-from offline_cli.converting.sink import Sink, SinkContext, SinkKind, Written
+from offline_cli.converting.sink import Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, UsageError
 from offline_cli.formats.input_reader import IOContext
@@ -53,6 +53,7 @@ def _refuse_resuming(target: Location, *, overwrite: bool, resume: bool) -> None
     if overwrite or resume:
         what = f"{'--overwrite' if overwrite else '--resume'} with a writer that cannot say what it has written"
         raise UsageError(what, where=target.url, fix="leave it out, and give an --out where nothing is")
+    refuse_existing(target, overwrite=False, resume=False)
 
 
 class OutputWriterSink:

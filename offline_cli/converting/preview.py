@@ -55,10 +55,13 @@ def preview(stream: EpisodeStream, writer: Callable[[Location], Sink]) -> Previe
         for batch in stream:
             first = first or _described(batch)
             found, steps, size = found + len(batch), steps + batch.num_steps, size + batch.nbytes
-            part = _within(batch, SAMPLE - sampled) if sampled < SAMPLE else batch.select(slice(0, 0))
-            sample.write(part)
-            sampled += part.nbytes
-            sample.rehearse(batch.select(slice(len(part), len(batch))))
+            if sampled < SAMPLE:
+                part = _within(batch, SAMPLE - sampled)
+                sample.write(part)
+                sampled += part.nbytes
+                batch = batch.select(slice(len(part), len(batch)))
+            if len(batch):
+                sample.rehearse(batch)
         if sampled:
             written = sample.commit(assumptions={}, episodes_lost=None).bytes
     return Preview(

@@ -63,7 +63,7 @@ class Sink(Protocol):
     ) -> bool | None: ...
 
     def write(self, batch: EpisodeBatch) -> None:
-        """Take whole episodes, with new ids; their arrays may wait here, so they are not to be changed afterwards."""
+        """Take one or more whole episodes with new ids; their arrays may wait here, and are not to be changed afterwards."""
 
     def rehearse(self, batch: EpisodeBatch) -> None:
         """Refuse and count what `write` would, and write nothing: of a dry run, which writes the first episodes alone."""

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
 
-from offline_cli.errors import NoData, UsageError
+from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.readers import AUTO, check_reader, reader_for, reader_named
+from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, check_reader, reader_named
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
@@ -36,6 +36,7 @@ class _Asked:
     from_: str
     tables: TableOptions
     storage_options: Mapping[str, Any] | None
+    choice: ReaderChoice = field(default_factory=ReaderChoice)
 
     @property
     def is_mapped(self) -> bool:
@@ -121,11 +122,16 @@ def _is_data(file: Location, folder: Location) -> bool:
 
 def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source:
     listing = Listing(files, location, as_tables=asked.from_ == TABLE or asked.is_mapped)
-    auto = asked.from_ == AUTO
-    reader = reader_for(listing) if auto else reader_named(asked.from_)
+    reader = asked.choice.reader_for(listing) if asked.from_ == AUTO else reader_named(asked.from_)
     if not reader.takes_mapping:
         _refuse_mapping(asked, reader.name, location)
-    return reader.open(listing.data if auto else files, OpenContext(listing, asked.tables, asked.storage_options))
+    passes_over = asked.from_ == AUTO and reader in OURS.values()  # what is no data to us may be to another package
+    data = listing.data if passes_over else files
+    source = reader.open(data, OpenContext(listing, asked.tables, asked.storage_options))
+    if not callable(getattr(source, "fragments", None)):  # of another package
+        fix = "have its open() give an offline_cli.formats.source.Source"
+        raise BadConfig(f"the reader {reader.name!r} opens a {type(source).__name__}, and no Source", where=location, fix=fix)
+    return source
 
 
 def _refuse_mapping(asked: _Asked, kind: str, location: str) -> None:

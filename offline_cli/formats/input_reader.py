@@ -7,6 +7,7 @@ returns None or raises StopIteration. RLlib's own readers begin again at their e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -29,7 +30,13 @@ from offline_cli.trees import Tree, flatten
 
 __all__ = ["IOContext", "input_reader"]
 
+_log = logging.getLogger(__name__)
 AGENT_INDEX: Final = "agent_index"
+PREVIOUS: Final = frozenset({"prev_actions", "prev_rewards"})
+NEEDED: Final = (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+NUMBERS: Final = frozenset({Columns.REWARDS, Columns.T, *END_FLAGS})
+FLAT: Final = NUMBERS | {Columns.EPS_ID, AGENT_INDEX}  # columns of one value a row
+NEEDED_ROWS: Final = FLAT | {*NEEDED, Columns.NEXT_OBS, Columns.INFOS}  # of which no row may be missing
 NOT_EXTRA: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, AGENT_INDEX, "unroll_id", "type", "count", Columns.SEQ_LENS})
 
 
@@ -44,11 +51,16 @@ class IOContext:
 
     @property
     def input_config(self) -> Mapping[str, Any]:
-        """The sources, as `input_files` and `paths`."""
-        found: Mapping[str, Any] = self.config["input_config"]
+        """The sources, as `input_files` and `paths`; empty for a writer."""
+        found: Mapping[str, Any] = self.config.get("input_config", {})
         return found
 
     @property
+    def output_config(self) -> Mapping[str, Any]:
+        """The target, as `path`; empty for a reader."""
+        found: Mapping[str, Any] = self.config.get("output_config", {})
+        return found
+
     def default_sampler_input(self) -> None:
         """There is no sampler."""
 
@@ -82,16 +94,27 @@ class InputReaderSource(FileSource):
         """Runs of rows as the batches have them."""
         ids = SharedIds()
         last: dict[str | None, tuple[str, ...]] = {}  # by policy: the key of its last row, where that did not end its episode
+        lost: dict[str | None, str] = {}  # by policy: where rows were lost that its next row may have followed
+        begins = _Begins(self.name)
         for number, batch in enumerate(self._batches()):
             where = f"{self.name} batch {number}"
-            policies = getattr(batch, "policy_batches", None) or {None: batch}
-            for policy, columns in policies.items():
+            for policy, given in _policies(batch).items():
                 try:
+                    columns = _columns(given, where)
+                    if not len(columns[Columns.REWARDS]):
+                        tally.assume("empty-batch")
+                        continue
                     rows = _rows(columns, policy, ids, last, tally, where)
                 except BadData as error:
+                    last.pop(policy, None)
+                    lost[policy] = where
                     rejects.add(error, rows=1)
                     rejects.lose_episodes(Lost.UNREADABLE)
                     continue
+                if policy in lost and rows.t is None:
+                    rejects.lose(rows.keys.eps_ids[int(rows.keys.code[0])], lost[policy])
+                lost.pop(policy, None)
+                begins.note_again(rows)
                 tally.rows_in += len(rows.rewards)
                 self.done += len(rows.rewards)
                 found, first = fragments_of_rows(rows, tally)
@@ -121,6 +144,23 @@ class InputReaderSource(FileSource):
             raise BadData(f"{doing} raised {error!r}", where=f"--from {self.name}", fix=fix) from error
 
 
+@dataclass(slots=True)
+class _Begins:
+    """Notes once that a reader gives its first batch again, as RLlib's do for ever."""
+
+    name: str
+    _first: tuple[Any, ...] | None = None
+    _noted: bool = False
+
+    def note_again(self, rows: StepRows) -> None:
+        batch = rows.keys.eps_ids, rows.rewards.tobytes()
+        if self._first is None:
+            self._first = batch
+        elif batch == self._first and not self._noted:
+            self._noted = True
+            _log.warning("note: %s gives its first batch again, and may never end: --limit ends it", self.name)
+
+
 def _next(reader: Any) -> Any:
     try:
         return reader.next()
@@ -128,23 +168,82 @@ def _next(reader: Any) -> Any:
         return None
 
 
-def _rows(
-    batch: Any, policy: str | None, ids: SharedIds, last: dict[str | None, tuple[str, ...]], tally: Tally, where: str
-) -> StepRows:
-    """The rows of one batch of one policy. Raises BadData where columns are missing, or differ in length."""
-    columns: dict[str, Any] = dict(batch)
-    missing = [name for name in (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS) if name not in columns]
+def _policies(batch: Any) -> Mapping[str | None, Any]:
+    """The batches of a MultiAgentBatch, or of a dict as its JSON is, by policy; any other batch by itself."""
+    found = getattr(batch, "policy_batches", None)
+    if found is None and isinstance(batch, Mapping):
+        found = batch.get("policy_batches")
+    return found if isinstance(found, Mapping) else {None: batch}
+
+
+def _columns(batch: Any, where: str) -> dict[str, Any]:
+    """The columns of a batch as trees of arrays, infos as they are. Raises BadEpisode for what no steps can be read from."""
+    if not isinstance(batch, Mapping):
+        raise _bad(f"next() gave {type(batch).__name__}, which has no columns", where)
+    given = {name: value for name, value in dict(batch).items() if value is not None}
+    missing = [name for name in NEEDED if name not in given]
     if missing:
-        fix = "have next() give batches with eps_id, obs, actions and rewards, a row a step"
-        raise BadData(f"a batch without {', '.join(missing)}", where=where, fix=fix)
-    rewards = np.asarray(columns[Columns.REWARDS], np.float64)
-    trees = {name: _tree(value) for name, value in columns.items() if name != Columns.INFOS}
-    per_step = {name: tree for name, tree in trees.items() if all(len(leaf) == len(rewards) for _, leaf in flatten(tree))}
-    for name in trees.keys() - per_step.keys():
-        if name in (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS, Columns.EPS_ID, *END_FLAGS):
-            fix = "have next() give columns of one row a step"
-            raise BadEpisode(f"column {name} has other rows than the {len(rewards)} rewards", where=where, fix=fix)
+        raise _bad(f"a batch without {', '.join(missing)}", where)
+    columns: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            columns[name] = value if name == Columns.INFOS else _tree(value)
+        except ValueError as error:
+            raise _bad(f"column {name} is no array: {error}", where) from error
+    _check(columns, where)
+    return columns
+
+
+def _check(columns: Mapping[str, Any], where: str) -> None:
+    for name in FLAT & columns.keys():
+        leaf = columns[name]
+        if (
+            not isinstance(leaf, np.ndarray)
+            or leaf.ndim != 1
+            or leaf.dtype.kind not in ("biuf" if name in NUMBERS else "biufUO")
+        ):
+            said = f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
+            raise _bad(f"column {name} is {said}, not one {'number' if name in NUMBERS else 'number or text'} a row", where)
+    rows = len(columns[Columns.REWARDS])
+    for name in sorted(NEEDED_ROWS & columns.keys()):
+        if not (len(columns[name]) == rows if name == Columns.INFOS else _has_rows(columns[name], rows)):
+            raise _bad(f"column {name} has other rows than the {rows} rewards", where)
+    for name in (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS):
+        if any(leaf.dtype.hasobject for _, leaf in flatten(columns.get(name, ()))):
+            raise _bad(f"column {name} holds Python objects, not numbers", where)
+    lengths = columns.get(Columns.SEQ_LENS)
+    if isinstance(lengths, np.ndarray) and lengths.dtype.kind in "iu" and lengths.sum() < rows:
+        raise _bad(
+            f"{rows} rows, of which {lengths.sum()} are steps by {Columns.SEQ_LENS}, and the others pad sequences", where
+        )
+    seen, after = (_shapes(columns.get(name)) for name in (Columns.OBS, Columns.NEXT_OBS))
+    if Columns.NEXT_OBS in columns and seen != after:
+        raise _bad(f"obs are {seen} and new_obs are {after}", where)
+
+
+def _shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
+    return {} if tree is None else {path: leaf.shape[1:] for path, leaf in flatten(tree, "each")}
+
+
+def _bad(what: str, where: str) -> BadEpisode:
+    return BadEpisode(what, where=where, fix="have next() give batches: columns by name, with one row a step")
+
+
+def _rows(
+    columns: Mapping[str, Any],
+    policy: str | None,
+    ids: SharedIds,
+    last: dict[str | None, tuple[str, ...]],
+    tally: Tally,
+    where: str,
+) -> StepRows:
+    """The rows of one batch of one policy, at least one. Raises BadEpisode for a wrong `t`."""
+    rewards = columns[Columns.REWARDS].astype(np.float64)
+    per_step = {name: tree for name, tree in columns.items() if name != Columns.INFOS and _has_rows(tree, len(rewards))}
+    for name in columns.keys() - per_step.keys() - {Columns.INFOS}:
         tally.drop_column(name, "not one row a step")
+    for name in sorted(PREVIOUS & per_step.keys()):
+        tally.drop_column(name, "of the step before")
     terminateds, truncateds = end_flags(per_step, len(rewards), tally)
     keys = ids.named(_keys(per_step, policy))
     key = [(keys.eps_ids[code], str(keys.agent_ids[code])) for code in (int(keys.code[0]), int(keys.code[-1]))]
@@ -161,7 +260,7 @@ def _rows(
         terminateds=terminateds,
         truncateds=truncateds,
         t=None if t is None else timesteps(t, where=lambda row: f"{where} row {row}"),
-        extra={name: tree for name, tree in per_step.items() if name not in NOT_EXTRA and _is_numeric(tree)},
+        extra={name: tree for name, tree in per_step.items() if name not in NOT_EXTRA | PREVIOUS and _is_numeric(tree)},
         infos=_infos(columns.get(Columns.INFOS)),
         reset_infos=None,
         file=np.zeros(len(rewards), np.int64),
@@ -175,6 +274,10 @@ def _tree(value: Any) -> Tree:
     return tuple(map(_tree, value)) if isinstance(value, tuple) else np.asarray(value)
 
 
+def _has_rows(tree: Tree, rows: int) -> bool:
+    return all(leaf.ndim > 0 and len(leaf) == rows for _, leaf in flatten(tree))
+
+
 def _is_numeric(tree: Tree) -> bool:
     return all(leaf.dtype.kind in "biuf" for _, leaf in flatten(tree))
 
@@ -182,13 +285,14 @@ def _is_numeric(tree: Tree) -> bool:
 def _keys(columns: Mapping[str, Any], policy: str | None) -> Keys:
     eps_id: NDArray[Any] = columns[Columns.EPS_ID]
     agents = columns.get(AGENT_INDEX, np.zeros(len(eps_id), np.int64))
-    codes: dict[tuple[Any, Any], int] = {}
-    code = [codes.setdefault(key, len(codes)) for key in zip(eps_id.tolist(), agents.tolist(), strict=True)]
+    codes: dict[tuple[str, str], int] = {}
+    names = zip(map(str, eps_id.tolist()), map(str, agents.tolist()), strict=True)
+    code = [codes.setdefault(key, len(codes)) for key in names]
     several = len({agent for _, agent in codes}) > 1
     return Keys(
         np.array(code, np.int64),
-        tuple(str(eps) for eps, _ in codes),
-        tuple(str(agent) if several else None for _, agent in codes),
+        tuple(eps for eps, _ in codes),
+        tuple(agent if several else None for _, agent in codes),
         (policy,) * len(codes),
     )
 

@@ -43,7 +43,8 @@ class Reader:
 
     name: str  # as `--from` takes it
     words: str  # what it reads, for messages: "RLlib episodes in Parquet"
-    open: Callable[[Sequence[Location], OpenContext], Source]  # the files in their order; raises BadData, BadMapping
+    open: Callable[[Sequence[Location], OpenContext], Source]
+    """Opens files, in their order; notes and pictures may be among them. Raises BadData, BadMapping."""
     sniff: Callable[[Listing], float] = never
     """From `NO` to `SURE`, how surely files are of this format; `--from auto` takes the surest, and of equals ours. Looks at
     content and names, imports nothing that the files name. May raise BadData for files that it knows to be damaged."""

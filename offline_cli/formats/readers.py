@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, OfflineCliError, UsageError
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
@@ -22,7 +22,7 @@ from offline_cli.import_path import named_object
 from offline_cli.plugins import READERS, Plugin, plugin, plugins
 from offline_cli.storage.locations import Location
 
-__all__ = ["AUTO", "OURS", "check_reader", "no_reader", "reader_for", "reader_named"]
+__all__ = ["AUTO", "OURS", "ReaderChoice", "check_reader", "no_reader", "reader_named"]
 
 AUTO: Final = "auto"
 PYTHON: Final = "python:"
@@ -118,38 +118,52 @@ def _loaded(registered: Plugin) -> Reader:
     return found
 
 
-def reader_for(listing: Listing) -> Reader:
-    """The reader that is surest of the files. Raises NoData where none is, BadData for files that nobody can read."""
-    ours, error = _surest_of_ours(listing)
-    best, score = ours, NO if ours is None else ours.sniff(listing)
-    for registered in plugins(READERS):
-        found, sure = _asked(registered, listing)
-        if sure > score:
-            best, score = found, sure
-    if best is None:
-        raise error or no_reader(listing)
-    return best
+class ReaderChoice:
+    """Readers for several sources, by their content; a plug-in is loaded once, and one that fails is noted once."""
+
+    def __init__(self) -> None:
+        self._others: list[tuple[Plugin, Reader]] | None = None  # None: not loaded yet
+
+    def reader_for(self, listing: Listing) -> Reader:
+        """The reader that is surest of the files. Raises NoData where none is, BadData for files that nobody can read."""
+        errors: list[BadData] = []
+        best, score = _surest_of_ours(listing, errors)
+        if self._others is None:
+            self._others = list(_loaded_readers())
+        for asked in tuple(self._others):
+            try:
+                sure = float(asked[1].sniff(listing))
+            except BadData as error:  # of damaged files, or of what our own look at them raised
+                errors.append(error)
+                continue
+            except Exception as error:  # noqa: BLE001  it is somebody's code, and any may come of it
+                _log.warning("note: reader %r of the package %s raised %r", asked[0].name, asked[0].package, error)
+                self._others.remove(asked)
+                continue
+            if sure > score:
+                best, score = asked[1], sure
+        if best is None:
+            raise errors[0] if errors else no_reader(listing)
+        return best
 
 
-def _surest_of_ours(listing: Listing) -> tuple[Reader | None, OfflineCliError | None]:
+def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
     try:
         best = max(OURS.values(), key=lambda reader: reader.sniff(listing))
     except BadData as error:  # another package's may know better
-        return None, error
-    return (best if best.sniff(listing) > NO else None), None
+        errors.append(error)
+        return None, NO
+    score = best.sniff(listing)
+    return (best, score) if score > NO else (None, NO)
 
 
-def _asked(registered: Plugin, listing: Listing) -> tuple[Reader | None, float]:
-    """The plug-in and how sure it is; one that fails was not asked for, and is a note."""
-    try:
-        reader = _loaded(registered)
-        return reader, float(reader.sniff(listing))
-    except (BadConfig, MissingPackage) as error:
-        said: Any = error.what
-    except Exception as error:  # noqa: BLE001  it is somebody's code, and any may come of it
-        said = f"reader {registered.name!r} of the package {registered.package} raised {error!r}"
-    _log.warning("note: %s", said)
-    return None, NO
+def _loaded_readers() -> Iterator[tuple[Plugin, Reader]]:
+    """Those of other packages; one that cannot be loaded was not asked for by name, and is a note."""
+    for registered in plugins(READERS):
+        try:
+            yield registered, _loaded(registered)
+        except (BadConfig, MissingPackage) as error:
+            _log.warning("note: %s", error.what)
 
 
 def no_reader(listing: Listing) -> NoData:

@@ -3,8 +3,8 @@
 Two shards of the same size that changed places, or a shard that another writing put there, look whole in every other way. A
 file is read a second time only where that cannot be helped:
 
-* A larger file of this machine is hashed by a thread, from the same open file: hashlib and the system let go of Python's lock, and the
-  disk is asked once, because whoever comes second finds the bytes in the system's memory.
+* A larger file of this machine is hashed by a thread, from the same open file: hashlib and the system let go of Python's
+  lock, and the disk is asked once, because whoever comes second finds the bytes in the system's memory.
 * Of a file in a bucket, the parts that come for the reader are hashed on their way; what lies between them, and after the last,
   is fetched at the end.
 * Any other file, and a small one, is read again, through the same open file.

@@ -12,19 +12,7 @@ from benchmarks.size import LARGEST_FILE, Size, imported_both_ways, measured, pa
 LONG_BODIES: frozenset[tuple[str, str]] = frozenset({("offline_cli/playing/evaluate.py", "evaluate")})
 """Functions that are still too long: a list to make shorter."""
 
-CIRCLES: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("offline_cli.connectors.connector_v2", "offline_cli.connectors.piece_makers"),
-        ("offline_cli.connectors.connector_v2", "offline_cli.connectors.slot_windows"),
-        ("offline_cli.episodes.batch", "offline_cli.episodes.views"),
-        ("offline_cli.episodes.multi_agent.building", "offline_cli.episodes.multi_agent.multi_agent_episode"),
-        ("offline_cli.episodes.multi_agent.multi_agent_episode", "offline_cli.episodes.multi_agent.pieces"),
-        ("offline_cli.episodes.multi_agent.multi_agent_episode", "offline_cli.episodes.multi_agent.states"),
-        ("offline_cli.episodes.multi_agent.multi_agent_episode", "offline_cli.episodes.multi_agent.stepping"),
-        ("offline_cli.episodes.pieces", "offline_cli.episodes.single_agent_episode"),
-        ("offline_cli.episodes.single_agent_episode", "offline_cli.episodes.states"),
-    }
-)
+CIRCLES: frozenset[tuple[str, str]] = frozenset({("offline_cli.episodes.batch", "offline_cli.episodes.views")})
 """Modules that still import each other: a list to make shorter."""
 
 

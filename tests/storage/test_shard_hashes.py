@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from fake_bucket import FakeBucket
 from gymnasium import spaces
-from offline_cli.storage.adopting import adopt
 
 from offline_cli import convert, train_bc, validate
 from offline_cli.episodes.batch import EpisodeBatch
@@ -24,6 +23,7 @@ from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.reading import ShardReader
 from offline_cli.storage.remote_files import FIRST_AHEAD
 from offline_cli.storage.row_formats import row_format
+from offline_cli.storage.shard_sequence import adopt
 from offline_cli.storage.statistics import StatisticsBuilder
 from offline_cli.storage.trust import Hashing, fingerprint
 from offline_cli.tally import Tally

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
+LOG_BOOKS = PLUGIN.parent / "plugins" / "log_books"
 Install = Callable[..., None]
 
 
@@ -29,6 +30,15 @@ def valued_cloning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PLUGIN)
     for name in [name for name in sys.modules if name.partition(".")[0] == "valued_cloning"]:
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def log_books(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package of tests/plugins/log_books is installed, and nothing of it has been imported; its folder."""
+    monkeypatch.syspath_prepend(LOG_BOOKS)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "log_books"]:
+        monkeypatch.delitem(sys.modules, name)
+    return LOG_BOOKS
 
 
 @pytest.fixture

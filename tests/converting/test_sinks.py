@@ -1,0 +1,260 @@
+"""Sinks by name: what a sink of another package is asked, in which order, and what becomes of it when something fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installed_packages import Install
+from typer.testing import CliRunner
+
+from offline_cli.cli.app import app
+from offline_cli.converting import preview
+from offline_cli.converting.convert import convert
+from offline_cli.converting.sinks import OURS, sink_named
+from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, OutputExists, UsageError
+
+Call = Callable[..., tuple[int, dict[str, Any]]]
+DIARY = """
+from offline_cli.converting.sink import SinkKind, Written
+class Diary:
+    calls, contexts, known, raising, mark = [], [], frozenset(), None, "written"
+    def __init__(self, target, context):
+        self.target, self.episodes, self.steps, self.committed = target, 0, 0, False
+        Diary.contexts.append(context)
+    def note(self, *said):
+        Diary.calls.append(said)
+        if Diary.raising is not None and Diary.raising[0] == said[0]:
+            raise Diary.raising[1]
+    @property
+    def ids_written(self):
+        return Diary.known
+    def __enter__(self):
+        self.note("begin", self.target.name)
+        return self
+    def __exit__(self, kind, error, trace):
+        Diary.calls.append(("end" if self.committed else "abort",))
+    def write(self, batch):
+        self.note("write", *batch.ids)
+        self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
+    def rehearse(self, batch):
+        self.note("rehearse", *batch.ids)
+    def quarantine(self, rejects):
+        self.note("quarantine", *(one.where.rpartition(" ")[2] for one in rejects))
+        rejects.clear()
+    def commit(self, *, assumptions, episodes_lost):
+        self.note("commit", dict(assumptions), episodes_lost)
+        self.committed = True
+        return Written(self.episodes, self.steps, 3, 99)
+diary = SinkKind("diary", "a diary", Diary)
+"""
+HEAD = "eps_id,t,obs,actions,rewards,terminateds,truncateds"
+ROWS = ("a,0,0.5,1,1.0,0,0", "a,1,1.5,0,2.0,0,1", "b,0,2.5,0,1.0,1,0")
+BAD_ROW = "c,0,much,0,1.0,1,0"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Two episodes."""
+    (tmp_path / "steps.csv").write_text("\n".join([HEAD, *ROWS]))
+    return tmp_path / "steps.csv"
+
+
+@pytest.fixture
+def diary(install: Install) -> Any:
+    """The sink of an installed package, which writes down what it is asked."""
+    install("diaries", {"sinks": {"diary": "diary:diary"}}, diary=DIARY)
+    return sink_named("diary").open
+
+
+def without_prefix(calls: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """What was asked; ids without what a conversion puts before them."""
+    return [(name, *(one.rpartition("-")[2] if isinstance(one, str) else one for one in said)) for name, *said in calls]
+
+
+def test_a_sink_is_begun_given_whole_episodes_and_committed_in_this_order(diary: Any, table: Path, tmp_path: Path) -> None:
+    done = convert(table, tmp_path / "out", to="diary")
+    assert without_prefix(diary.calls) == [
+        ("begin", "out"),
+        ("write", "a"),
+        ("write", "b"),
+        ("commit", dict(done.assumptions), 0),
+        ("end",),
+    ]
+    assert (done.format, done.episodes, done.steps, done.shards) == ("diary", 2, 3, 3)
+
+
+def test_a_sink_is_told_the_spaces_and_what_was_asked(diary: Any, table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out", to="diary", compression="none", max_rows_per_file=7, command=["offline-cli", "convert"])
+    (context,) = diary.contexts
+    assert context.observation_space.shape == ()
+    assert (context.compression, context.max_rows_per_file, context.overwrite, context.resume) == ("none", 7, False, False)
+    assert context.provenance["sources"] == [str(table)]
+    assert context.provenance["commands"] == ["offline-cli convert"]
+
+
+def test_the_identity_of_a_conversion_is_that_of_its_content(diary: Any, table: Path, tmp_path: Path) -> None:
+    for name, options in (("one", {}), ("two", {}), ("three", {"limit": 1})):
+        convert(table, tmp_path / name, to="diary", **options)
+    one, two, three = (context.identity for context in diary.contexts)
+    assert one == two != three
+
+
+def test_rows_set_aside_are_handed_to_the_sink(diary: Any, table: Path, tmp_path: Path) -> None:
+    table.write_text("\n".join([HEAD, *ROWS, BAD_ROW]))
+    done = convert(table, tmp_path / "out", to="diary", on_error="quarantine")
+    assert [name for name, *_ in diary.calls] == ["begin", "write", "write", "quarantine", "commit", "end"]
+    assert (done.rows_quarantined, done.episodes_lost) == (1, 1)
+
+
+def test_episodes_that_the_sink_has_are_not_written_again(diary: Any, table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out", to="diary")
+    first, second = [call for call in diary.calls if call[0] == "write"]
+    diary.calls.clear()
+    diary.known = frozenset(first[1:])
+    convert(table, tmp_path / "out", to="diary", resume=True)
+    assert [call for call in diary.calls if call[0] == "write"] == [second]
+    assert diary.contexts[-1].resume
+
+
+def test_an_error_in_reading_aborts(diary: Any, table: Path, tmp_path: Path) -> None:
+    table.write_text("\n".join([HEAD, *ROWS, BAD_ROW]))
+    with pytest.raises(BadData):
+        convert(table, tmp_path / "out", to="diary")
+    assert ("commit",) not in [call[:1] for call in diary.calls]
+    assert not diary.calls or diary.calls[-1] == ("abort",)
+
+
+@pytest.mark.parametrize("at", ["write", "commit"])
+def test_what_a_sink_raises_aborts_and_is_told_with_its_package(
+    diary: Any, table: Path, tmp_path: Path, call: Call, at: str
+) -> None:
+    diary.raising = at, RuntimeError("no ink")
+    code, found = call("convert", table, "--out", tmp_path / "out", "--to", "diary")
+    assert (code, found["error"]["what"]) == (3, "the package diaries raised RuntimeError('no ink')")
+    assert diary.calls[-1] == ("abort",)
+
+
+def test_errors_of_ours_that_a_sink_raises_keep_their_exit_code(diary: Any, table: Path, tmp_path: Path, call: Call) -> None:
+    diary.raising = "begin", OutputExists("a diary is here", where="there", fix="another --out")
+    code, found = call("convert", table, "--out", tmp_path / "out", "--to", "diary")
+    assert (code, found["error"]["what"]) == (2, "a diary is here")
+
+
+def test_an_interruption_aborts_and_does_not_promise_what_only_our_datasets_do(diary: Any, table: Path, tmp_path: Path) -> None:
+    diary.raising = "write", KeyboardInterrupt()
+    with pytest.raises(Interrupted, match="what was written is not whole"):
+        convert(table, tmp_path / "out", to="diary")
+    assert diary.calls[-1] == ("abort",)
+
+
+def test_a_dry_run_writes_the_first_episodes_elsewhere_and_estimates_from_what_that_takes(
+    diary: Any, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview, "SAMPLE", 1)
+    done = convert(table, tmp_path / "out", to="diary", dry_run=True, overwrite=True)
+    assert without_prefix(diary.calls[:-2]) == [("begin", "sample"), ("write", "a"), ("rehearse", "b")]
+    assert [name for name, *_ in diary.calls[-2:]] == ["commit", "end"]
+    assert not diary.contexts[0].overwrite
+    assert done.preview is not None
+    assert done.episodes == 2
+    assert done.preview.estimated_bytes > 99
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_at_the_target_is_refused_before_anything_is_read(diary: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "steps.csv").write_text("no table")
+    with pytest.raises(OutputExists):
+        convert(tmp_path / "steps.csv", tmp_path / "out", to="diary")
+    assert not diary.calls
+
+
+def test_what_is_at_the_target_may_be_replaced(diary: Any, table: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    convert(table, tmp_path / "out", to="diary", overwrite=True)
+    assert diary.contexts[0].overwrite
+
+
+# ---- names ----
+
+
+def test_an_unknown_name_is_a_usage_error_that_names_all(diary: Any, table: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no sink is called 'diaries'") as caught:
+        convert(table, tmp_path / "out", to="diaries")
+    assert caught.value.fix == "use episodes, columns, diary, or python:module:Sink"
+
+
+def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
+    install("spying", {"sinks": {"episodes": "spying:x"}}, spying="raise AssertionError('imported')")
+    assert sink_named("episodes") is OURS["episodes"]
+
+
+def test_a_sink_that_cannot_be_imported_is_a_missing_package(install: Install, table: Path, tmp_path: Path, call: Call) -> None:
+    install("torn-package", {"sinks": {"torn": "torn:Torn"}}, torn="raise RuntimeError('no licence')")
+    code, found = call("convert", table, "--out", tmp_path / "out", "--to", "torn")
+    assert (code, "sink 'torn' of the package torn-package cannot be imported" in found["error"]["what"]) == (6, True)
+
+
+def test_what_is_registered_and_is_no_sink_is_refused(install: Install) -> None:
+    install("odd", {"sinks": {"odd": "odd:x"}}, odd="x = 3")
+    with pytest.raises(BadConfig, match="sink 'odd' of the package odd is 3, and no SinkKind"):
+        sink_named("odd")
+
+
+def test_a_sink_of_ones_own_file_is_written_to(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_diary.py").write_text(DIARY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_diary", raising=False)
+    assert convert(table, tmp_path / "out", to="python:own_diary:diary").shards == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "what"),
+    [
+        ("python:nowhere_at_all:x", BadConfig, "there is no module"),
+        ("python:sys:maxsize", BadConfig, "it is int, and makes no writer"),
+        ("python:sys", BadConfig, "names no module and attribute"),
+    ],
+)
+def test_what_names_no_sink_is_refused_before_anything_is_read(name: str, error: type[Exception], what: str) -> None:
+    with pytest.raises(error, match=what):
+        convert("there-is-no-such-file", "out", to=name)
+
+
+def test_a_module_that_needs_a_package_is_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needing_diary.py").write_text("import nowhere_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingPackage, match="needing_diary needs a package"):
+        sink_named("python:needing_diary:x")
+
+
+# ---- --list-formats ----
+
+
+def test_the_list_of_formats_has_ours_with_words_and_plugins_by_name_and_imports_nothing(install: Install) -> None:
+    entries = {"sinks": {"spied": "spying:x"}, "readers": {"spied": "spying:x"}}
+    install("spying", entries, spying="raise AssertionError('imported')")
+    done = CliRunner().invoke(app, ["convert", "--list-formats", "--json"])
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert [one["name"] for one in found["readers"]] == ["episodes", "columns", "sample-batch", "table", "spied"]
+    assert [one["name"] for one in found["sinks"]] == ["episodes", "columns", "spied"]
+    assert found["sinks"][-1] == {"name": "spied", "words": "", "package": "spying"}
+    assert all(one["words"] for one in found["readers"][:-1])
+    assert "spying" not in sys.modules
+
+
+def test_the_list_of_formats_is_a_table_for_people(install: Install) -> None:
+    install("spying", {"sinks": {"spied": "spying:x"}}, spying="")
+    done = CliRunner().invoke(app, ["convert", "--list-formats"])
+    assert done.exit_code == 0
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0] == ["option", "name", "format", "package"]
+    assert ["--to", "spied", "spying"] in lines
+    assert ["--from", "sample-batch", "SampleBatch", "JSON", "lines", "offline-cli"] in lines

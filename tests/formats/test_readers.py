@@ -1,0 +1,311 @@
+"""Readers by name: ours, those of installed packages, those of one's own file; and how `auto` chooses among them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from installed_packages import Install
+
+from offline_cli.converting.convert import convert
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
+from offline_cli.formats.detect import open_source, open_sources
+from offline_cli.formats.listing import Listing
+from offline_cli.formats.reader import LIKELY, NO, SURE
+from offline_cli.formats.readers import OURS, ReaderChoice, reader_named
+from offline_cli.storage.locations import open_location
+
+Call = Callable[..., tuple[int, dict[str, Any]]]
+CSV = "eps_id,t,obs,actions,rewards,terminateds\na,0,0.5,1,1.0,0\na,1,1.5,0,1.0,1\n"
+BATCH = {"type": "SampleBatch", "obs": [[0.0]], "actions": [0], "rewards": [1.0], "dones": [True], "eps_id": [1]}
+NOTED = """
+import numpy as np
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats.file_source import FileSource
+from offline_cli.formats.reader import LIKELY, NO, SURE, Reader
+from offline_cli.formats.source import Fragments
+class Notes(FileSource):
+    format = "notes"
+    def fragments(self, tally, rejects):
+        one, flag = np.ones(2), np.array([True])
+        yield Fragments(EpisodeBatch(("a",), np.array([0, 2]), np.arange(3.0), np.arange(2), one, flag, ~flag))
+def reader(name="notes", score=SURE, opened=lambda files, context: Notes(files, context.location)):
+    return Reader(name, "notes", opened, lambda listing: score)
+def failing(listing):
+    raise RuntimeError("no licence")
+def damaged(listing):
+    from offline_cli.errors import BadData
+    raise BadData("half a note", where=listing.location, fix="write it again")
+SURELY, EQUALLY, NEVER, NAN = reader(), reader(score=LIKELY), reader(score=NO), reader(score=float("nan"))
+RAISING, DAMAGED = Reader("notes", "notes", SURELY.open, failing), Reader("notes", "notes", SURELY.open, damaged)
+OPENS_NOTHING = reader(opened=lambda files, context: None)
+def _raise(files, context):
+    raise RuntimeError("boom")
+RAISES = reader(opened=_raise)
+"""
+
+
+@pytest.fixture
+def notes(install: Install) -> Callable[[str], None]:
+    """Installs the package `note-books`, whose reader `notes` is one of those in NOTED."""
+    return lambda which: install("note-books", {"readers": {"notes": f"noted:{which}"}}, noted=NOTED)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """A CSV file with RLlib's names."""
+    (tmp_path / "steps.csv").write_text(CSV)
+    return str(tmp_path / "steps.csv")
+
+
+@pytest.fixture
+def dataset(table: str, tmp_path: Path) -> Path:
+    """One of ours."""
+    convert(table, tmp_path / "D")
+    return tmp_path / "D"
+
+
+def listing(path: Path) -> Listing:
+    return Listing([open_location(str(path))], str(path))
+
+
+def written(path: Path, content: Any) -> Path:
+    if isinstance(content, dict):
+        pq.write_table(pa.table(content), path)
+    else:
+        path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "score"),
+    [
+        ({"item": [b"x"]}, "episodes", SURE),
+        ({"eps_id": ["a"], "obs": [[0.0]], "actions": [0], "rewards": [1.0]}, "columns", SURE),
+        (json.dumps(BATCH).encode(), "sample-batch", SURE),
+        (CSV.encode(), "table", LIKELY),
+        ({"x": [1]}, "table", LIKELY),
+        (b'{"x": 1}\n{"x": 2}\n', "table", LIKELY),
+        (b"\x89HDF\r\n\x1a\n", None, NO),
+        (b"some words\n", None, NO),
+    ],
+)
+def test_one_reader_of_ours_at_most_is_the_surest_of_a_file(
+    tmp_path: Path, content: Any, name: str | None, score: float
+) -> None:
+    place = written(tmp_path / "data", content)
+    found = {one.name: one.sniff(listing(place)) for one in OURS.values()}
+    assert [key for key, value in found.items() if value == score > NO] == ([] if name is None else [name])
+    assert max(found.values()) == score
+
+
+def test_a_plugin_that_is_surer_than_the_table_reader_is_taken(notes: Callable[[str], None], table: str) -> None:
+    notes("SURELY")
+    assert open_source(table).info.format == "notes"
+
+
+@pytest.mark.parametrize("which", ["EQUALLY", "NEVER", "NAN"])
+def test_a_plugin_that_is_no_surer_than_ours_is_not_taken(notes: Callable[[str], None], table: str, which: str) -> None:
+    notes(which)
+    assert open_source(table).info.format == "table"
+
+
+def test_a_plugin_never_wins_files_of_rllibs_formats(notes: Callable[[str], None], tmp_path: Path) -> None:
+    notes("SURELY")
+    assert open_source(str(written(tmp_path / "a.json", json.dumps(BATCH).encode()))).info.format == "sample-batch"
+
+
+def test_a_plugin_reads_what_none_of_ours_knows(notes: Callable[[str], None], tmp_path: Path) -> None:
+    notes("EQUALLY")
+    assert open_source(str(written(tmp_path / "a.book", b"some words\n"))).info.format == "notes"
+
+
+def test_a_plugin_reads_files_that_ours_call_damaged(notes: Callable[[str], None], tmp_path: Path) -> None:
+    written(tmp_path / "a.parquet", {"item": [b"x"]})
+    written(tmp_path / "b.json", json.dumps(BATCH).encode())
+    with pytest.raises(BadData, match="two formats in one folder"):
+        open_source(str(tmp_path))
+    notes("SURELY")
+    assert open_source(str(tmp_path)).info.format == "notes"
+
+
+def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
+    install("note-books", {"readers": {"table": "noted:SURELY"}}, noted=NOTED)
+    assert reader_named("table") is OURS["table"]
+
+
+# ---- plug-ins that fail ----
+
+
+def test_a_plugin_that_raises_while_auto_asks_is_one_note_for_all_sources(
+    notes: Callable[[str], None], table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes("RAISING")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "steps.csv").write_text(CSV)
+    with caplog.at_level(logging.WARNING):
+        assert [source.info.format for source in open_sources([table, tmp_path / "more"])] == ["table", "table"]
+    said = "note: reader 'notes' of the package note-books raised RuntimeError('no licence')"
+    assert caplog.messages == [said]
+
+
+def test_a_plugin_that_cannot_be_imported_is_one_note_while_auto_asks(
+    install: Install, table: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("torn-package", {"readers": {"torn": "torn:Torn"}}, torn="raise RuntimeError('no licence')")
+    with caplog.at_level(logging.WARNING):
+        assert open_source(table).info.format == "table"
+    (note,) = caplog.messages
+    assert note.startswith("note: reader 'torn' of the package torn-package cannot be imported")
+
+
+@pytest.mark.parametrize("code", ["raise RuntimeError('no licence')", "raise SystemExit(0)", "import nowhere_at_all"])
+def test_a_plugin_that_is_asked_for_and_cannot_be_imported_is_a_missing_package(
+    install: Install, table: str, call: Call, tmp_path: Path, code: str
+) -> None:
+    install("torn-package", {"readers": {"torn": "torn:Torn"}}, torn=code)
+    exit_code, found = call("convert", table, "--out", tmp_path / "D", "--from", "torn")
+    assert (exit_code, "reader 'torn' of the package torn-package" in found["error"]["what"]) == (6, True)
+    assert not (tmp_path / "D").exists()
+
+
+def test_what_a_plugin_says_of_damaged_files_is_the_error_where_nobody_can_read_them(
+    notes: Callable[[str], None], table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes("DAMAGED")
+    assert open_source(table).info.format == "table"
+    with pytest.raises(BadData, match="half a note"):
+        open_source(str(written(tmp_path / "a.book", b"some words\n")))
+    assert not caplog.messages
+
+
+def test_what_is_registered_and_is_no_reader_is_refused_by_name_and_a_note_under_auto(
+    install: Install, table: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("odd", {"readers": {"odd": "odd:x"}}, odd="x = 3")
+    with pytest.raises(BadConfig, match="reader 'odd' of the package odd is 3, and no Reader"):
+        reader_named("odd")
+    with caplog.at_level(logging.WARNING):
+        assert ReaderChoice().reader_for(listing(Path(table))) is OURS["table"]
+    assert len(caplog.messages) == 1
+
+
+def test_what_a_plugin_raises_while_it_opens_is_told_with_its_package(
+    notes: Callable[[str], None], table: str, call: Call
+) -> None:
+    notes("RAISES")
+    code, found = call("inspect", table, "--from", "notes")
+    assert (code, found["error"]["what"]) == (3, "the package note-books raised RuntimeError('boom')")
+
+
+def test_a_plugin_that_opens_no_source_is_refused(notes: Callable[[str], None], table: str) -> None:
+    notes("OPENS_NOTHING")
+    with pytest.raises(BadConfig, match="the reader 'notes' opens a NoneType, and no Source"):
+        open_source(table, from_="notes")
+
+
+def test_one_name_of_two_packages_is_refused_where_it_is_asked_for(notes: Callable[[str], None], install: Install) -> None:
+    notes("SURELY")
+    install("twin", {"readers": {"notes": "noted:SURELY"}})
+    with pytest.raises(BadConfig, match="'notes' is registered by note-books and by twin"):
+        reader_named("notes")
+
+
+# ---- names ----
+
+
+def test_an_unknown_name_is_a_usage_error_that_names_all(notes: Callable[[str], None], table: str) -> None:
+    notes("SURELY")
+    with pytest.raises(UsageError, match="no reader is called 'note'") as caught:
+        open_source(table, from_="note")
+    assert caught.value.fix == "use auto, episodes, columns, sample-batch, table, notes, or python:module:Reader"
+
+
+def test_no_mapping_goes_to_a_plugin_that_takes_none(notes: Callable[[str], None], table: str, call: Call) -> None:
+    notes("SURELY")
+    code, found = call("inspect", table, "--from", "notes", "--mapping", "rllib")
+    assert (code, found["error"]["what"]) == (2, "--mapping is for tables, and this is notes")
+
+
+def test_a_name_in_a_manifest_selects_no_plugin(install: Install, dataset: Path) -> None:
+    install("spying", {"readers": {"spied": "spying:x"}}, spying="raise AssertionError('imported')")
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    manifest["format"] = "spied"
+    manifest["provenance"]["source_formats"] = ["spied"]
+    (dataset / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadData):
+        open_source(str(dataset))
+    assert "spying" not in sys.modules
+
+
+def test_a_dataset_of_ours_imports_no_plugin(install: Install, dataset: Path) -> None:
+    install("spying", {"readers": {"spied": "spying:x"}}, spying="raise AssertionError('imported')")
+    assert open_source(str(dataset)).info.format == "episodes"
+    assert "spying" not in sys.modules
+
+
+def test_a_plugin_is_not_asked_for_a_dataset_of_ours_whose_format_it_is_not(
+    notes: Callable[[str], None], dataset: Path
+) -> None:
+    notes("SURELY")
+    with pytest.raises(UsageError, match="--from notes for a dataset of episodes"):
+        open_source(str(dataset), from_="notes")
+
+
+# ---- one's own file ----
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `own_notes` in the current folder."""
+    (tmp_path / "own_notes.py").write_text(NOTED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_notes", raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("own")
+def test_a_reader_of_ones_own_file_reads(table: str) -> None:
+    assert open_source(table, from_="python:own_notes:SURELY").info.format == "notes"
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "error", "what"),
+    [
+        ("python:own_notes:SURLY", BadConfig, "own_notes has no 'SURLY'"),
+        ("python:own_notes", BadConfig, "names no module and attribute"),
+        ("python:nowhere_at_all:x", BadConfig, "there is no module 'nowhere_at_all'"),
+        ("python:own_notes:LIKELY", BadConfig, "it is float, and makes no reader"),
+    ],
+)
+def test_what_names_no_reader_is_refused_before_anything_is_opened(name: str, error: type[Exception], what: str) -> None:
+    with pytest.raises(error, match=what):
+        open_source("there-is-no-such-file", from_=name)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "what"),
+    [
+        ("import nowhere_at_all", MissingPackage, "needs a package"),
+        ("raise SystemExit(0)", BadConfig, "importing broken_notes raised SystemExit"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_refused(own: Path, code: str, error: type[Exception], what: str) -> None:
+    (own / "broken_notes.py").write_text(code)
+    with pytest.raises(error, match=what):
+        open_source("there-is-no-such-file", from_="python:broken_notes:x")
+
+
+def test_files_that_nobody_knows_are_no_data_and_all_readers_of_ours_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NoData) as caught:
+        open_source(str(written(tmp_path / "a.h5", b"\x89HDF\r\n\x1a\n")))
+    assert all(f"--from {name}" in caught.value.what for name in OURS)

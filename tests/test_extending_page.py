@@ -1,0 +1,81 @@
+"""The examples of docs/extending.md are a package that works as it stands, installed beside offline_cli and not in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from installed_packages import register
+
+from offline_cli import plugins
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+LINES = 40  # of one example
+
+
+def page() -> str:
+    return (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def modules() -> dict[str, str]:
+    """The code of each example, by its module in `my_lab`."""
+    return {code.split(maxsplit=2)[1].removeprefix("my_lab/").removesuffix(".py"): code for code in blocks(page(), "python")}
+
+
+def entry_points() -> dict[str, dict[str, str]]:
+    """What the package registers, by group and name."""
+    (registered,) = blocks(page(), "toml")
+    groups = tomllib.loads(registered)["project"]["entry-points"]
+    return {group.removeprefix("offline_cli."): entries for group, entries in groups.items()}
+
+
+def sections() -> dict[str, str]:
+    """The text below each heading."""
+    _, *parts = re.split(r"^## ", page(), flags=re.MULTILINE)
+    return {part.partition("\n")[0]: part for part in parts}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sample data, and with the package installed in `site`."""
+    folder = tmp_path_factory.mktemp("extending")
+    (folder / "sample_data").symlink_to(REPOSITORY / "sample_data")
+    register(folder / "site", "my-lab", entry_points())
+    (folder / "site" / "my_lab").mkdir()
+    for name, code in {"__init__": "", **modules()}.items():
+        (folder / "site" / "my_lab" / f"{name}.py").write_text(code, encoding="utf-8")
+    return folder
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    found = os.pathsep.join([str(REPOSITORY), str(folder / "site")])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": found}
+    return subprocess.run(["sh", "-euc", script], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_every_kind_of_plugin_has_an_example() -> None:
+    assert {f"offline_cli.{group}" for group in entry_points()} >= plugins.KINDS.keys()
+
+
+@pytest.mark.parametrize("name", modules())
+def test_an_example_is_short(name: str) -> None:
+    assert len(modules()[name].splitlines()) <= LINES
+
+
+def test_the_commands_of_the_page_run_as_they_stand(workplace: Path) -> None:
+    chosen = [text for name, text in sections().items() if "provider" not in name or hasattr(plugins, "PROVIDERS")]
+    introduction = page().partition("\n## ")[0]
+    script = "\n".join(line for text in (introduction, *chosen) for line in blocks(text, "sh"))
+    done = run(script, workplace)
+    assert done.returncode == 0, done.stderr
+    assert '{"returns": [500.0, 500.0]}' in done.stdout
