@@ -32,7 +32,7 @@ from offline_cli.connectors.common.tensors import as_tensors
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
 from offline_cli.connectors.piece_errors import what_it_wants
-from offline_cli.converting.misfits import misfits
+from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch

@@ -12,12 +12,12 @@ from offline_cli.cli.app import COMMANDS, EXIT_CODES
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.grouped_help import Shown, placed
 from offline_cli.cli.streams import write
-from offline_cli.modules.network_registry import OURS
+from offline_cli.modules.network import OURS
 from offline_cli.options.cloning import ConfigKeys
 from offline_cli.options.option import Declared, Group, declared_in
-from offline_cli.options.schema import schema_of
+from offline_cli.options.values import schema_of
 from offline_cli.training.algorithms.registry import own_algorithms
-from offline_cli.training.config_mistakes import allowed
+from offline_cli.training.config_tables import allowed
 
 __all__ = ["config_page", "page"]
 

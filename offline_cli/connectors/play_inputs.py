@@ -47,13 +47,13 @@ class PolicyInput:
         observations = tree_from_lists(batch[Columns.OBS], self._space)
         found = {path: tuple(getattr(leaf, "shape", ()))[self._axes :] for path, leaf in flatten(observations)}
         if found != self._shapes:
-            what = f"observations of {_told(found)} for the policy, which takes {_told(self._shapes)}"
+            what = f"observations of {_in_words(found)} for the policy, which takes {_in_words(self._shapes)}"
             fix = "a piece that changes shapes says so in recompute_output_observation_space"
             raise BadPiece(what, where=PLACE, fix=fix)
         return {**batch, Columns.OBS: observations}
 
 
-def _told(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
 
 
@@ -81,16 +81,12 @@ class RecordedActions:
         leaves = dict(flatten(actions))
         found = {path: leaf.shape[1:] for path, leaf in leaves.items()}
         if found != self._shapes:
-            what = f"actions of the shapes {_told(found)}, and the environment takes {_told(self._shapes)}"
+            what = f"actions of the shapes {_in_words(found)}, and the environment takes {_in_words(self._shapes)}"
             raise BadPiece(
                 what, where="module-to-env pipeline", fix="pieces that leave actions of the action space in the batch"
             )
         for path, leaf in leaves.items():
             yield path, leaf.astype(self._dtypes[path], copy=False)
-
-
-def _recorded_actions_told(shapes: Shapes) -> str:
-    return ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
 
 
 PREVIOUS: Final = ("n_prev_actions", "n_prev_rewards")

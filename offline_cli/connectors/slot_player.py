@@ -30,14 +30,14 @@ from offline_cli.connectors.play_inputs import PolicyInput, RecordedActions, fra
 from offline_cli.connectors.play_pipelines import PlayPipelines
 from offline_cli.connectors.playing import PipelinePlayer
 from offline_cli.connectors.slot_windows import SlotWindows
-from offline_cli.converting.misfits import misfits
+from offline_cli.converting.fitting import misfits
 from offline_cli.episodes.buffers.stacking import stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, BadPiece
 from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import ActionHead
+from offline_cli.modules.drawing import straight_forward
 from offline_cli.modules.rl_module import RLModule, initial_state
-from offline_cli.modules.straight import straight_forward
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves
 

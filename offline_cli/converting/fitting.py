@@ -1,4 +1,6 @@
-"""Which spaces data has: declared, of an environment, or inferred, and whether it fits those that are said to be its own.
+"""Whether a policy learned from data can play in an environment, judged by their spaces; refuses to compare bounds.
+
+Which spaces data has: declared, of an environment, or inferred, and whether it fits those that are said to be its own.
 
 The order is: what the source declares, then `env`, then inference from all the data. Sources that declare different spaces are
 an error, unless `env` decides; a space that a manifest calls inferred gives way to that of the environment. Leaves then get the
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, SpaceMismatch
 from offline_cli.formats.source import THE_SOURCE, Source
-from offline_cli.spaces import Space, describe, infer_space, same_space
+from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = [
@@ -33,9 +35,53 @@ __all__ = [
     "declared",
     "extra_dtypes",
     "extra_kinds",
+    "misfits",
     "only_discrete",
     "two_spaces",
 ]
+
+
+def misfits(data: Space, environment: Space, *, inferred: bool, what: str) -> list[str]:
+    """Why a policy for `data` cannot play in `environment`, in words; empty where it can.
+
+    Bounds may differ (recorders store them in many ways), structure, shapes, kinds and numbers of choices may not. An inferred
+    space knows only the choices that were seen, so the environment may have more.
+    """
+    ours, theirs = leaf_spaces(data, what), leaf_spaces(environment, what)
+    if list(ours) != list(theirs):
+        return [f"{what}: the data has {describe(data)}, the environment {describe(environment)}"]
+    return [
+        f"{path}: the data has {describe(ours[path])}, the environment {describe(theirs[path])}"
+        for path in ours
+        if not _fits(ours[path], theirs[path], inferred)
+    ]
+
+
+def _fits(data: Space, environment: Space, inferred: bool) -> bool:
+    if inferred and isinstance(data, (spaces.Discrete, spaces.MultiDiscrete)):
+        return _counted_fits(data, environment)
+    if inferred and isinstance(environment, spaces.MultiBinary) and data.shape == environment.shape:
+        return True  # zeros and ones read as integers
+    if isinstance(data, spaces.Box) and isinstance(environment, spaces.Box):
+        return data.shape == environment.shape
+    if isinstance(data, spaces.Discrete) and isinstance(environment, spaces.Discrete):
+        return bool((data.n, data.start) == (environment.n, environment.start))
+    return bool(data == environment)
+
+
+def _counted_fits(data: Space, environment: Space) -> bool:
+    """Whether the largest choice seen, counted from 0, is one of the environment's."""
+    if isinstance(data, spaces.Discrete) and isinstance(environment, spaces.Discrete):
+        return int(data.n) <= int(environment.start) + int(environment.n)
+    if isinstance(data, spaces.MultiDiscrete) and isinstance(environment, spaces.MultiDiscrete):
+        return data.shape == environment.shape and all(
+            seen <= start + count
+            for seen, start, count in zip(
+                data.nvec.ravel().tolist(), environment.start.ravel().tolist(), environment.nvec.ravel().tolist(), strict=True
+            )
+        )
+    return isinstance(environment, (spaces.MultiBinary, spaces.Box)) and data.shape == environment.shape
+
 
 NUMBERS = "iuf"  # kinds of dtypes that have a common one
 TWO_DATASETS = "convert the two kinds of recording into two datasets"

@@ -1,24 +1,30 @@
-"""All sinks by name: our dataset in both row formats, those of other packages, and those of a user's own Python file."""
+"""All sinks by name: our dataset in both row formats, those of other packages, and those of a user's own Python file.
+
+What `--from` and `--to` take: `convert --list-formats`. Imports no plug-in: what is not imported shows its name alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+from offline_cli.converting import sinks
 from offline_cli.converting.output_writer import output_writer
 from offline_cli.converting.sink import SinkContext, SinkKind, Written
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, UsageError
+from offline_cli.formats import readers
 from offline_cli.import_path import named_object
 from offline_cli.options.shared import RowFormat
-from offline_cli.plugins import SINKS, plugin, plugins
+from offline_cli.plugins import READERS, SINKS, plugin, plugins
 from offline_cli.storage.locations import Location
 from offline_cli.storage.target_folder import check_target
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Reject
 
-__all__ = ["OURS", "DatasetSink", "sink_named"]
+__all__ = ["OURS", "DatasetSink", "Format", "FormatList", "known_formats", "sink_named"]
 
 PYTHON: Final = "python:"
 
@@ -119,3 +125,37 @@ def sink_named(name: str) -> SinkKind:
         what = f"sink {name!r} of the package {registered.package} is {found!r}, and no SinkKind"
         raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.converting.sink.SinkKind")
     return found
+
+
+PACKAGE: Final = "offline-cli"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One name."""
+
+    name: str
+    words: str  # empty of a plug-in
+    package: str  # the distribution that has it
+
+
+@dataclass(frozen=True, slots=True)
+class FormatList:
+    """All names, ours first."""
+
+    readers: tuple[Format, ...]
+    sinks: tuple[Format, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def known_formats() -> FormatList:
+    """Those of this package, and of all that are installed."""
+    ours = [Format(one.name, one.words, PACKAGE) for one in readers.OURS.values()]
+    written = [Format(one.name, one.words, PACKAGE) for one in sinks.OURS.values()]
+    return FormatList(
+        (*ours, *(Format(one.name, "", one.package) for one in plugins(READERS))),
+        (*written, *(Format(one.name, "", one.package) for one in plugins(SINKS))),
+    )

@@ -25,7 +25,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
-from offline_cli.engines.messages import receive, send
+from offline_cli.engines.worker import receive, send
 from offline_cli.import_path import path_for_workers, safe_flags
 from offline_cli.scopes import Reading, Scope
 

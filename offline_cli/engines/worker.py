@@ -1,15 +1,47 @@
-"""What a worker process does: it gets a function, then items, sends what the function makes of each, ends with its parent."""
+"""Objects between a process and its own workers, as pickles through a socket; refuses nothing: both ends are ours.
+
+A message is sent and received by one system call each, however long: threads that answer a worker piece by piece would have to
+wait for Python's interpreter lock after each piece, milliseconds at a time, while another thread computes.
+
+What a worker process does: it gets a function, then items, sends what the function makes of each, ends with its parent.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import socket
+import struct
 import sys
 from typing import Any
 
-from offline_cli.engines.messages import receive, send
+__all__ = ["main", "receive", "send"]
 
-__all__ = ["main"]
+LENGTH = struct.Struct("<Q")
+
+
+def send(to: socket.socket, message: object) -> None:
+    """Send one object. Raises OSError where nobody listens any more."""
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    to.sendall(LENGTH.pack(len(data)))
+    to.sendall(data)
+
+
+def receive(source: socket.socket) -> Any:
+    """The next object. Raises EOFError where nobody speaks any more."""
+    (length,) = LENGTH.unpack(_bytes(source, LENGTH.size))
+    return pickle.loads(_bytes(source, length))  # noqa: S301  our own process at the other end
+
+
+def _bytes(source: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view, done = memoryview(data), 0
+    while done < count:
+        got = source.recv_into(view[done:], count - done, socket.MSG_WAITALL)
+        if not got:
+            raise EOFError
+        done += got
+    return data
 
 
 def main() -> None:

@@ -1,4 +1,11 @@
-"""Rows of steps, as arrays, to a batch of fragments; refuses nothing, it only cuts where an episode may end.
+"""Whether one row goes on from another by its observations, whole columns at a time; refuses no values: NaN equals NaN.
+
+Which steps ended their episode, by the flags that a source has; refuses to choose in silence between flags that differ.
+
+Where there is no `terminateds`, an end that the legacy `dones` (or `done`) tells and that is no truncation is a termination.
+Beside `terminateds` the legacy column is not needed, and is only compared.
+
+Rows of steps, as arrays, to a batch of fragments; refuses nothing, it only cuts where an episode may end.
 
 The cut is made by whole arrays: where the id changes, after a row with an end flag, where a timestep does not follow the one
 before, and where a file ends unless the observations chain over it.
@@ -17,12 +24,50 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.chaining import chained
 from offline_cli.formats.source import StartKind
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["Keys", "StepRows", "fragments_of_rows", "timesteps"]
+__all__ = ["END_FLAGS", "Keys", "StepRows", "chained", "end_flags", "fragments_of_rows", "timesteps"]
+
+
+def chained(obs: Tree, next_obs: Tree) -> NDArray[np.bool_]:
+    """(N-1,) whether the observation that row i led to is the one that row i + 1 acted on; both trees have N rows."""
+    theirs = dict(flatten(next_obs))
+    return np.asarray(np.logical_and.reduce([_equal_rows(leaf[1:], theirs[path][:-1]) for path, leaf in flatten(obs)]))
+
+
+def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
+    equal = left == right
+    if left.dtype.kind in "fc" and not equal.all():
+        equal |= np.isnan(left) & np.isnan(right)
+    return np.asarray(equal.all(axis=tuple(range(1, equal.ndim))))
+
+
+LEGACY: Final = (Columns.DONES, "done")
+END_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, *LEGACY)
+"""Every column that may tell an end."""
+
+
+def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(N,) terminateds and truncateds of the flags among `columns`.
+
+    Counts the terminations that only `dones` tells (`dones-as-terminateds`), and the steps where it says something else than
+    the flags beside it (`dones-disagree`).
+    """
+    read = {name: np.asarray(columns[name]).astype(np.bool_) for name in END_FLAGS if name in columns}
+    none = np.zeros(rows, np.bool_)
+    truncateds = read.get(Columns.TRUNCATEDS, none)
+    legacy = [read[name] for name in LEGACY if name in read]
+    if Columns.TERMINATEDS in read:
+        terminateds = read[Columns.TERMINATEDS]
+    else:
+        terminateds = legacy[0] & ~truncateds if legacy else none
+        tally.assume("dones-as-terminateds", int(terminateds.sum()))
+    for dones in legacy:
+        tally.assume("dones-disagree", int((dones != (terminateds | truncateds)).sum()))
+    return terminateds, truncateds
+
 
 LONG: Final = 1000  # rows of a run
 

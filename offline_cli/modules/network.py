@@ -1,11 +1,14 @@
-"""Networks by kind: what a `[network]` table names makes the policy of a run, and the value functions of its algorithm."""
+"""Kinds of networks by the name that a `[network]` table gives: ours, and those of other packages (`offline_cli.networks`).
+
+Networks by kind: what a `[network]` table names makes the policy of a run, and the value functions of its algorithm.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import torch
@@ -18,11 +21,25 @@ from offline_cli.modules.networks import ACTIVATIONS, BY_BOUNDS, ObservationEnco
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.cloning import MlpKeys
-from offline_cli.options.schema import schema_of
+from offline_cli.options.values import schema_of
+from offline_cli.plugins import NETWORKS, plugins, registered_class
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves
 
-__all__ = ["Critic", "FeaturePolicy", "Features", "Mlp", "Network", "checking_features"]
+__all__ = [
+    "MLP",
+    "OURS",
+    "Critic",
+    "FeaturePolicy",
+    "Features",
+    "Mlp",
+    "Network",
+    "checking_features",
+    "network_kind",
+    "network_package",
+]
+
+MLP: Final = "mlp"
 
 
 class Features(Protocol):
@@ -180,3 +197,25 @@ class _Hidden(nn.Module):
     def forward(self, observations: Tree) -> Tensor:
         found: Tensor = self.network(self.encoder(observations))
         return found
+
+
+OURS: Final[dict[str, type[Network]]] = {MLP: Mlp}
+
+
+def network_kind(name: str, *, named: Collection[str] | None = None) -> type[Network]:
+    """The kind of that name. `named`, and what is raised: see `registered_class`."""
+    if name in OURS:
+        return OURS[name]
+    return registered_class(
+        NETWORKS,
+        name,
+        Network,  # type: ignore[type-abstract]  # what is abstract is refused
+        ours=OURS,
+        derive_from="offline_cli.modules.network.Network",
+        named=named,
+    )
+
+
+def network_package(name: str) -> str | None:
+    """The package that registered the network; None: it is ours, or nobody's."""
+    return None if name in OURS else next((one.package for one in plugins(NETWORKS) if one.name == name), None)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData
-from offline_cli.playing.actor import Actor, PolicyFailure
+from offline_cli.playing.blocks import Actor, PolicyFailure
 from offline_cli.playing.chance import Chance
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.sink import Sink

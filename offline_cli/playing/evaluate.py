@@ -6,7 +6,7 @@ import os
 import shlex
 from typing import Unpack
 
-from offline_cli.converting.misfits import misfits
+from offline_cli.converting.fitting import misfits
 from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
@@ -16,11 +16,10 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.playing import EvaluateOptions
 from offline_cli.options.values import check_values
 from offline_cli.playing.evaluation_plan import ROUND, EvaluationPlan
-from offline_cli.playing.evaluation_result import EvaluateResult
 from offline_cli.playing.evaluation_rollouts import Played, play, played_by_runners, way_to_step
-from offline_cli.playing.seeds import Purpose
-from offline_cli.policies.pieces import Pieces, read_pieces
-from offline_cli.policies.play_pieces import PlayPieces
+from offline_cli.playing.returns import EvaluateResult
+from offline_cli.playing.slots import Purpose
+from offline_cli.policies.pieces import Pieces, PlayPieces, read_pieces
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.storage.locations import Location

@@ -21,9 +21,9 @@ import numpy as np
 
 from offline_cli.connectors.piece_errors import piece_of
 from offline_cli.errors import BadData, OfflineCliError
-from offline_cli.playing.actor import PolicyFailure
+from offline_cli.playing.blocks import PolicyFailure
 from offline_cli.playing.plan import Index, Plan, dealt
-from offline_cli.playing.seeds import Purpose, episode_seed
+from offline_cli.playing.slots import Purpose, episode_seed
 
 __all__ = ["BLOCK", "ROUND", "EvaluationPlan"]
 

@@ -18,10 +18,10 @@ from offline_cli.playing.plan import OWN_CLASS
 from offline_cli.playing.returns import Outcomes, Returns
 from offline_cli.playing.runner_factory import open_runner
 from offline_cli.playing.runner_processes import outcomes_of_processes
-from offline_cli.playing.seeds import Purpose
+from offline_cli.playing.slots import Purpose
 from offline_cli.policies.module_policy import ModulePolicy
+from offline_cli.policies.pieces import PlayPieces
 from offline_cli.policies.piped_policy import PipedPolicy
-from offline_cli.policies.play_pieces import PlayPieces
 from offline_cli.policies.policy import Policy
 
 __all__ = ["Played", "play", "played_by_runners", "way_to_step"]

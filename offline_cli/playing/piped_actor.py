@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from offline_cli.connectors.piece_errors import piece_of
 from offline_cli.connectors.slot_player import SlotActs, SlotError
 from offline_cli.errors import BadPiece, OfflineCliError
-from offline_cli.playing.actor import PolicyFailure
+from offline_cli.playing.blocks import PolicyFailure
 from offline_cli.playing.infos import copied
 from offline_cli.playing.slots import RAISED, Index, Slots
 from offline_cli.policies.observation_rows import rows_of

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, OfflineCliError
-from offline_cli.playing.actor import PolicyFailure
-from offline_cli.playing.seeds import BITS_BELOW_PURPOSE, Purpose, draw
-from offline_cli.policies.block_rows import BLOCK_ROWS
+from offline_cli.playing.blocks import PolicyFailure
+from offline_cli.playing.slots import BITS_BELOW_PURPOSE, Purpose, draw
+from offline_cli.policies.observation_rows import BLOCK_ROWS
 from offline_cli.policies.pieces import Pieces
 from offline_cli.policies.run_policy import RunFiles
 

@@ -1,9 +1,12 @@
-"""Returns and lengths of episodes: what an evaluation keeps of what is played."""
+"""What `evaluate` gives back; all of it has a form in JSON.
+
+Returns and lengths of episodes: what an evaluation keeps of what is played.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,28 @@ from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["Outcomes", "Returns"]
+__all__ = ["EvaluateResult", "Outcomes", "Returns"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateResult:
+    """Whole episodes of one policy."""
+
+    episodes: int
+    return_mean: float
+    return_std: float  # sample standard deviation
+    return_ci95: float  # half the width of the 95% confidence interval of the mean
+    return_min: float
+    return_max: float
+    length_mean: float  # steps
+    environment: str
+    explore: bool  # actions were drawn, not the likeliest
+    seed: int
+    checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ from offline_cli.playing.env_runner import EnvRunner, too_long
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, open_runner, policy_of
 from offline_cli.playing.sink import MakeSink
-from offline_cli.playing.starting import guard_hint, started
+from offline_cli.playing.slots import guard_hint, started
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
 from offline_cli.waiting import WORKERS, Ending, Mirrored, Overdue, current, use

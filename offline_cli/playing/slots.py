@@ -1,4 +1,11 @@
-"""Copies of an environment that play side by side, one episode per slot; refuses to step an episode beyond its end.
+"""Where chance comes from: one seed per purpose and number, derived from the run's; refuses to let two purposes share seeds.
+
+A seed for an environment has 31 bits, since some environments take no more. Its highest two bits are the purpose, so that
+checks during training, confirmations, `evaluate` and `record` never play the same episode.
+
+Worker processes started; refuses to call it a bug of ours that the system's fork server is gone.
+
+Copies of an environment that play side by side, one episode per slot; refuses to step an episode beyond its end.
 
 Three kinds share one contract: `SyncSlots` here, `AsyncSlots` (a process per slot) and `OwnVectorSlots` (the environment's own
 vector class). gymnasium's SyncVectorEnv and AsyncVectorEnv are not used: they cannot leave a slot alone that has no episode to
@@ -7,13 +14,21 @@ play, do not say which copy raised, and turn infos into arrays. Per-episode seed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.engines.watchdog import guards
 from offline_cli.environments import Env
+from offline_cli.errors import BadData
 from offline_cli.playing.infos import owned
 from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
 from offline_cli.spaces import Space
@@ -21,7 +36,102 @@ from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
 from offline_cli.trees import Tree
 from offline_cli.waiting import current
 
-__all__ = ["RAISED", "SlotFailure", "Slots", "SyncSlots", "any_of"]
+__all__ = [
+    "RAISED",
+    "Purpose",
+    "SlotFailure",
+    "Slots",
+    "SyncSlots",
+    "any_of",
+    "draw",
+    "episode_seed",
+    "episode_seeds",
+    "for_torch",
+    "guard_hint",
+    "started",
+]
+
+BITS_BELOW_PURPOSE = 29
+BITS_OF_TORCH = 64
+
+
+class Purpose(IntEnum):
+    """What episodes are played for."""
+
+    EVALUATE = 0
+    CHECK = 1
+    CONFIRM = 2
+    RECORD = 3
+
+
+def episode_seed(seed: int, purpose: Purpose, index: int, round_: int = 0) -> int:
+    """The environment's seed for the `index`-th episode started; `round_` tells apart the checks of one run."""
+    return (int(purpose) << BITS_BELOW_PURPOSE) | (draw(seed, purpose, round_, index) & ((1 << BITS_BELOW_PURPOSE) - 1))
+
+
+def episode_seeds(seed: int, purpose: Purpose, count: int, round_: int = 0) -> list[int]:
+    """The seeds of `count` episodes."""
+    return [episode_seed(seed, purpose, index, round_) for index in range(count)]
+
+
+def draw(*key: int) -> int:
+    """63 bits that follow from `key`, whose parts are not negative."""
+    return int(np.random.SeedSequence([int(part) for part in key]).generate_state(1, np.uint64)[0]) >> 1
+
+
+def for_torch(seed: int) -> int:
+    """`seed`, which is not negative, as torch takes one: itself where there is room for it, else bits that follow from it."""
+    return seed if seed < 1 << BITS_OF_TORCH else draw(seed)
+
+
+INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def started(process: Any) -> None:
+    """Start a process of multiprocessing. Raises BadData where the server that makes it does not answer, or dies over it.
+
+    The server imports what its workers need; one that is killed meanwhile, for memory maybe, ends like a file.
+    """
+    try:
+        with _interrupts_later():
+            process.start()
+            guards(process.pid)
+    except (EOFError, ConnectionError, FileNotFoundError) as err:  # the last: its socket
+        said = f"{type(err).__name__}{f': {err}' if str(err) else ''}"
+        what = f"the fork server, which starts worker processes, has died or does not answer ({said})"
+        fix = "--num-env-runners 0 --vectorize sync needs no other process; the same command again starts a new server"
+        fix += guard_hint()
+        raise BadData(what, where=str(process.name), fix=fix) from err
+
+
+def guard_hint() -> str:
+    """What to add to a remedy where the program is a script: worker processes import it, and run what it does not guard."""
+    main = sys.modules["__main__"]
+    script = Path(getattr(main, "__file__", None) or "")
+    if main.__spec__ is not None or script.suffix != ".py":
+        return ""
+    return f'; {script.name} has to start them from below `if __name__ == "__main__":`, because they import it'
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Signals that would break in come after the block: a worker that gets half of what it is to do dies with a traceback."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in INTERRUPTING}
+    held = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in held:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
+
 
 RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
 Index = NDArray[np.int64]

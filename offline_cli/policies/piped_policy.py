@@ -17,10 +17,9 @@ from offline_cli.connectors.slot_player import SlotPlayer
 from offline_cli.environments import Environment
 from offline_cli.modules.drawing import chance_size
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.policies.block_rows import block_rows
-from offline_cli.policies.forward_pass import ForwardPass
-from offline_cli.policies.module_policy import is_of_floats
-from offline_cli.policies.play_pieces import PlayPieces
+from offline_cli.policies.module_policy import ForwardPass, is_of_floats
+from offline_cli.policies.observation_rows import block_rows
+from offline_cli.policies.pieces import PlayPieces
 from offline_cli.spaces import leaf_spaces
 
 __all__ = ["PipedPolicy"]

@@ -1,4 +1,17 @@
-"""The files of a run as bytes, and back: JSON objects and tensors, sealed; refuses those that are damaged, by name.
+"""The tensors of a checkpoint by name, of this version and the one before.
+
+    modules.policy.network.0.weight   parameters and buffers of every module
+    adam.0.mean                       of the optimizer of each group, by its number
+    sum.nll                           losses added up since the last row of metrics
+    best.network.0.weight             the policy of the best check
+    refreshed.policy...               the modules that columns were last computed with, where they are computed anew
+    generator, generator_cuda         torch's random generators
+
+Version 1 knew behaviour cloning alone: the weights of its only module, and those of the best check, were one flat tensor each.
+
+The newest whole checkpoint of a run, for those that read it while a trainer may replace it.
+
+The files of a run as bytes, and back: JSON objects and tensors, sealed; refuses those that are damaged, by name.
 
 Files of earlier versions have no seal. They are read, and the caller is told, so that it can say so.
 """
@@ -7,34 +20,148 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
+import torch
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
+from offline_cli.errors import StorageNotFound
 from offline_cli.json_documents import from_json
 from offline_cli.storage.layout import RUN_CONFIG, RUN_POLICY
+from offline_cli.storage.locations import Location
+from offline_cli.storage.own_files import is_link
 from offline_cli.storage.seals import BLANK, SEAL, check_seal, is_digest, sealed, unsealed
 
 __all__ = [
+    "BEST",
+    "CHECKPOINT",
+    "CHECKPOINTS",
     "CONFIG",
     "CURVE",
     "LEARNED",
     "METRICS",
+    "MODULES",
     "OF_TENSORS",
     "POLICY",
     "POLICY_KEYS",
+    "REFRESHED",
     "RESULT",
+    "STATE",
+    "TENSORS",
     "UNSEALED",
     "WEIGHTS",
     "check_learned",
+    "checkpoint_bytes",
+    "checkpoint_folders",
+    "copy_into",
+    "is_of_version_1",
     "json_bytes",
     "json_object",
+    "newest_checkpoint",
+    "part",
+    "policy_weights",
+    "prefixed",
     "seal_of",
     "tensor_bytes",
     "tensors_of",
+    "upgraded",
 ]
+
+MODULES: Final = "modules."
+BEST: Final = "best."
+REFRESHED: Final = "refreshed."
+OF_POLICY: Final = "policy."
+FLAT, FLAT_BEST = "weights", "best"  # of version 1
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under names with `prefix` before them."""
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names have `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of the same names into `own`, in place, without gradients."""
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def is_of_version_1(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a checkpoint of that version holds them."""
+    return FLAT in tensors
+
+
+def policy_weights(tensors: Mapping[str, Tensor], policy: nn.Module) -> dict[str, Tensor]:
+    """The state of `policy` in a checkpoint of either version. Raises ValueError where flat weights are not as many as its."""
+    if is_of_version_1(tensors):
+        return _split(tensors[FLAT], policy)
+    return part(tensors, f"{MODULES}{OF_POLICY}")
+
+
+def upgraded(tensors: Mapping[str, Tensor], policy: nn.Module, *, loss: str) -> dict[str, Tensor]:
+    """A checkpoint of version 1 as one of this version; `loss`: the name of its only loss. Raises ValueError as above, and
+    where it has no sum of losses.
+    """
+    if "loss_sum" not in tensors:
+        raise ValueError("loss_sum")
+    found = prefixed(f"{MODULES}{OF_POLICY}", _split(tensors[FLAT], policy))
+    if FLAT_BEST in tensors:
+        found |= prefixed(BEST, _split(tensors[FLAT_BEST], policy))
+    found |= prefixed("adam.0.", part(tensors, "adam."))
+    found |= {name: tensor for name, tensor in tensors.items() if name.startswith("generator")}
+    return found | {f"sum.{loss}": tensors["loss_sum"]}
+
+
+def _split(flat: Tensor, policy: nn.Module) -> dict[str, Tensor]:
+    named = dict(policy.named_parameters())
+    sizes = [parameter.numel() for parameter in named.values()]
+    if flat.shape != (sum(sizes),):
+        raise ValueError(f"weights of shape {tuple(flat.shape)} for a network of {sum(sizes)}")
+    parts = torch.split(flat, sizes)
+    return {name: one.view_as(named[name]) for name, one in zip(named, parts, strict=True)}
+
+
+CHECKPOINTS: Final = "checkpoints"
+TENSORS, STATE = "tensors.safetensors", "state.json"
+CHECKPOINT: Final = re.compile(r"(?P<update>[0-9]{9,18})a*", re.ASCII)
+READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
+
+
+def checkpoint_folders(run: Location) -> list[Location]:
+    """The folders in the run that have names of checkpoints, in their order. Raises StorageError."""
+    found = (child for child in run.join(CHECKPOINTS).children() if CHECKPOINT.fullmatch(child.name) and not is_link(child))
+    return sorted(found, key=lambda child: child.name)
+
+
+def newest_checkpoint(run: Location) -> Location | None:
+    """The folder of the newest whole checkpoint; None: there is none. Raises StorageError."""
+    return next((folder for folder in reversed(checkpoint_folders(run)) if folder.join(STATE).is_file()), None)
+
+
+def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
+    """Update and tensors of the newest whole checkpoint, which may give way to a newer one while it is read.
+
+    None: there is none. Raises StorageError.
+    """
+    for _ in range(READS):
+        folder = newest_checkpoint(run)
+        if folder is None:
+            return None
+        match = CHECKPOINT.fullmatch(folder.name)
+        assert match is not None, "a checkpoint's name"
+        with suppress(StorageNotFound):  # a newer one has just taken its place
+            return int(match["update"]), folder.join(TENSORS).read_bytes()
+    return None
+
 
 CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
 LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"

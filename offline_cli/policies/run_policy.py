@@ -25,14 +25,11 @@ from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.play_pipelines import TrainedPipeline
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.json_documents import mistakes_by
-from offline_cli.modules.network import Network
-from offline_cli.modules.network_registry import MLP, OURS, network_kind
+from offline_cli.modules.network import MLP, OURS, Network, network_kind
 from offline_cli.modules.networks import BY_255, BY_BOUNDS
 from offline_cli.modules.policy import build_module, fewest_numbers
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.plugins import NETWORKS, OPTION, check_plugins, is_registered
-from offline_cli.policies.checkpoint_tensors import policy_weights
-from offline_cli.policies.run_checkpoints import checkpoint_bytes
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
@@ -42,7 +39,9 @@ from offline_cli.policies.run_files import (
     UNSEALED,
     WEIGHTS,
     check_learned,
+    checkpoint_bytes,
     json_object,
+    policy_weights,
     tensors_of,
 )
 from offline_cli.spaces import space_from_json

@@ -1,6 +1,8 @@
 """Values of a space by uniform numbers, the way `space.sample` spreads them; refuses spaces that cannot be stored.
 
 Bounded dimensions are uniform, half-bounded ones exponential from their bound, unbounded ones normal, as gymnasium has it.
+
+The policy `random`: every action of the space, as likely as `space.sample` has it; refuses nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space, check_supported
 from offline_cli.trees import Tree
 
-__all__ = ["sampled", "uniform_drawer", "uniform_size", "uniform_values"]
+__all__ = ["RandomPolicy", "sampled", "uniform_drawer", "uniform_size", "uniform_values"]
 
 EDGE = 2.0**-53
 Chance = NDArray[np.float64]
@@ -101,3 +104,21 @@ def _unbounded(chance: Chance, low: Any, high: Any) -> Chance:
         normal[:, free] = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])(chance[:, free].clip(EDGE, 1 - EDGE))
     values = np.where(np.isfinite(low), np.where(np.isfinite(low), low, 0) + exponential, normal)
     return np.where(np.isfinite(high) & ~np.isfinite(low), np.where(np.isfinite(high), high, 0) - exponential, values)
+
+
+class RandomPolicy:
+    """Draws actions and looks at nothing."""
+
+    fingerprint = "random"
+    action_scale = "env"
+    rows_alike = True
+    shows_numbers = True
+
+    def __init__(self, action_space: Space) -> None:
+        self._draw = uniform_drawer(action_space)
+        self.chance_size = uniform_size(action_space)
+
+    def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
+        """See Policy."""
+        actions = self._draw(chance)
+        return Acted(actions, actions)

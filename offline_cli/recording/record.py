@@ -25,13 +25,19 @@ from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, policy_of
 from offline_cli.policies.by_name import PYTHON, RANDOM, SB3
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.recording.amounts import Amount, is_enough, progress_at, rest_of
-from offline_cli.recording.endings import broken_off, nothing_kept, partly_kept, state_lost
-from offline_cli.recording.learned import going_on
-from offline_cli.recording.options import checked_plan, resolved_plan
+from offline_cli.recording.options import Amount, checked_plan, is_enough, progress_at, resolved_plan, rest_of
+from offline_cli.recording.plain_states import going_on
 from offline_cli.recording.player import Player
 from offline_cli.recording.provenance import finished_manifest, provenance
-from offline_cli.recording.results import RecordResult, filled, nothing_recorded
+from offline_cli.recording.results import (
+    RecordResult,
+    broken_off,
+    filled,
+    nothing_kept,
+    nothing_recorded,
+    partly_kept,
+    state_lost,
+)
 from offline_cli.storage import manifest as manifests
 from offline_cli.storage.client_options import options_for
 from offline_cli.storage.locations import Location, open_location

@@ -27,7 +27,7 @@ from offline_cli.options.cloning import ConfigKeys, TrainBCOptions
 from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.options.values import check_values
-from offline_cli.playing.seeds import draw
+from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins
 from offline_cli.policies.run_files import CONFIG
 from offline_cli.policies.run_policy import scaling_of
@@ -35,13 +35,12 @@ from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
+from offline_cli.training.checkpoints import check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
 from offline_cli.training.memory_bounds import check_training_fits
-from offline_cli.training.policy_files import describe_policy, learned_bytes
-from offline_cli.training.results import TrainResult
+from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.same_learned_state import check_same_learned
 from offline_cli.training.session import Session, check_same_run
 from offline_cli.training.signals import StopRequested, StopSignals
 from offline_cli.training.state import TrainState

@@ -1,4 +1,11 @@
-"""The checkpoints of a run, of which the newest is kept; refuses to take a half-written one for a checkpoint.
+"""The policy of a run as files: description in JSON, weights in safetensors, what connector pieces learned in msgpack.
+
+Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
+has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
+network of another package, and a pipeline or none. What reads them is in
+`policies/run_policy.py`.
+
+The checkpoints of a run, of which the newest is kept; refuses to take a half-written one for a checkpoint.
 
     RUN/checkpoints/000000500/tensors.safetensors    weights, optimizer and generators
     RUN/checkpoints/000000500/state.json             counters; written last: a checkpoint with it is whole
@@ -9,22 +16,87 @@ of the new one are on the disk before the old one goes.
 
 A folder of any other name, a copy that somebody made, is no checkpoint and stays. Of a checkpoint the two files are removed,
 and then the folder if nothing else is in it; links are left as they are.
+
+Whether connector pieces learned the same as when a run began: a run that is resumed has to have the same ones.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Final
 
-from offline_cli.errors import StorageNotFound
-from offline_cli.policies.run_checkpoints import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
+import numpy as np
+
+from offline_cli.connectors.connector_v2 import state_to_bytes
+from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.errors import BadConfig, StorageNotFound
+from offline_cli.modules.network import MLP, network_package
+from offline_cli.modules.networks import BY_BOUNDS, has_uint8
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
+from offline_cli.policies.run_files import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
+from offline_cli.policies.run_policy import ALONE, FORMAT, OF_NETWORK, UINT8_SCALING, WITH_PIECES
+from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location
 from offline_cli.storage.moving import keep_names
 from offline_cli.storage.own_files import is_link
 from offline_cli.storage.staging import write_whole
+from offline_cli.training.config import BCConfig
+from offline_cli.training.training_data import TrainingData
 
-__all__ = ["Begun", "Checkpoints"]
+__all__ = ["Begun", "Checkpoints", "check_same_learned", "describe_policy", "learned_bytes"]
+
+
+def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
+    """What `load_policy` needs besides the weights and `learned_bytes` of a new run, as JSON values.
+
+    Raises BadConfig for a pipeline file with options that JSON does not have.
+    """
+    name = config.network["name"]
+    of_package = {"network": dict(config.network), "package": network_package(name)}
+    network = {"hidden": list(config.hidden), "activation": config.activation} if name == MLP else of_package
+    told: dict[str, Any] = {
+        "format": FORMAT,
+        "version": OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES,
+        "observation_space": space_to_json(data.observation_space),
+        "action_space": space_to_json(data.action_space),
+        "action_scale": data.action_scale,
+        **network,
+        "environment": config.env,
+    }
+    module = data.seen.get("module")
+    if module not in (None, DEFAULT_MODULE_ID):
+        told["module"] = module  # whose episodes it learned from, for people: a run holds one policy
+    if has_uint8(data.observation_space):
+        told[UINT8_SCALING] = BY_BOUNDS
+    return told if data.trained is None else told | {"pipeline": _pipeline(data.trained)}
+
+
+def _pipeline(trained: TrainedPipeline) -> dict[str, Any]:
+    told = {
+        "document": trained.document,
+        "pieces": list(trained.pieces),
+        "state_sha256": hashlib.sha256(_packed(trained)).hexdigest(),
+    }
+    try:
+        json.dumps(told)
+    except TypeError as err:
+        what = f"options of pieces that cannot be kept with the policy: {err}"
+        raise BadConfig(what, where=trained.where, fix="give dates and times as text") from err
+    return told
+
+
+def learned_bytes(data: TrainingData) -> bytes | None:
+    """What the pieces of the learner pipeline learned, for the run folder; None: the policy plays without pieces."""
+    return None if data.trained is None else _packed(data.trained)
+
+
+def _packed(trained: TrainedPipeline) -> bytes:
+    return state_to_bytes(trained.state, where=trained.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +166,30 @@ def _remove(folder: Location, name: str) -> None:
     if not is_link(file):
         with suppress(StorageNotFound):
             file.ask("removing it", partial(file.fs.rm_file, file.path))
+
+
+TOLERANCE: Final = 1e-9  # relative: sums of the same numbers differ in the last digits from one processor to the next
+
+
+def check_same_learned(stored: Mapping[str, Any] | None, trained: TrainedPipeline | None, *, where: str) -> None:
+    """Raise BadConfig, naming the pieces, unless they learned what is `stored`; None: the policy plays without pieces."""
+    before, now = stored or {}, trained.state if trained is not None else {}
+    problems = [
+        f"piece {name} of the learner pipeline learned something else than when the run began"
+        for name in dict.fromkeys((*before, *now))
+        if name not in before or name not in now or not _agree(before[name], now[name])
+    ]
+    if problems:
+        fix = "resume with the pipeline that the run was started with, or train anew with --overwrite"
+        raise BadConfig.of(problems, where=where, fix=fix)
+
+
+def _agree(one: Any, two: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(_agree(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(_agree, one, two))
+    first, second = np.asarray(one), np.asarray(two)
+    if first.shape != second.shape or "f" not in (first.dtype.kind, second.dtype.kind):
+        return bool(np.array_equal(first, second))
+    return bool(np.allclose(first, second, rtol=TOLERANCE, atol=0.0, equal_nan=True))

@@ -20,8 +20,8 @@ from offline_cli.environments import Environment
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.evaluation_rollouts import Played, play
-from offline_cli.playing.seeds import Purpose
-from offline_cli.policies.play_pieces import PlayPieces
+from offline_cli.playing.slots import Purpose
+from offline_cli.policies.pieces import PlayPieces
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader

@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from offline_cli.errors import BadConfig, UsageError
-from offline_cli.modules.network_registry import MLP
+from offline_cli.modules.network import MLP
 from offline_cli.options.cloning import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
 from offline_cli.options.option import declared_in
 from offline_cli.storage.local_files import not_found
-from offline_cli.training.config_mistakes import BOUNDS, config_mistakes, option_contradictions
-from offline_cli.training.config_tables import DEFAULTS, MLP_KEYS, TABLES, filled, folded, merged_tables, table_mistakes
+from offline_cli.training.config_tables import (
+    BOUNDS,
+    DEFAULTS,
+    MLP_KEYS,
+    TABLES,
+    config_mistakes,
+    filled,
+    folded,
+    merged_tables,
+    option_contradictions,
+    table_mistakes,
+)
 
 __all__ = ["BCConfig", "differences", "read_config", "resolve_config", "stored_config"]
 

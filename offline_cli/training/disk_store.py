@@ -34,10 +34,9 @@ from offline_cli.formats.memory import give_back
 from offline_cli.storage.local_files import TempFile
 from offline_cli.training.epoch_order import EpochOrder, PoolPlan, of_window
 from offline_cli.training.memory_bounds import Shares
-from offline_cli.training.step_records import RecordForm
-from offline_cli.training.stores import Store
+from offline_cli.training.metrics_file import RecordForm
+from offline_cli.training.stores import Store, ValidationSplit
 from offline_cli.training.training_source import TrainingSource
-from offline_cli.training.validation_split import ValidationSplit
 from offline_cli.trees import Tree, flatten, leaves
 
 __all__ = ["DiskStore", "DiskStoreBuilder", "ShuffledWriter", "StoreForm", "learn_in_parts"]

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from offline_cli.playing.seeds import draw
+from offline_cli.playing.slots import draw
 
 __all__ = ["EpochOrder", "PoolPlan", "of_window"]
 

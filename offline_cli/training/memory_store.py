@@ -15,7 +15,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.devices import fits_on
 from offline_cli.training.epoch_order import EpochOrder
 from offline_cli.training.memory_bounds import InMemory
-from offline_cli.training.step_records import RecordForm
+from offline_cli.training.metrics_file import RecordForm
 from offline_cli.training.stores import Columns, Store, StoreReader
 from offline_cli.training.training_source import TrainingSource
 from offline_cli.trees import Tree, flatten, leaves, map_leaves

@@ -1,4 +1,6 @@
-"""metrics.jsonl of a run, one row a line; refuses to keep training waiting for storage at each row.
+"""What `train_bc` gives back; all of it has a form in JSON.
+
+metrics.jsonl of a run, one row a line; refuses to keep training waiting for storage at each row.
 
 A local file is appended to. What cannot be appended to is written anew, whole, by `flush`: before each checkpoint and at the
 end, and in between at most every `EVERY` seconds, and so seldom that it takes no more than a twentieth of the time. Rows that
@@ -6,24 +8,67 @@ are not written yet when a process is killed are newer than its last checkpoint:
 what a checkpoint needs that counts these bytes: after it they survive a power cut.
 
 Rows are told about and drawn; nothing that is learned depends on them. So a row that cannot be read costs that row alone.
+
+Steps as records of one size, all columns of a step side by side.
+
+A record is whole 8-byte words, so that any number of them is one tensor (N, words) that can be gathered, written and read as it
+is, and each leaf of it a strided view: one look-up in memory per step, however many columns there are.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
+
+import torch
+from torch import Tensor
 
 from offline_cli.json_documents import from_json
 from offline_cli.policies.run_files import METRICS
 from offline_cli.storage.locations import Location
 from offline_cli.storage.moving import keep_bytes, keep_names
 from offline_cli.storage.staging import whole_file, write_whole
-from offline_cli.training.pace import Pace
+from offline_cli.training.signals import Pace
+from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
-__all__ = ["MetricsFile"]
+__all__ = ["MetricsFile", "RecordForm", "TrainResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A finished run. Figures are of the policy that the run holds; None: not measured."""
+
+    run: str
+    updates: int  # made in all
+    epochs: float  # passes over the data
+    seconds: float  # checks included, reading not
+    samples_per_second: float  # steps per second spent in updates
+    loss: float | None  # mean over the last updates; of several losses their sum; of cloning nats per action
+    val_loss: float | None  # nats per action, on the held-out episodes
+    eval_return_mean: float | None  # greedy; the confirmation's where --until-return was met
+    eval_return_ci95: float | None
+    eval_episodes: int | None
+    val_accuracy: float | None  # share of actions guessed right
+    val_mse: float | None  # continuous actions, in the data's units
+    policy_update: int  # the update that the policy is from
+    stopped_by: str  # "target", "patience", or the bound, "updates" or "epochs"; "dry-run": nothing was written
+    episodes: int  # in the data, held-out ones included
+    steps: int
+    device: str
+    threads: int
+    notes: list[str] = field(default_factory=list)  # what the policy does without: the layout of images, for one
+    losses: dict[str, float] = field(default_factory=dict)  # each loss of the algorithm by its name, as `loss`
+    rewards_not_finite: dict[str, int] = field(default_factory=dict)  # "nan-in-rewards", "infinite-in-rewards": how many
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
 
 EVERY: Final = 10.0  # seconds
 
@@ -115,3 +160,80 @@ def _append(path: str, line: bytes) -> int:
     with open(path, "ab") as file:
         file.write(line)
         return file.tell()
+
+
+WORD: Final = 8  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One leaf in every record."""
+
+    path: str
+    offset: int  # bytes from the record's start, a multiple of the item size
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of one step
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordForm:
+    """How a step's leaves lie in its record; columns are trees of tensors (N, ...) by name."""
+
+    fields: tuple[_Field, ...]
+    columns: Mapping[str, Tree]  # the structure; its leaves are empty
+    words: int
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Tree]) -> RecordForm:
+        """The form for columns like these."""
+        fields, end = [], 0
+        for path, leaf in flatten(dict(columns)):
+            end = -(-end // leaf.dtype.itemsize) * leaf.dtype.itemsize
+            fields.append(_Field(path, end, leaf.dtype, tuple(leaf.shape[1:])))
+            end += fields[-1].nbytes
+        empty = {name: map_leaves(lambda leaf: leaf[:0], tree) for name, tree in columns.items()}
+        return cls(tuple(fields), empty, -(-end // WORD))
+
+    @property
+    def nbytes(self) -> int:
+        """Of one record."""
+        return self.words * WORD
+
+    @property
+    def name(self) -> str:
+        """Text that is the same for the same form alone."""
+        return "; ".join(f"{field.path} {field.dtype} {field.shape} at {field.offset}" for field in self.fields)
+
+    def packed(self, columns: Mapping[str, Tree]) -> Tensor:
+        """(N, words) int64. Raises ValueError for columns of another form."""
+        if RecordForm.of(columns).name != self.name:
+            raise ValueError(f"columns {RecordForm.of(columns).name}, not {self.name}")
+        parts = [leaf for _, leaf in flatten(dict(columns))]
+        records = torch.zeros((len(parts[0]), self.words), dtype=torch.int64)
+        for view, leaf in zip(self.views(records), parts, strict=True):
+            view.copy_(leaf.reshape(len(leaf), math.prod(leaf.shape[1:])))
+        return records
+
+    def views(self, records: Tensor) -> list[Tensor]:
+        """The leaves of `records` (N, words) in place, each as (N, numbers of one step)."""
+        plain = records.view(torch.uint8)
+        return [plain[:, field.offset : field.offset + field.nbytes].view(field.dtype) for field in self.fields]
+
+    def empty(self, rows: int, device: torch.device) -> dict[str, Tree]:
+        """Columns for so many steps, on `device`, not filled."""
+        made = [torch.empty((rows, *field.shape), dtype=field.dtype, device=device) for field in self.fields]
+        return dict(unflatten_like(dict(self.columns), made))
+
+    def unpack(self, records: Tensor, columns: Mapping[str, Tree]) -> None:
+        """Copy `records` (B, words) into `columns` of as many steps, on the same device."""
+        for view, leaf in self.pairs(records, columns):
+            leaf.copy_(view)
+
+    def pairs(self, records: Tensor, columns: Mapping[str, Tree]) -> list[tuple[Tensor, Tensor]]:
+        """The leaves of `records` in place, each with that of `columns` it belongs in; for copying the same ones repeatedly."""
+        leaves = [leaf.view(len(leaf), math.prod(leaf.shape[1:])) for _, leaf in flatten(dict(columns))]
+        return list(zip(self.views(records), leaves, strict=True))

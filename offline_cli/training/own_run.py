@@ -14,8 +14,19 @@ import tomllib
 from typing import Final
 
 from offline_cli.errors import OutputExists
-from offline_cli.policies.run_checkpoints import CHECKPOINT, CHECKPOINTS, STATE, TENSORS
-from offline_cli.policies.run_files import CONFIG, CURVE, LEARNED, METRICS, POLICY, RESULT, WEIGHTS
+from offline_cli.policies.run_files import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    CONFIG,
+    CURVE,
+    LEARNED,
+    METRICS,
+    POLICY,
+    RESULT,
+    STATE,
+    TENSORS,
+    WEIGHTS,
+)
 from offline_cli.storage.locations import Location
 from offline_cli.storage.own_files import begins_as, head, is_link, is_note, is_own_part, is_regular
 from offline_cli.storage.staging import whole_file

@@ -45,7 +45,6 @@ from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.errors import BadData, OutputExists, StorageNotFound
-from offline_cli.policies.run_checkpoints import STATE, TENSORS
 from offline_cli.policies.run_files import (
     CONFIG,
     CURVE,
@@ -55,6 +54,8 @@ from offline_cli.policies.run_files import (
     POLICY,
     POLICY_KEYS,
     RESULT,
+    STATE,
+    TENSORS,
     UNSEALED,
     WEIGHTS,
     check_learned,
@@ -72,11 +73,10 @@ from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.storage.target_folder import exclusive
 from offline_cli.training.checkpoints import Checkpoints
 from offline_cli.training.config import BCConfig, stored_config
-from offline_cli.training.metrics_file import MetricsFile
+from offline_cli.training.metrics_file import MetricsFile, TrainResult
 from offline_cli.training.own_run import has_run, holds_nothing_else, refuse_foreign
-from offline_cli.training.pace import Pace
-from offline_cli.training.results import TrainResult
 from offline_cli.training.run_lock import TRAINING, RunLock
+from offline_cli.training.signals import Pace
 from offline_cli.training.state import TrainState
 
 __all__ = ["RunFolder"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, Diverged
-from offline_cli.policies.checkpoint_tensors import (
+from offline_cli.policies.run_files import (
     BEST,
     MODULES,
     REFRESHED,

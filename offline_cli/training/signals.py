@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a request that a loop reads between two updates; refuses to break into the middle of one.
+"""When something slow is due again; refuses to let it take more than a share of the time.
+
+Ctrl-C, SIGTERM and SIGHUP as a request that a loop reads between two updates; refuses to break into the middle of one.
 
 Later signals are for those who cannot wait. The second one ends code of a user's that is waited for, an environment's say.
 Where there is none it breaks in, but for a `patient` one, whose work is short and would be lost: that takes a third.
@@ -6,6 +8,7 @@ Where there is none it breaks in, but for a `patient` one, whose work is short a
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -13,13 +16,39 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from offline_cli.engines.overseer import Overseer
 from offline_cli.engines.watchdog import ENDING, ignored_at_start
 from offline_cli.waiting import Overdue
 
-__all__ = ["StopRequested", "StopSignals"]
+__all__ = ["SHARE", "Pace", "StopRequested", "StopSignals"]
+
+SHARE: Final = 0.05  # of the time, at most
+
+
+class Pace:
+    """Of one thing that is done again and again: due at first, and then after a pause that grows with how long it took."""
+
+    def __init__(self, at_least: float) -> None:
+        """`at_least`: seconds from the end of one to the next."""
+        self._at_least = at_least
+        self._next = -math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the pause is over."""
+        return time.monotonic() >= self._next
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around it, whether it was due or not."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            self._next = ended + max(self._at_least, (ended - began) / SHARE)
 
 
 class StopRequested(Exception):  # not an error: it ends a check early and never leaves training

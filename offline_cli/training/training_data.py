@@ -33,7 +33,7 @@ from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.options import TableOptions
 from offline_cli.modules.devices import use_threads
 from offline_cli.options.shared import SOURCE_FORMAT
-from offline_cli.policies.play_pieces import PlayPieces
+from offline_cli.policies.pieces import PlayPieces
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Sources
@@ -42,9 +42,8 @@ from offline_cli.training.disk_store import DiskStoreBuilder, learn_in_parts
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.memory_bounds import InMemory, Shares
 from offline_cli.training.memory_store import MemoryStoreBuilder
-from offline_cli.training.stores import Store, StoreBuilder
+from offline_cli.training.stores import Store, StoreBuilder, ValidationSplit
 from offline_cli.training.training_source import TrainingSource, open_training_source, place_of_first
-from offline_cli.training.validation_split import ValidationSplit
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["DataSummary", "RewardFaults", "TrainingData", "data_difference", "load_data"]

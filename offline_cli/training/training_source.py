@@ -46,7 +46,7 @@ from offline_cli.errors import BadData, NoData, OfflineCliError
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.options import TableOptions
-from offline_cli.policies.play_pieces import PlayPieces, beside_learner
+from offline_cli.policies.pieces import PlayPieces, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists

@@ -19,8 +19,7 @@ from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import checking_features
 from offline_cli.training.algorithms.algorithm import Group
 from offline_cli.training.flat_adam import FlatAdam
-from offline_cli.training.learner import Learner
-from offline_cli.training.loss_check import check_losses, differentiating, misnamed
+from offline_cli.training.learner import Learner, check_losses, differentiating, misnamed
 
 __all__ = ["Stepped", "Update", "captured", "unchanged"]
 

@@ -36,7 +36,7 @@ def test_the_number_of_workers_changes_no_byte(workers: int, tmp_path: Path) -> 
 def test_the_number_of_processes_that_read_lines_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offline_cli.engines.processes.WORTH", 0)
     monkeypatch.setattr("offline_cli.engines.processes.processors", lambda: 3)
-    monkeypatch.setattr("offline_cli.formats.sample_batch.together.TOGETHER_BYTES", 1)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.files.TOGETHER_BYTES", 1)
     files = [str(LINES / name) for name in ("many_lines.json", "cut_in_the_middle.json")]
     results = {}
     for workers in (1, 2, 3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offline_cli.formats.end_flags import end_flags
+from offline_cli.formats.step_rows import end_flags
 from offline_cli.tally import Tally
 
 YES, NO = np.array([True]), np.array([False])

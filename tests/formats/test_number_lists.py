@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_cli.formats.sample_batch.number_lists import arrays_of
+from offline_cli.formats.sample_batch.values import arrays_of
 
 NUMBERS = st.one_of(st.floats(allow_nan=True), st.integers(-(2**65), 2**65), st.booleans())
 VALUES = st.one_of(NUMBERS, st.none(), st.text(max_size=3), st.just([]), st.just({}), st.just({"a": 1}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from offline_cli.formats.tables.temp_blocks import TempBlocks
+from offline_cli.formats.tables.temp_runs import TempBlocks
 
 TABLE = pa.table(
     {"id": ["a", None, "b"], "v": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2)), "raw": [b"", b"x", None]}

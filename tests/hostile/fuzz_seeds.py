@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import encode_batch
-from offline_cli.formats.tables.presets import preset_names, preset_text
+from offline_cli.formats.tables.mapping import preset_names, preset_text
 from offline_cli.spaces import Space, space_to_json, space_to_rllib
 from offline_cli.tally import Tally
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from offline_cli.modules.distributions import LOG_STD_RANGE
+from offline_cli.modules.drawing import straight_forward
 from offline_cli.modules.networks import ACTIVATIONS
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.modules.straight import straight_forward
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 

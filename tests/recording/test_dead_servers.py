@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from offline_cli.cli.app import app
 from offline_cli.errors import BadData
 from offline_cli.playing.runner_processes import _Inbox, _Stop
-from offline_cli.playing.starting import started
+from offline_cli.playing.slots import started
 
 pytestmark = pytest.mark.skipif(
     "forkserver" not in multiprocessing.get_all_start_methods(), reason="this system has no fork server"
@@ -73,7 +73,7 @@ def test_an_interrupt_waits_until_a_worker_has_all_that_it_is_to_do(monkeypatch:
         signal.raise_signal(signal.SIGINT)
         done.append("started")
 
-    monkeypatch.setattr("offline_cli.playing.starting.guards", lambda pid: done.append("guarded"))
+    monkeypatch.setattr("offline_cli.playing.slots.guards", lambda pid: done.append("guarded"))
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         started(SimpleNamespace(start=start, pid=0))

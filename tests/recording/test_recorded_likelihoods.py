@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.spaces import Space
+from offline_cli.training.checkpoints import describe_policy
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Setup
-from offline_cli.training.policy_files import describe_policy
 from offline_cli.training.training_data import TrainingData
 from offline_cli.trees import Tree, map_leaves
 

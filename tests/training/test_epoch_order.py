@@ -11,7 +11,7 @@ import torch
 from offline_cli.training.disk_store import DiskStore, ShuffledWriter, StoreForm
 from offline_cli.training.epoch_order import EpochOrder, of_window
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.step_records import RecordForm
+from offline_cli.training.metrics_file import RecordForm
 
 
 def test_a_seed_gives_the_orders_that_it_gave_to_runs_before() -> None:

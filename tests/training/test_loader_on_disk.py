@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offline_cli.errors import UsageError
 from offline_cli.training.disk_store import DiskStore, ShuffledWriter, StoreForm
 from offline_cli.training.loader import WEIGHTS, StepLoader
-from offline_cli.training.step_records import RecordForm
+from offline_cli.training.metrics_file import RecordForm
 from offline_cli.trees import leaves
 
 CPU = torch.device("cpu")

@@ -27,8 +27,8 @@ from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.evaluation_rollouts import play
-from offline_cli.playing.seeds import Purpose
-from offline_cli.policies.play_pieces import PlayPieces
+from offline_cli.playing.slots import Purpose
+from offline_cli.policies.pieces import PlayPieces
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config

@@ -19,8 +19,8 @@ from offline_cli.storage.locations import Location, open_location
 from offline_cli.training import metrics_file, pace, run_folder
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import BCConfig
-from offline_cli.training.pace import Pace
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.signals import Pace
 from offline_cli.training.state import TrainState
 
 Write = Callable[..., Path]
@@ -276,7 +276,7 @@ def test_a_local_disk_gets_every_checkpoint(tmp_path: Path) -> None:
 
 def test_what_is_slow_is_due_the_later_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("offline_cli.training.pace.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("offline_cli.training.signals.time.monotonic", lambda: now[0])
     one = Pace(10.0)
     assert one.is_due
     for took, pause in ((0.1, 10.0), (2.0, 40.0)):

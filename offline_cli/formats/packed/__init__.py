@@ -11,11 +11,10 @@ recordings hold whole columns in this form, columns of the new stack one vector 
 
 from __future__ import annotations
 
-from offline_cli.formats.packed.cells import unpack, unpack_cells
+from offline_cli.formats.packed.cells import KnownPatterns, unpack, unpack_cells
 from offline_cli.formats.packed.objects import is_pickle, tree_of_value, unpickle_cells
-from offline_cli.formats.packed.patterns import KnownPatterns
 from offline_cli.formats.packed.pickles import unpickle
-from offline_cli.formats.packed.text import looks_packed
+from offline_cli.formats.packed.template import looks_packed
 
 __all__ = [
     "KnownPatterns",

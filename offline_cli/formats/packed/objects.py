@@ -17,10 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.packed.columns import check_size, fill
+from offline_cli.formats.packed.cells import check_size, fill
 from offline_cli.formats.packed.pickles import Unpickled, unpickle
-from offline_cli.formats.packed.template import Texts
-from offline_cli.formats.packed.text import FIX, PICKLE_MAGIC
+from offline_cli.formats.packed.template import FIX, PICKLE_MAGIC, Texts
 from offline_cli.formats.packed.values import numbers_of
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import infos_of, tree_of, tree_of_following
-from offline_cli.formats.rllib_columns.names import INFOS, KEYS, SCALARS, TREES
-from offline_cli.formats.rllib_columns.tables import quoted
+from offline_cli.formats.rllib_columns.tables import INFOS, KEYS, SCALARS, TREES, quoted
 from offline_cli.formats.step_rows import timesteps
 from offline_cli.tally import OnError, Rejects
 from offline_cli.trees import Tree, flatten

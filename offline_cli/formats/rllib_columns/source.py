@@ -13,15 +13,23 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
 from offline_cli.formats.agents import SharedIds
-from offline_cli.formats.end_flags import END_FLAGS, end_flags
 from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.parquet_files import Chunk, chunks
-from offline_cli.formats.rllib_columns.keys import first_of_each_agent, keys_of, order_of, taken
-from offline_cli.formats.rllib_columns.names import INFOS, VALUES
 from offline_cli.formats.rllib_columns.parts import Part, Shapes, parts_of
-from offline_cli.formats.rllib_columns.tables import check_columns, missing_values, wanted_columns, without_dictionaries
+from offline_cli.formats.rllib_columns.tables import (
+    INFOS,
+    VALUES,
+    check_columns,
+    first_of_each_agent,
+    keys_of,
+    missing_values,
+    order_of,
+    taken,
+    wanted_columns,
+    without_dictionaries,
+)
 from offline_cli.formats.source import Fragments, Origins
-from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
+from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, end_flags, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["RllibColumnsSource"]

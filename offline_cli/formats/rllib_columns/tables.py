@@ -1,4 +1,8 @@
-"""A table's columns made ready to be read; refuses tables without the columns of a step, and ids or timesteps of odd types.
+"""The columns of a step by what they mean; all others are extra model outputs. Refuses to hold anything but names.
+
+Which episode and agent each row belongs to, by whole columns, and the order to read rows in; refuses nothing.
+
+A table's columns made ready to be read; refuses tables without the columns of a step, and ids or timesteps of odd types.
 
 Columns of nulls say nothing and are taken for absent. Columns without a meaning of their own that hold no numbers are left
 out, named and counted (`dropped-column`), and so are infos that are no dicts; a number missing in a column that holds numbers
@@ -8,6 +12,8 @@ is NaN, and counted (`null-as-nan`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +23,85 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import is_text, why_no_infos, why_no_numbers
-from offline_cli.formats.rllib_columns.names import INFOS, KEYS, NEEDED, VALUES
+from offline_cli.formats.step_rows import END_FLAGS, Keys
 from offline_cli.tally import OnError, Rejects, Tally
 
-__all__ = ["check_columns", "missing_values", "quoted", "wanted_columns", "without_dictionaries"]
+__all__ = [
+    "INFOS",
+    "KEYS",
+    "NEEDED",
+    "SCALARS",
+    "TREES",
+    "VALUES",
+    "check_columns",
+    "first_of_each_agent",
+    "keys_of",
+    "missing_values",
+    "order_of",
+    "quoted",
+    "taken",
+    "wanted_columns",
+    "without_dictionaries",
+]
+
+NEEDED: Final = (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+KEYS: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
+TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
+SCALARS: Final = (Columns.REWARDS, *END_FLAGS)
+VALUES: Final = (*TREES, *SCALARS, Columns.T)
+"""Columns that hold a value for every row, where they are there at all."""
+INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
+
+
+def keys_of(table: pa.Table) -> Keys:
+    """The keys of all rows, ids as text; each row has an `eps_id`."""
+    codes, names = zip(*(_codes(table, name) for name in KEYS), strict=True)
+    if len(names[1]) == len(names[2]) == 1:
+        return Keys(codes[0], tuple(map(str, names[0])), names[1] * len(names[0]), names[2] * len(names[0]))
+    sizes = len(names[1]), len(names[2])
+    distinct, code = np.unique((codes[0] * sizes[0] + codes[1]) * sizes[1] + codes[2], return_inverse=True)
+    modules, rest = distinct % sizes[1], distinct // sizes[1]
+    agents, ids = rest % sizes[0], rest // sizes[0]
+    return Keys(
+        code.astype(np.int64),
+        tuple(str(names[0][i]) for i in ids),
+        tuple(names[1][i] for i in agents),
+        tuple(names[2][i] for i in modules),
+    )
+
+
+def _codes(table: pa.Table, name: str) -> tuple[NDArray[np.int64], tuple[str | None, ...]]:
+    """(N,) index into distinct values, as text; a column that is not there has one value, None."""
+    if name not in table.column_names:
+        return np.zeros(table.num_rows, np.int64), (None,)
+    encoded = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
+    values = encoded.dictionary.to_pylist()
+    return encoded.indices.to_numpy().astype(np.int64), tuple(None if value is None else str(value) for value in values)
+
+
+def taken(keys: Keys, rows: NDArray[np.int64]) -> Keys:
+    """The keys of some rows, in their order."""
+    return replace(keys, code=keys.code[rows])
+
+
+def order_of(table: pa.Table, keys: Keys) -> NDArray[np.int64] | None:
+    """The order by episode, and within it by timestep or else as rows stand; None where rows mostly follow each other."""
+    t = table[Columns.T].to_numpy() if Columns.T in table.column_names else None
+    breaks = keys.code[1:] != keys.code[:-1]
+    if t is not None:
+        breaks |= t[1:] != t[:-1] + 1
+    if int(breaks.sum()) <= len(breaks) // 2:
+        return None
+    return np.argsort(keys.code, kind="stable") if t is None else np.lexsort((np.arange(len(t)), t, keys.code))
+
+
+def first_of_each_agent(keys: Keys, begin: int) -> NDArray[np.int64]:
+    """Of the rows from `begin` on, the first of each agent."""
+    pairs: dict[tuple[str | None, str | None], int] = {}
+    number = [pairs.setdefault(pair, len(pairs)) for pair in zip(keys.agent_ids, keys.module_ids, strict=True)]
+    if len(pairs) == 1:
+        return np.arange(begin, min(begin + 1, len(keys.code)))
+    return begin + np.unique(np.array(number)[keys.code[begin:]], return_index=True)[1]
 
 
 def without_dictionaries(table: pa.Table) -> pa.Table:

@@ -1,6 +1,10 @@
-"""The lines of a recording file, plain, gzip or zip by its first bytes; refuses lines without end and archives cut in half.
+"""How long a line of JSON may be; refuses packed files whose lines are far larger than the file itself.
+
+The lines of a recording file, plain, gzip or zip by its first bytes; refuses lines without end and archives cut in half.
 
 A file that breaks off is reported once, as a row of its own; what was read before it stands.
+
+The lines of many files in groups that are read together; refuses to put lines of two files, or around a loss, into one.
 """
 
 from __future__ import annotations
@@ -10,19 +14,28 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
 from offline_cli.errors import PROBLEM, BadData, UnsafeData
 from offline_cli.formats.file_source import Openable
-from offline_cli.formats.line_limits import MAX_LINE_BYTES, line_limit_of
 from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.failures import storage_failures
-from offline_cli.tally import Rejects
+from offline_cli.tally import Rejects, RejectsAhead
 
-__all__ = ["Line", "lines_of"]
+__all__ = ["MAX_LINE_BYTES", "Line", "LineGroup", "grouped", "line_limit_of", "lines_of"]
+
+MAX_LINE_BYTES: Final = 1 << 30  # RLlib starts a new file after 64 MiB, and a line is a part of a file
+SMALL_LINE_BYTES: Final = 8 << 20  # parsed, a line can take 30 times its bytes
+MAX_RATIO: Final = 200  # a longer line may be so often the size of its packed file; bombs reach 1032 with deflate
+
+
+def line_limit_of(size: int, *, packed: bool) -> int:
+    """Bytes that a line may have in a file of `size` bytes as it is stored."""
+    return min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size)) if packed else MAX_LINE_BYTES
+
 
 PIECE_BYTES: Final = 1 << 20  # of a line that is passed over
 BUFFER_BYTES: Final = 1 << 20  # of a plain file: a line is many times as long as Python's own buffer
@@ -142,3 +155,50 @@ def _split(file: Any, file_name: str, rejects: Rejects, stored: IO[bytes], limit
             rejects.add(UnsafeData(f"a line of more than {limit >> 20} MiB", where=place, fix=fix))
         elif stripped := data.strip():
             yield Line(stripped, file_name, number, whole, stored.tell())
+
+
+TOGETHER_LINES: Final = 4096  # each that cannot be read is an error in memory
+TOGETHER_BYTES: Final = 2 << 20  # of lines whose numbers become arrays together; parsed, they can take 30 times as much
+
+
+@dataclass(slots=True)
+class LineGroup:
+    """Lines that stand one after the other in a file, and what could not be read right before them."""
+
+    rejects: RejectsAhead = field(default_factory=RejectsAhead)
+    lost: list[str] = field(default_factory=list)  # the files of these
+    lines: list[Line] = field(default_factory=list)
+    nbytes: int = 0  # of the lines
+    done: int = 0  # bytes of all files, as they are stored, that have been read with them
+
+
+def grouped(files: Sequence[Openable], scope: Scope | None = None) -> Iterator[LineGroup]:
+    """The lines of all files, in order; what cannot be read is in the group after it, if need be in one without lines.
+
+    `scope` owns the file that is open. Raises StorageError, after the lines before it.
+    """
+    rejects, group = RejectsAhead(), LineGroup()
+    for file in files:
+        before, lines = group.done, lines_of(file, rejects, scope)
+        while True:
+            try:
+                line = next(lines, None)
+            except Exception:
+                yield group
+                raise
+            is_full = line is not None and (
+                group.nbytes + len(line.data) > TOGETHER_BYTES or len(group.lines) == TOGETHER_LINES
+            )
+            if group.lines and (line is None or is_full or rejects.told):
+                yield group
+                group = LineGroup(done=group.done)
+            if rejects.told:
+                group.lost.append(file.url)
+                rejects.pass_on(group.rejects)
+            if line is None:
+                break
+            group.lines.append(line)
+            group.nbytes += len(line.data)
+            group.done = before + line.position
+    if group.lost:
+        yield group

@@ -1,4 +1,9 @@
-"""A group of lines as rows; refuses to remember anything between groups, so that any process can read any group.
+"""Which lines can be read as one; refuses lines that differ in anything but their numbers and how many steps they hold.
+
+This is a first look, at the names of columns and at the first value of each. What is alike here may still turn out not to be
+when all values are looked at (`lines.NotAlike`).
+
+A group of lines as rows; refuses to remember anything between groups, so that any process can read any group.
 
 Lines that are alike become rows together: each step of the work is done once for all of them. A line that is not like the
 one before it, and one of lines that only looked alike, is read by itself. What comes out is the same either way.
@@ -7,21 +12,69 @@ one before it, and one of lines that only looked alike, is read by itself. What 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
+from offline_cli.columns import Columns
 from offline_cli.errors import BadData
 from offline_cli.formats.packed import KnownPatterns
-from offline_cli.formats.sample_batch.alike import BatchLine, runs_of, steps_of
 from offline_cli.formats.sample_batch.files import Line
-from offline_cli.formats.sample_batch.lines import Batch, BatchReader, NotAlike
+from offline_cli.formats.sample_batch.lines import PER_STEP, Batch, BatchReader, NotAlike
 from offline_cli.formats.sample_batch.records import batches_of, parsed
 from offline_cli.formats.sample_batch.rows import LinePlace, PolicyRows
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 
-__all__ = ["GroupReader", "GroupRows"]
+__all__ = ["BatchLine", "GroupReader", "GroupRows", "runs_of", "steps_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One line of a group, parsed."""
+
+    place: LinePlace
+    file: str
+    batches: Mapping[str | None, Batch]  # by policy
+
+
+def steps_of(columns: Mapping[str, Any]) -> int | None:
+    """How many steps a batch has, where that can be told from a plain list."""
+    first = next((columns[name] for name in PER_STEP if name in columns), None)
+    return len(first) if type(first) is list else None
+
+
+def runs_of(lines: Sequence[BatchLine]) -> Iterator[list[BatchLine]]:
+    """The lines in their order, those together that are alike and stand one right after the other."""
+
+    def key(numbered: tuple[int, BatchLine]) -> Hashable:
+        number, line = numbered
+        kind = _kind_of(line)
+        return line.place if kind is None else (line.place.number - number, line.file, kind)
+
+    for _, run in groupby(enumerate(lines), key):
+        yield [line for _, line in run]
+
+
+def _kind_of(line: BatchLine) -> Hashable:
+    """What lines must have in common to be read together; None for a line that is read by itself."""
+    kinds = []
+    for policy, batch in line.batches.items():
+        is_counted = Columns.EPS_ID in batch.columns or len(line.batches) == 1  # ids are made up line by line
+        if not batch.rows or not is_counted or _may_be_padded(batch):
+            return None
+        firsts = [type(value[0]) if type(value) is list and value else type(value) for value in batch.columns.values()]
+        kinds.append((policy, *batch.columns, *firsts))
+    return tuple(kinds) or None
+
+
+def _may_be_padded(batch: Batch) -> bool:
+    lengths = batch.columns.get(Columns.SEQ_LENS)
+    if lengths is None:
+        return False
+    return not (type(lengths) is list and set(map(type, lengths)) == {int} and sum(lengths) == batch.rows)
 
 
 @dataclass(slots=True)

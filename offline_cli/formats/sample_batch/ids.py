@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.chaining import chained
 from offline_cli.formats.sample_batch.files import Line
 from offline_cli.formats.sample_batch.rows import PolicyRows
+from offline_cli.formats.step_rows import chained
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 

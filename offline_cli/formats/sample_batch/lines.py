@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.end_flags import END_FLAGS, end_flags
 from offline_cli.formats.packed import KnownPatterns, looks_packed
-from offline_cli.formats.sample_batch.number_lists import arrays_of
 from offline_cli.formats.sample_batch.records import FIX, NEEDED
 from offline_cli.formats.sample_batch.rows import LinePlace, PolicyRows
-from offline_cli.formats.sample_batch.values import Column, column_of, infos_of
-from offline_cli.formats.step_rows import timesteps
+from offline_cli.formats.sample_batch.values import Column, arrays_of, column_of, infos_of
+from offline_cli.formats.step_rows import END_FLAGS, end_flags, timesteps
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, leaves, map_leaves

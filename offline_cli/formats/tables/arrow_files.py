@@ -19,7 +19,7 @@ from offline_cli.formats.tables.arrow_messages import (
     check_arrow_file,
     check_arrow_stream,
 )
-from offline_cli.formats.tables.flat_names import holding
+from offline_cli.formats.tables.json_files import holding
 from offline_cli.scopes import Scope
 from offline_cli.storage.arrow_reading import arrow_file, check_footer, without_objects
 from offline_cli.storage.parquet_safety import refuse_bomb

@@ -18,9 +18,8 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import infos_of
-from offline_cli.formats.end_flags import end_flags
 from offline_cli.formats.source import Fragments, Origins
-from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
+from offline_cli.formats.step_rows import Keys, StepRows, end_flags, fragments_of_rows
 from offline_cli.formats.tables.rows import Rows
 from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
 

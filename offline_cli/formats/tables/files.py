@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadMapping
 from offline_cli.formats.file_source import Openable
-from offline_cli.formats.line_limits import line_limit_of
 from offline_cli.formats.memory import MEMORY_LIMIT, give_back
+from offline_cli.formats.sample_batch.files import line_limit_of
 from offline_cli.formats.tables.arrow_files import (
     arrow_batches,
     arrow_schema,

@@ -22,11 +22,9 @@ import pyarrow as pa
 
 from offline_cli.errors import BadData
 from offline_cli.formats.memory import give_back, room_for_data
-from offline_cli.formats.tables.footprint import Footprint
+from offline_cli.formats.tables.in_order import Footprint
 from offline_cli.formats.tables.key_runs import KeyRuns, NumberedRows, put_together, tables_of
-from offline_cli.formats.tables.sorted_rows import sorted_pieces
-from offline_cli.formats.tables.temp_blocks import TempBlocks
-from offline_cli.formats.tables.temp_runs import TempRuns
+from offline_cli.formats.tables.temp_runs import TempBlocks, TempRuns, sorted_pieces
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.scopes import Scope, part_of
 

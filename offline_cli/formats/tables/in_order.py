@@ -1,27 +1,95 @@
-"""Rows in the order of their files, without ids, as episodes numbered from 0; refuses nothing: options say what ends one."""
+"""Where episodes end in rows that stand in order; refuses nothing, what was doubtful is counted.
+
+* `flags`: after a row with an end flag.
+* `t`: also before a row whose `t` is not larger.
+* `chain`: also after a row that did not lead to the observation of the next one.
+
+Between two files an episode goes on unless one of these ends it; under `flags` the chain decides, where there is `new_obs`.
+
+What one episode of a table takes in memory until it is written, and the limit on it; refuses one that takes more.
+
+Rows in the order of their files, without ids, as episodes numbered from 0; refuses nothing: options say what ends one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
+from offline_cli.errors import MemoryLimitExceeded
+from offline_cli.formats.memory import WRITTEN
 from offline_cli.formats.source import Fragments
-from offline_cli.formats.tables.cutting import goes_on
 from offline_cli.formats.tables.episodes import EpisodeMaker, Named, runs_of
-from offline_cli.formats.tables.footprint import Footprint
 from offline_cli.formats.tables.ids import id_text
 from offline_cli.formats.tables.key_runs import put_together
 from offline_cli.formats.tables.layout import Layout
 from offline_cli.formats.tables.reading import FILE, ROW, Losses, place_of, position_of
 from offline_cli.formats.tables.rows import Rows, ShapeOf
-from offline_cli.tally import Lost
+from offline_cli.tally import Lost, Tally
 
-__all__ = ["EpisodesInOrder"]
+__all__ = ["CHAIN", "FLAGS", "ORDER", "EpisodesInOrder", "Footprint", "goes_on"]
+
+FLAGS = "flags"
+ORDER = "t"
+CHAIN = "chain"
+
+
+def goes_on(rows: Rows, ends: str, tally: Tally) -> NDArray[np.bool_]:
+    """(N-1,) whether a row is of the same episode as the one before it."""
+    ended = np.logical_or.reduce([np.zeros(len(rows), np.bool_), *rows.flags.values()])
+    joined: NDArray[np.bool_] = ~ended[:-1]
+    if ends == ORDER and rows.t is not None:
+        joined &= rows.t[1:] > rows.t[:-1]
+    chains = rows.chains() if ends == CHAIN or (ends == FLAGS and rows.next_obs is not None) else None
+    files_end = rows.file[1:] != rows.file[:-1]
+    if chains is not None:
+        joined &= chains if ends == CHAIN else chains | ~files_end
+    if ends != ORDER and rows.t is not None:
+        tally.assume("t-falls-back", int((joined & (rows.t[1:] < rows.t[:-1])).sum()))
+    tally.fragments_stitched += int((joined & files_end).sum())
+    return joined
+
+
+JOINED: Final = 2  # times the bytes of its rows: as they were read, and joined
+
+
+@dataclass(slots=True)
+class Footprint:
+    """Bytes that the rows of one episode take, counted as they come."""
+
+    limit: int
+    kept: Collection[str] = ()  # columns that become arrays of the episode
+    rows: int = 0  # bytes of the rows so far
+    taken: int = 0  # with all that is made of them
+
+    def add(self, rows: pa.Table) -> None:
+        """Count these rows too."""
+        kept = sum(int(rows.column(name).nbytes) for name in self.kept if name in rows.column_names)
+        self.rows += int(rows.nbytes)
+        self.taken += max(JOINED * int(rows.nbytes), WRITTEN * kept)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether they are all that fits, and more."""
+        return self.taken > self.limit
+
+    def begun(self) -> Footprint:
+        """That of the next episode, before its first row."""
+        return Footprint(self.limit, self.kept)
+
+    def error(self, *, where: str, fix: str) -> MemoryLimitExceeded:
+        """For rows that are too large."""
+        return MemoryLimitExceeded(
+            f"the rows of one episode take more than {self.rows / 1e6:,.0f} MB, which is too much for the memory limit",
+            where=where,
+            fix=f"raise --memory-limit, or {fix}",
+        )
 
 
 @dataclass(slots=True)

@@ -1,4 +1,6 @@
-"""JSON lines, an object a row, as record batches; refuses lines that are no object, line by line.
+"""Names of flat columns: `state.x` is the part `x` of the struct `state`, or a column of that very name; refuses nothing.
+
+JSON lines, an object a row, as record batches; refuses lines that are no object, line by line.
 
 Blocks of lines are parsed at once. Only a block in which something is odd (NaN, a broken line, values of two kinds in one
 column) is parsed line by line; where values have no common type they become text, and the column decides what is a number.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,27 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, UnsafeData
-from offline_cli.formats.line_limits import MAX_LINE_BYTES
-from offline_cli.formats.tables.flat_names import holding
+from offline_cli.formats.sample_batch.files import MAX_LINE_BYTES
 from offline_cli.json_documents import deeper_than, from_json
 
-__all__ = ["json_batches", "json_schemas"]
+__all__ = ["holding", "json_batches", "json_schemas", "wholes"]
+
+
+def wholes(name: str) -> Iterator[str]:
+    """The column itself, and the structs that it may be a part of."""
+    yield name
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def holding(names: Iterable[str], flat: Collection[str] | None) -> list[str]:
+    """Those of `names`, in their order, that hold any of the columns `flat`; all where that is None."""
+    if flat is None:
+        return list(names)
+    wanted = {whole for name in flat for whole in wholes(name)}
+    return [name for name in names if name in wanted]
+
 
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 BRACKETS, OPENING = b"[]{}", b"[{"

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.errors import PROBLEM, BadEpisode
 from offline_cli.formats.source import Fragments
-from offline_cli.formats.tables.cutting import goes_on
 from offline_cli.formats.tables.episodes import EpisodeMaker, Named, runs_of
 from offline_cli.formats.tables.ids import episode_name, id_text
+from offline_cli.formats.tables.in_order import goes_on
 from offline_cli.formats.tables.layout import Layout
 from offline_cli.formats.tables.reading import FILE, Losses
 from offline_cli.formats.tables.rows import Rows, ShapeOf

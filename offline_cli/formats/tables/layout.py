@@ -14,8 +14,8 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
-from offline_cli.formats.end_flags import END_FLAGS
 from offline_cli.formats.packed import looks_packed
+from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.facts import ColumnFacts
 from offline_cli.formats.tables.mapping import EXTRA, KEYS, TREES, Part
 from offline_cli.formats.tables.matching import Matched

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import UsageError
 from offline_cli.formats.memory import MEMORY_LIMIT
-from offline_cli.formats.tables.mapping_text import mapping_text
+from offline_cli.formats.tables.mapping import mapping_text
 from offline_cli.options.shared import EpisodeEnds, Tables
 from offline_cli.storage.local_files import checked_folder
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.claims import MOST, UNKNOWN_EPISODE, Claims, key_columns
 from offline_cli.formats.tables.files import RawChunk, TableFile
 from offline_cli.formats.tables.ids import id_texts, inexact_ids

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.chaining import chained
-from offline_cli.formats.end_flags import END_FLAGS
+from offline_cli.formats.step_rows import END_FLAGS, chained
 from offline_cli.formats.tables.key_runs import joined
 from offline_cli.formats.tables.layout import Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA

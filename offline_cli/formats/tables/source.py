@@ -23,24 +23,21 @@ from offline_cli.errors import BadEpisode, BadMapping, NoData
 from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.memory import give_back, room_for_data
 from offline_cli.formats.source import Fragments, ReadOptions, SourceInfo
-from offline_cli.formats.tables.cutting import FLAGS
 from offline_cli.formats.tables.episodes import EpisodeMaker
 from offline_cli.formats.tables.facts import columns_of, gather
 from offline_cli.formats.tables.files import TableFile
-from offline_cli.formats.tables.footprint import Footprint
 from offline_cli.formats.tables.grouping import grouped
 from offline_cli.formats.tables.ids import are_rllibs, source_hash
-from offline_cli.formats.tables.in_order import EpisodesInOrder
+from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprint
 from offline_cli.formats.tables.key_runs import LARGE
 from offline_cli.formats.tables.keyed import KeyedEpisodes
 from offline_cli.formats.tables.layout import VALUES, Layout, Leaf, lay_out, looked_at
 from offline_cli.formats.tables.mapping import EXTRA, CsvForm, TableMapping, load_mapping
-from offline_cli.formats.tables.matching import Matched, default_mapping, match
+from offline_cli.formats.tables.matching import Matched, default_mapping, looks_like_ids, match
 from offline_cli.formats.tables.numeric import Shape
 from offline_cli.formats.tables.options import TableOptions
 from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
-from offline_cli.formats.tables.starting import looks_like_ids
 from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree

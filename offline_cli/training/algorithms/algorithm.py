@@ -1,4 +1,8 @@
-"""Algorithm, what a run learns by: the columns it reads, the modules it makes, their losses, and what follows an update.
+"""What an algorithm makes its modules for: spaces, the scale of actions, and the network that the user chose.
+
+Target copies: modules that follow others slowly (Polyak and Juditsky 1992; Lillicrap et al. 2016, section 3).
+
+Algorithm, what a run learns by: the columns it reads, the modules it makes, their losses, and what follows an update.
 
 An algorithm knows no loop, file or device. Whatever an update changes is a parameter or a (persistent) buffer of its modules:
 these are saved in checkpoints, moved to the device, and put back after a CUDA graph's warm-up. Losses and what follows them run
@@ -7,20 +11,85 @@ inside a captured graph there: they never read a value back from the device, nor
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.modules.network import Critic, Network
+from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.rl_module import RLModule
+from offline_cli.playing.slots import draw, for_torch
 from offline_cli.spaces import Space
-from offline_cli.training.algorithms.task import Task
 
-__all__ = ["LOSS", "POLICY", "Algorithm", "Batch", "Group", "Modules"]
+__all__ = ["LOSS", "POLICY", "Algorithm", "Batch", "Group", "Modules", "Task", "frozen_copy", "move_towards"]
+
+CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """Makes modules on the CPU; all weights follow from `seed`, and from the order in which modules are made."""
+
+    observation_space: Space  # what the policy sees: after the learner pipeline
+    action_space: Space
+    action_scale: str  # "env" | "normalized"; "unknown" only where no action is a Box
+    network: Network
+    seed: int = 0
+    uint8_scaling: str = BY_BOUNDS
+    made: RLModule | None = field(default=None, init=False)  # the policy, once it is there
+    _critics: int = field(default=0, init=False)
+
+    def policy(self) -> RLModule:
+        """A policy over the spaces. Raises UnsupportedSpace, and BadConfig for Box actions of unknown scale."""
+        with _seeded(self.seed):
+            self.made = self.network.policy(
+                self.observation_space, self.action_space, action_scale=self.action_scale, uint8_scaling=self.uint8_scaling
+            )
+        return self.made
+
+    def critic(self, *, of_actions: bool = False, outputs: int = 1) -> Critic:
+        """V(s), or Q(s, a) of actions in the units of networks: (B, outputs) float32. Each call gives other weights."""
+        self._critics += 1
+        with _seeded(draw(self.seed, CRITIC_WEIGHTS, self._critics)):
+            return self.network.critic(
+                self.observation_space,
+                self.action_space if of_actions else None,
+                outputs=outputs,
+                uint8_scaling=self.uint8_scaling,
+            )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(for_torch(seed))
+        yield
+
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def frozen_copy(module: AnyModule) -> AnyModule:
+    """A copy with the same weights, of which no gradient is taken."""
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+@torch.no_grad()
+def move_towards(target: nn.Module, source: nn.Module, step: float) -> None:
+    """Move each parameter of `target` by `step`, from 0 to 1, of the way to that of `source`; buffers are copied."""
+    for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        mine.lerp_(theirs, step)
+    for held, shown in zip(target.buffers(), source.buffers(), strict=True):
+        held.copy_(shown)
+
 
 POLICY: Final = "policy"
 LOSS: Final = "loss"

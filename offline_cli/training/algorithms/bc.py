@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Batch, Group, Modules
-from offline_cli.training.algorithms.task import Task
+from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Batch, Group, Modules, Task
 from offline_cli.training.loader import WEIGHTS
 
 __all__ = ["BC", "bc_loss"]
