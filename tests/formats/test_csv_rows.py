@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.errors import BadData
-from offline_cli.formats.tables import csv_files, invalid_rows
+from offline_cli.formats.tables import csv_files
 from offline_cli.formats.tables.csv_files import csv_batches
 from offline_cli.formats.tables.mapping import CsvForm
 
@@ -47,7 +47,7 @@ def read_all(data: bytes, form: CsvForm, batch_bytes: int) -> tuple[dict[int, li
     bad: dict[int, tuple[str, list[str]]] = {}
     last = -1
     for batch, numbers, broken in csv_batches(io.BytesIO(data), "f.csv", form, NAMES, None, batch_bytes):
-        assert len(broken) <= invalid_rows.PIECE
+        assert len(broken) <= csv_files.PIECE
         here = [*numbers.tolist(), *(number for number, _, _ in broken)]
         assert not here or min(here) > last
         last = max(here, default=last)
@@ -69,7 +69,7 @@ def test_every_row_is_read_or_reported_once_under_its_own_number(
     wanted = {number: row for number, row in enumerate(rows) if len(row) == 3}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_files, "LEAST_BLOCK", 192)
-        patch.setattr(invalid_rows, "PIECE", 5)
+        patch.setattr(csv_files, "PIECE", 5)
         patch.setattr(csv_files, "PIECE", 5)
         for batch_bytes in (1, 600, 1 << 20):
             good, bad = read_all(data, form, batch_bytes)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import together as module
+from offline_cli.formats.sample_batch import files as module
 from offline_cli.formats.sample_batch.files import Line
 from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
 from offline_cli.formats.sample_batch.rows import PolicyRows

@@ -18,7 +18,7 @@ import pytest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, StorageError
 from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import together as module
+from offline_cli.formats.sample_batch import files as module
 from offline_cli.formats.sample_batch.files import lines_of
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import open_location

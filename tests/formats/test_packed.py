@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as hnp
 
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.packed import KnownPatterns, looks_packed, unpack, unpack_cells
-from offline_cli.formats.packed import text as packed_text
+from offline_cli.formats.packed import template as packed_text
 from offline_cli.formats.packed.pickles import unpickle
 
 PROTOCOLS = range(6)
@@ -470,7 +470,7 @@ def test_texts_are_read_as_each_by_itself_whatever_was_read_before(chosen: list[
 
 
 def test_a_column_of_a_known_pattern_is_read_without_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from offline_cli.formats.packed import patterns as module
+    from offline_cli.formats.packed import cells as module
 
     patterns, first = KnownPatterns(), np.random.default_rng(6).standard_normal((200, 4)).astype(np.float32)
     patterns.unpack(packed(first), where="test")

@@ -19,7 +19,8 @@ from offline_cli import convert, inspect, open_dataset
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
-from offline_cli.formats.packed import columns, objects, unpickle_cells
+from offline_cli.formats.packed import cells as packed_cells
+from offline_cli.formats.packed import objects, unpickle_cells
 from offline_cli.trees import leaves, map_leaves
 
 SAMPLES = Path(__file__).parents[1] / "testdata" / "rllib_objects"
@@ -172,7 +173,7 @@ def test_a_column_of_objects_equals_its_cells_read_one_by_one(value: Any, protoc
         return found[()] if isinstance(leaf, np.generic) else found
 
     values = [value, *(map_leaves(changed, value) for _ in range(3))]
-    cells = [values[row % len(values)] for row in range(columns.FEW + 20)]
+    cells = [values[row % len(values)] for row in range(packed_cells.FEW + 20)]
     assert_same_trees(
         unpickle_cells(pickled(cells, protocol), where=where), stacked([map_leaves(np.asarray, v) for v in cells])
     )

@@ -14,7 +14,7 @@ import pytest
 
 from offline_cli.formats import parquet_files, small_parquet
 from offline_cli.formats.parquet_files import Chunk, chunks
-from offline_cli.storage import location
+from offline_cli.storage import locations as location
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects
 

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from offline_cli import evaluate
 from offline_cli.errors import BadData, OutputExists, StorageError
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.training import metrics_file, pace, run_folder
+from offline_cli.training import metrics_file, run_folder, signals
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
@@ -44,7 +44,7 @@ def folder(place: Location) -> RunFolder:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage that is quick enough for every checkpoint that is asked for."""
     monkeypatch.setattr(run_folder, "EVERY", 0.0)
-    monkeypatch.setattr(pace, "SHARE", 1e9)
+    monkeypatch.setattr(signals, "SHARE", 1e9)
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -238,7 +238,7 @@ def test_rows_wait_for_their_time_or_for_a_checkpoint(folder: RunFolder, place: 
 
 def test_rows_are_written_once_their_time_has_come(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_file, "EVERY", 0.0)
-    monkeypatch.setattr(pace, "SHARE", 1e9)
+    monkeypatch.setattr(signals, "SHARE", 1e9)
     run = RunFolder(place)
     for update in range(3):
         assert run.append_metrics({"update": update}) == place.join("metrics.jsonl").size()
