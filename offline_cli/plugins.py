@@ -61,7 +61,7 @@ _loaded: dict[str, str] = {}  # packages that registered what was imported, by t
 class Plugin:
     """One name that a package has registered; not imported."""
 
-    kind: str  # "algorithm", "network", "piece", "reader", "sink", "command"
+    kind: str  # one of the words of KINDS
     name: str
     package: str  # the distribution, as pip knows it
     entry: EntryPoint
