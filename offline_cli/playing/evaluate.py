@@ -112,14 +112,15 @@ def evaluate(
                 on_episodes=report,
             )
     result = _result(played, environment.name, explore, seed, loaded.checkpoint)
-    if min_return is not None and not played.mean >= min_return:  # so that a NaN passes no gate
-        raise TargetNotMet(
-            f"a mean return of {played.mean:.2f} ± {played.ci95:.2f}, {min_return:g} wanted",
-            where=f"{run} in {environment.name}",
-            fix="train longer or on better data",
-            details=result.as_dict(),
-        )
+    _check_gate(result, min_return, where=f"{run} in {environment.name}")
     return result
+
+
+def _check_gate(result: EvaluateResult, min_return: float | None, *, where: str) -> None:
+    """Raise TargetNotMet where the mean return is below `min_return`; NaN passes no gate."""
+    if min_return is not None and not result.return_mean >= min_return:
+        what = f"a mean return of {result.return_mean:.2f} ± {result.return_ci95:.2f}, {min_return:g} wanted"
+        raise TargetNotMet(what, where=where, fix="train longer or on better data", details=result.as_dict())
 
 
 def _pieces(loaded: LoadedPolicy, asked: Pieces) -> PlayPieces | None:
