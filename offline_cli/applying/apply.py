@@ -31,9 +31,8 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_files import read_pipeline
 from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.tables import TableOptions
-from offline_cli.options.applying import ApplyOptions
-from offline_cli.options.keywords import takes
-from offline_cli.options.values import check_values
+from offline_cli.options.datasets import ApplyOptions
+from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space
 from offline_cli.storage.layout import TRAIN_BATCHES

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.common.tensors import as_tensors
+from offline_cli.connectors.common.batch_columns import as_tensors
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
-from offline_cli.connectors.piece_errors import what_it_wants
+from offline_cli.connectors.piece_options import what_it_wants
 from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.environments import Environment

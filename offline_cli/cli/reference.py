@@ -14,9 +14,9 @@ from offline_cli.cli.grouped_help import Shown, placed
 from offline_cli.cli.streams import write
 from offline_cli.modules.network import OURS
 from offline_cli.options.cloning import ConfigKeys
+from offline_cli.options.keywords import schema_of
 from offline_cli.options.option import Declared, Group, declared_in
-from offline_cli.options.values import schema_of
-from offline_cli.training.algorithms.registry import own_algorithms
+from offline_cli.training.algorithms.algorithm import own_algorithms
 from offline_cli.training.config_tables import allowed
 
 __all__ = ["config_page", "page"]

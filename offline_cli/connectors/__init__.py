@@ -6,9 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
-    from offline_cli.connectors.common.added_observations import (
+    from offline_cli.connectors.common.batch_columns import (
         AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
     )
+    from offline_cli.connectors.common.batch_columns import NumpyToTensor as NumpyToTensor
+    from offline_cli.connectors.common.batch_columns import TensorToNumpy as TensorToNumpy
     from offline_cli.connectors.common.batching import AgentToModuleMapping as AgentToModuleMapping
     from offline_cli.connectors.common.batching import BatchIndividualItems as BatchIndividualItems
     from offline_cli.connectors.common.batching import ModuleToAgentUnmapping as ModuleToAgentUnmapping
@@ -23,8 +25,6 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.connectors.common.states_and_time import (
         AddTimeDimToBatchAndZeroPad as AddTimeDimToBatchAndZeroPad,
     )
-    from offline_cli.connectors.common.tensors import NumpyToTensor as NumpyToTensor
-    from offline_cli.connectors.common.tensors import TensorToNumpy as TensorToNumpy
     from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2 as ConnectorPipelineV2
     from offline_cli.connectors.connector_v2 import ConnectorV2 as ConnectorV2
     from offline_cli.connectors.env_to_module.built_in_preprocessing import AtariImages as AtariImages
@@ -67,10 +67,10 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     )
     from offline_cli.connectors.learner.returns import NStepReturns as NStepReturns
     from offline_cli.connectors.module_to_env.default_pipeline import ModuleToEnvPipeline as ModuleToEnvPipeline
-    from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline as module_to_env_pipeline
-    from offline_cli.connectors.module_to_env.normalize_and_clip_actions import (
+    from offline_cli.connectors.module_to_env.default_pipeline import (
         NormalizeAndClipActions as NormalizeAndClipActions,
     )
+    from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline as module_to_env_pipeline
     from offline_cli.connectors.module_to_env.unbatching import GetActions as GetActions
     from offline_cli.connectors.module_to_env.unbatching import (
         ListifyDataForVectorEnv as ListifyDataForVectorEnv,

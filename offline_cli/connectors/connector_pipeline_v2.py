@@ -17,7 +17,7 @@ import gymnasium as gym
 
 from offline_cli.connectors.batch_items import RowsOfEpisodes, SingleEpisodes
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, takes_slots
-from offline_cli.connectors.piece_errors import what_it_wants
+from offline_cli.connectors.piece_options import what_it_wants
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece

@@ -28,8 +28,7 @@ from gymnasium.vector.utils import batch_space
 import offline_cli.connectors as ours
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.piece_errors import what_it_wants
-from offline_cli.connectors.piece_options import Maker, Signature
+from offline_cli.connectors.piece_options import Maker, Signature, what_it_wants
 from offline_cli.errors import BadConfig, BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
 from offline_cli.import_path import named_object
 from offline_cli.plugins import CONNECTORS, plugin, plugins

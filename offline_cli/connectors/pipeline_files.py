@@ -24,9 +24,16 @@ from typing import Any, Final
 from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.piece_errors import what_it_wants
 from offline_cli.connectors.piece_makers import KINDS, Kind, constructed, custom_pieces, kind_mistakes, maker_of, snake
-from offline_cli.connectors.piece_options import AS_LEARNER, SPACES, Maker, Signature, option_mistakes, signature_of
+from offline_cli.connectors.piece_options import (
+    AS_LEARNER,
+    SPACES,
+    Maker,
+    Signature,
+    option_mistakes,
+    signature_of,
+    what_it_wants,
+)
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError, SpaceMismatch
 from offline_cli.json_documents import deeper_than, load_schema, mistakes
 from offline_cli.spaces import Space

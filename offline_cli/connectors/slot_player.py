@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
-from offline_cli.connectors.play_inputs import PolicyInput, RecordedActions, frames_looked_at, steps_looked_at
-from offline_cli.connectors.play_pipelines import PlayPipelines
-from offline_cli.connectors.playing import PipelinePlayer
+from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
+from offline_cli.connectors.pipeline_spec import PlayPipelines
+from offline_cli.connectors.playing import PipelinePlayer, PolicyInput, RecordedActions, frames_looked_at, steps_looked_at
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.converting.fitting import misfits
 from offline_cli.episodes.buffers.stacking import stack

@@ -26,10 +26,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.readers import check_reader
-from offline_cli.formats.tables.options import TableOptions
+from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.datasets import ConvertOptions
-from offline_cli.options.keywords import takes
-from offline_cli.options.values import check_values
+from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.storage.manifest import Environment

@@ -21,9 +21,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.extra_outputs import ExtraOutputs
 from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
-from offline_cli.converting.whole_episodes import WaitingRejects, WholeEpisodes
+from offline_cli.converting.whole_episodes import ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import conform

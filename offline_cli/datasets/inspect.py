@@ -18,8 +18,7 @@ from offline_cli.formats.detect import open_sources
 from offline_cli.formats.source import SourceInfo
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.datasets import InspectOptions
-from offline_cli.options.keywords import takes
-from offline_cli.options.values import check_values
+from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.locations import Sources

@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData, OfflineCliError
-from offline_cli.formats.parquet_batches import one_ahead, parquet_batches
-from offline_cli.formats.small_parquet import FewRows, read_small_files, same_columns, small_sizes
+from offline_cli.formats.small_parquet import FewRows, one_ahead, parquet_batches, read_small_files, same_columns, small_sizes
 from offline_cli.options import datasets
 from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects

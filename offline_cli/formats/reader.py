@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.source import Source
-from offline_cli.formats.tables.options import TableOptions
+from offline_cli.formats.tables.source import TableOptions
 from offline_cli.storage.locations import Location
 
 __all__ = ["LIKELY", "NO", "SURE", "OpenContext", "Reader", "never"]

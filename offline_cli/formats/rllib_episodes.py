@@ -16,9 +16,8 @@ import pyarrow as pa
 from offline_cli.columns import Columns
 from offline_cli.episodes.codec import BatchDecoder
 from offline_cli.errors import BadData
-from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.parquet_files import Chunk, chunks
-from offline_cli.formats.source import Fragments, Origins, shares
+from offline_cli.formats.source import FileSource, Fragments, Origins, shares
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["RllibEpisodesSource"]

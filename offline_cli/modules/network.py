@@ -21,7 +21,7 @@ from offline_cli.modules.networks import ACTIVATIONS, BY_BOUNDS, ObservationEnco
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.cloning import MlpKeys
-from offline_cli.options.values import schema_of
+from offline_cli.options.keywords import schema_of
 from offline_cli.plugins import NETWORKS, plugins, registered_class
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves

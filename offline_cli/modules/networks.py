@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from offline_cli.episodes.one_hot import choice_counts
+from offline_cli.episodes.episode_spaces import choice_counts
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves
 

@@ -10,16 +10,14 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
-from offline_cli.modules.devices import choose_device, choose_threads, use_threads
+from offline_cli.modules.drawing import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.options.keywords import takes
+from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.playing import EvaluateOptions
-from offline_cli.options.values import check_values
-from offline_cli.playing.evaluation_plan import ROUND, EvaluationPlan
-from offline_cli.playing.evaluation_rollouts import Played, play, played_by_runners, way_to_step
-from offline_cli.playing.returns import EvaluateResult
+from offline_cli.playing.plan import ROUND, EvaluationPlan
+from offline_cli.playing.returns import EvaluateResult, Played, play, played_by_runners, way_to_step
 from offline_cli.playing.slots import Purpose
-from offline_cli.policies.pieces import Pieces, PlayPieces, read_pieces
+from offline_cli.policies.piped_policy import Pieces, PlayPieces, read_pieces
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.storage.locations import Location
@@ -112,15 +110,15 @@ def evaluate(
                 on_episodes=report,
             )
     result = _result(played, environment.name, explore, seed, loaded.checkpoint)
-    _check_gate(result, min_return, where=f"{run} in {environment.name}")
-    return result
+    return _checked(result, min_return, where=f"{run} in {environment.name}")
 
 
-def _check_gate(result: EvaluateResult, min_return: float | None, *, where: str) -> None:
+def _checked(result: EvaluateResult, min_return: float | None, *, where: str) -> EvaluateResult:
     """Raise TargetNotMet where the mean return is below `min_return`; NaN passes no gate."""
     if min_return is not None and not result.return_mean >= min_return:
         what = f"a mean return of {result.return_mean:.2f} ± {result.return_ci95:.2f}, {min_return:g} wanted"
         raise TargetNotMet(what, where=where, fix="train longer or on better data", details=result.as_dict())
+    return result
 
 
 def _pieces(loaded: LoadedPolicy, asked: Pieces) -> PlayPieces | None:

@@ -21,8 +21,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig
-from offline_cli.playing.infos import owned
-from offline_cli.playing.slots import RAISED, Index, SlotFailure, any_of
+from offline_cli.playing.slots import RAISED, Index, SlotFailure, any_of, owned
 from offline_cli.policies.observation_rows import fitted, row_writer
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.step_values import flag_of, flags_of, reward_of, rewards_of

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offline_cli.connectors.piece_errors import piece_of
+from offline_cli.connectors.piece_options import piece_of
 from offline_cli.connectors.slot_player import SlotActs, SlotError
 from offline_cli.errors import BadPiece, OfflineCliError
 from offline_cli.playing.blocks import PolicyFailure
-from offline_cli.playing.infos import copied
-from offline_cli.playing.slots import RAISED, Index, Slots
+from offline_cli.playing.slots import RAISED, Index, Slots, copied
 from offline_cli.policies.observation_rows import rows_of
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Acted

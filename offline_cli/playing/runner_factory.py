@@ -11,17 +11,16 @@ from typing import Any, TypeVar
 
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadData
-from offline_cli.modules.devices import use_threads
+from offline_cli.modules.drawing import use_threads
 from offline_cli.playing.async_slots import AsyncSlots
 from offline_cli.playing.blocks import Actor, Blocks
 from offline_cli.playing.chance import Chance, EpisodeChance, RoundChance, SharedChance
 from offline_cli.playing.env_runner import EnvRunner
-from offline_cli.playing.infos import unchecked
 from offline_cli.playing.own_vector_slots import OwnVectorSlots, RoundSlots
 from offline_cli.playing.piped_actor import PipedActor
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.sink import MakeSink
-from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots
+from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots, unchecked
 from offline_cli.policies.by_name import open_policy, policy_of_run
 from offline_cli.policies.observation_rows import block_rows
 from offline_cli.policies.piped_policy import PipedPolicy

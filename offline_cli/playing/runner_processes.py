@@ -20,8 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from offline_cli.engines.fork_server import process_context
-from offline_cli.engines.orphans import ended, ends_with_parent, signals_are_its_parents
+from offline_cli.engines.fork_server import ended, ends_with_parent, process_context, signals_are_its_parents
 from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError

@@ -1,4 +1,7 @@
-"""Where chance comes from: one seed per purpose and number, derived from the run's; refuses to let two purposes share seeds.
+"""Infos of environments as they are kept until they are written; refuses values that cannot be written, while it is known whose
+they are.
+
+Where chance comes from: one seed per purpose and number, derived from the run's; refuses to let two purposes share seeds.
 
 A seed for an environment has 31 bits, since some environments take no more. Its highest two bits are the purpose, so that
 checks during training, confirmations, `evaluate` and `record` never play the same episode.
@@ -28,11 +31,12 @@ from numpy.typing import NDArray
 
 from offline_cli.engines.watchdog import guards
 from offline_cli.environments import Env
+from offline_cli.episodes.codec.steps import plain_mapping
 from offline_cli.errors import BadData
-from offline_cli.playing.infos import owned
 from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
 from offline_cli.spaces import Space
 from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
+from offline_cli.tally import Tally
 from offline_cli.trees import Tree
 from offline_cli.waiting import current
 
@@ -43,13 +47,49 @@ __all__ = [
     "Slots",
     "SyncSlots",
     "any_of",
+    "copied",
     "draw",
     "episode_seed",
     "episode_seeds",
     "for_torch",
     "guard_hint",
+    "owned",
     "started",
+    "unchecked",
 ]
+
+PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64})
+
+
+def owned(info: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy whose arrays, dicts and lists nobody else writes to: some environments fill the same ones at every step.
+
+    Raises ValueError, naming the key, for a value that no dataset can hold.
+    """
+    return {key: value if type(value) in PLAIN else _checked(key, value) for key, value in info.items()}
+
+
+def unchecked(info: Any) -> dict[str, Any]:
+    """The info, for pieces to look at; empty where it is no mapping."""
+    return dict(info) if isinstance(info, Mapping) else {}
+
+
+def _checked(key: str, value: Any) -> Any:
+    try:
+        plain_mapping({key: value}, tally=Tally(), where="info")
+    except BadData as err:
+        raise ValueError(f"an {err.where} with {err.what}; {err.fix}") from err
+    return copied(value)
+
+
+def copied(value: Any) -> Any:
+    """The same value with arrays, dicts and lists of its own."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: copied(part) for key, part in value.items()}
+    return [copied(part) for part in value] if type(value) is list else value
+
 
 BITS_BELOW_PURPOSE = 29
 BITS_OF_TORCH = 64

@@ -13,7 +13,7 @@ import gymnasium as gym
 import torch
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import TrainedPipeline
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
@@ -21,12 +21,10 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.model_policy import ModelPolicy, is_transposed_image, load_model
 from offline_cli.policies.module_policy import ModulePolicy, fingerprint_of
 from offline_cli.policies.observation_rows import zero_rows
-from offline_cli.policies.pieces import Pieces, PlayPieces
-from offline_cli.policies.piped_policy import PipedPolicy
-from offline_cli.policies.policy import Policy
+from offline_cli.policies.piped_policy import Pieces, PipedPolicy, PlayPieces
+from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
-from offline_cli.policies.uniform import RandomPolicy
 from offline_cli.spaces import Space
 from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, map_leaves

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage
-from offline_cli.modules.devices import seed_generators
+from offline_cli.modules.drawing import seed_generators
 from offline_cli.policies.observation_rows import rows_of
 from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space, leaf_spaces

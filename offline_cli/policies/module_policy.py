@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.tensors import NumpyToTensor
-from offline_cli.connectors.play_inputs import PolicyInput
+from offline_cli.connectors.common.batch_columns import NumpyToTensor
+from offline_cli.connectors.playing import PolicyInput
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
 from offline_cli.modules.rl_module import RLModule, initial_state

@@ -19,8 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.policies.policy import Policy
-from offline_cli.policies.uniform import sampled
+from offline_cli.policies.policy import Policy, sampled
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import TrainedPipeline
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.network import MLP, OURS, Network, network_kind

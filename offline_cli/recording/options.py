@@ -17,12 +17,12 @@ from gymnasium.vector import AutoresetMode
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
-from offline_cli.modules.devices import choose_device
+from offline_cli.modules.drawing import choose_device
+from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions
-from offline_cli.options.values import wrong_values
 from offline_cli.playing.own_vector_slots import resets_by
 from offline_cli.playing.plan import OWN_CLASS, Plan
-from offline_cli.policies.pieces import read_pieces
+from offline_cli.policies.piped_policy import read_pieces
 from offline_cli.progress import Progress
 from offline_cli.storage.blanking import blanked_keys
 

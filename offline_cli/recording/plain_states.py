@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offline_cli.connectors.play_pipelines import PlayPipelines
+from offline_cli.connectors.pipeline_spec import PlayPipelines
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError
 from offline_cli.playing.plan import Plan
 from offline_cli.policies.piped_policy import PipedPolicy

@@ -1,19 +1,35 @@
-"""What a manifest says of a recording beyond its data, and whether a dataset is that recording already; refuses nothing."""
+"""What a manifest says of a recording beyond its data, and whether a dataset is that recording already; refuses nothing.
+
+The episodes of a plan, in order, played in this process or in runners; refuses to end without saying why it ended early.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
+from offline_cli.environments import Environment
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.playing.env_runner import EnvRunner, too_long
 from offline_cli.playing.plan import Plan, environment_seed
+from offline_cli.playing.runner_factory import open_runner
+from offline_cli.playing.runner_processes import played_by_processes
+from offline_cli.policies.piped_policy import PipedPolicy
+from offline_cli.policies.policy import Policy
+from offline_cli.recording.options import Amount, is_enough, limited
+from offline_cli.recording.plain_states import Learned, merged
+from offline_cli.recording.step_store import steps_of_plan
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.layout import MANIFEST, WRITING
 from offline_cli.storage.lease_record import identity_hash
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
+from offline_cli.waiting import Overdue
 
-__all__ = ["finished_manifest", "provenance"]
+__all__ = ["Player", "finished_manifest", "provenance"]
 
 RECORDING = "recording"
 
@@ -69,3 +85,57 @@ def _asked(plan: Plan, fingerprint: str) -> dict[str, Any]:
         "first_episode": plan.first,
         "asked": {"episodes": plan.episodes, "steps": plan.steps},
     }
+
+
+class Player:
+    """Plays `policy` in `environment`; `failure` is what one of them raised, once `episodes` has ended for that."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        policy: Policy | PipedPolicy,
+        *,
+        in_processes: bool,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`in_processes`: as many runner processes as the plan says. `stopped`: asked often; true ends the playing."""
+        self._environment, self._policy = environment, policy
+        self._in_processes, self._stopped = in_processes, stopped
+        self.failure: BadData | None = None
+        self._runner: EnvRunner[EpisodeBatch] | None = None
+        self._learning = policy if isinstance(policy, PipedPolicy) and policy.may_learn else None
+        self._states: list[Mapping[str, Any] | str] | None = [] if self._learning else None  # of runner processes
+
+    def episodes(self, plan: Plan) -> Generator[EpisodeBatch, None, None]:
+        """As many whole episodes as `plan` asks for, or those before it was stopped, or before the `failure`."""
+        if is_enough(plan, Amount()):
+            return
+        try:
+            with self._batches(plan) as batches:
+                yield from limited(batches, plan)
+        except BadData as err:
+            self.failure = err
+        except Overdue as err:  # before a runner was there
+            self.failure = too_long(plan, plan.env) if err.timed_out and not self._stopped() else None
+
+    @contextmanager
+    def _batches(self, plan: Plan) -> Iterator[Iterator[EpisodeBatch]]:
+        if self._in_processes:
+            with closing(played_by_processes(plan, steps_of_plan, stopped=self._stopped, states=self._states)) as batches:
+                yield batches
+            return
+        given: dict[str, Any] = {"environment": self._environment, "policy": self._policy, "stopped": self._stopped}
+        with open_runner(plan, 0, sink=steps_of_plan, **given) as runner:
+            self._runner = runner
+            yield runner.batches()
+
+    def left(self) -> Iterator[EpisodeBatch]:
+        """What is whole and has not been given out, where the thread that plays does not come back; asked from another."""
+        return iter(()) if self._runner is None else self._runner.left()
+
+    def learned(self) -> Learned:
+        """What the pieces learned from all that was played, once `episodes` has ended; of episodes that were not kept, too."""
+        if self._learning is None:
+            return Learned()
+        pipelines = self._learning.pipelines
+        return merged(pipelines, self._states or [pipelines.get_state()])

@@ -27,8 +27,7 @@ from offline_cli.policies.by_name import PYTHON, RANDOM, SB3
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.options import Amount, checked_plan, is_enough, progress_at, resolved_plan, rest_of
 from offline_cli.recording.plain_states import going_on
-from offline_cli.recording.player import Player
-from offline_cli.recording.provenance import finished_manifest, provenance
+from offline_cli.recording.provenance import Player, finished_manifest, provenance
 from offline_cli.recording.results import (
     RecordResult,
     broken_off,

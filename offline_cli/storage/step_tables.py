@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch, Infos
-from offline_cli.episodes.codec.plain_values import plain_mapping
+from offline_cli.episodes.codec.steps import plain_mapping
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space

@@ -21,12 +21,11 @@ from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer, exit_code_of
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
-from offline_cli.modules.devices import choose_device, choose_threads, use_threads
+from offline_cli.modules.drawing import choose_device, choose_threads, use_threads
 from offline_cli.modules.networks import flattened_images
 from offline_cli.options.cloning import ConfigKeys, TrainBCOptions
-from offline_cli.options.keywords import takes
+from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.option import declared_in
-from offline_cli.options.values import check_values
 from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins
 from offline_cli.policies.run_files import CONFIG
@@ -35,15 +34,14 @@ from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
-from offline_cli.training.checkpoints import check_same_learned, describe_policy, learned_bytes
+from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
-from offline_cli.training.memory_bounds import check_training_fits
+from offline_cli.training.memory_store import check_training_fits
 from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import Session, check_same_run
 from offline_cli.training.signals import StopRequested, StopSignals
-from offline_cli.training.state import TrainState
 from offline_cli.training.training_data import TrainingData, load_data
 
 __all__ = ["train_bc"]

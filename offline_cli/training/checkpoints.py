@@ -1,4 +1,6 @@
-"""The policy of a run as files: description in JSON, weights in safetensors, what connector pieces learned in msgpack.
+"""How far a run is: everything of a checkpoint that is not a tensor.
+
+The policy of a run as files: description in JSON, weights in safetensors, what connector pieces learned in msgpack.
 
 Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
 has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
@@ -24,16 +26,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from offline_cli.connectors.connector_v2 import state_to_bytes
-from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import TrainedPipeline
 from offline_cli.errors import BadConfig, StorageNotFound
 from offline_cli.modules.network import MLP, network_package
 from offline_cli.modules.networks import BY_BOUNDS, has_uint8
@@ -48,7 +50,84 @@ from offline_cli.storage.staging import write_whole
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
 
-__all__ = ["Begun", "Checkpoints", "check_same_learned", "describe_policy", "learned_bytes"]
+__all__ = ["Begun", "Best", "Checkpoints", "TrainState", "check_same_learned", "describe_policy", "learned_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The check at which the policy was best so far."""
+
+    score: float  # higher is better: a mean return, or minus a held-out loss
+    update: int
+    figures: Mapping[str, float]  # that check's
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Counters of one run; `update` is also the position in the data."""
+
+    update: int = 0  # updates made
+    settled: int = 0  # the update number up to which rows are written and checks are made
+    summed: int = 0  # updates in the loss sum since the last row
+    samples: int = 0  # steps learned from, padding not counted
+    train_seconds: float = 0.0  # in updates alone
+    seconds: float = 0.0  # checks and checkpoints included
+    loss: float | None = None  # the sum of all losses, as means over the updates of the last row; of cloning nats per action
+    losses: dict[str, float] = field(default_factory=dict)  # each by its name; empty in checkpoints of version 1
+    figures: dict[str, float] = field(default_factory=dict)  # of the last check
+    best: Best | None = None
+    best_val_loss: float | None = None
+    stale_checks: int = 0  # checks since the held-out loss was last better
+    stopped_by: str | None = None  # "target", "patience", "bound"; None: still training
+    metrics_bytes: int = 0  # length of metrics.jsonl that belongs to this state
+    # What a resumed run must share with this one, besides its configuration.
+    data: str = ""  # TrainingData.digest
+    seen: Mapping[str, Any] = field(default_factory=dict)  # TrainingData.seen; empty: it was not kept
+    threads: int = 1
+    device: str = "cpu"
+    pipeline: str = ""  # what was given for it, by name; empty: the default pipeline
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
+        """The state that `as_dict` gave. Raises TypeError for unknown names, and for values of the wrong kind."""
+        plain = dict(values)
+        if plain.get("best") is not None:
+            plain["best"] = Best(**plain["best"])
+        state = cls(**plain)
+        wrong = [name for name, is_right in _KINDS.items() if not is_right(getattr(state, name))]
+        if state.best is not None and not (_is_number(state.best.score) and _is_count(state.best.update)):
+            wrong.append("best")
+        if wrong:
+            raise TypeError(f"values of the wrong kind: {', '.join(wrong)}")
+        return state
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_figures(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+_KINDS: Final[dict[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("update", "settled", "summed", "samples", "stale_checks", "metrics_bytes"), _is_count),
+    "threads": lambda value: _is_count(value) and value > 0,
+    **dict.fromkeys(("train_seconds", "seconds"), _is_number),
+    **dict.fromkeys(("loss", "best_val_loss"), lambda value: value is None or _is_number(value)),
+    **dict.fromkeys(("data", "device", "pipeline"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("figures", "losses"), _is_figures),
+    "best": lambda value: value is None or _is_figures(value.figures),
+    "stopped_by": lambda value: value is None or isinstance(value, str),
+}
 
 
 def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from offline_cli.environments import Environment
-from offline_cli.modules.devices import autocast
+from offline_cli.modules.drawing import autocast
 from offline_cli.modules.rl_module import evaluating
-from offline_cli.playing.evaluation_rollouts import Played, play
+from offline_cli.playing.returns import Played, play
 from offline_cli.playing.slots import Purpose
-from offline_cli.policies.pieces import PlayPieces
+from offline_cli.policies.piped_policy import PlayPieces
+from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.signals import StopSignals
-from offline_cli.training.state import Best, TrainState
 
 __all__ = ["Checks", "score"]
 

@@ -20,7 +20,7 @@ from offline_cli.json_documents import load_schema, mistakes_by
 from offline_cli.modules.network import MLP, network_kind
 from offline_cli.options.cloning import ConfigKeys, MlpKeys
 from offline_cli.options.option import declared_in
-from offline_cli.training.algorithms.registry import algorithm_kind
+from offline_cli.training.algorithms.algorithm import algorithm_kind
 
 __all__ = [
     "BOUNDS",

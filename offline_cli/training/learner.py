@@ -21,8 +21,7 @@ from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.plugins import plugin_behind
 from offline_cli.spaces import Space
-from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Group, Task
-from offline_cli.training.algorithms.registry import BC, algorithm_kind, own_algorithms
+from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig
 
 __all__ = ["Learner", "Setup", "check_losses", "cloning_learner", "differentiating", "misnamed"]

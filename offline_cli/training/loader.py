@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from offline_cli.training.epoch_order import EpochOrder
-from offline_cli.training.host_feed import HostFeed
 from offline_cli.training.stores import Store
+from offline_cli.training.updates import HostFeed
 from offline_cli.trees import Tree
 
 __all__ = ["WEIGHTS", "StepLoader"]

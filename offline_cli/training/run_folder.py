@@ -71,13 +71,11 @@ from offline_cli.storage.moving import keep_names
 from offline_cli.storage.own_files import is_own_part
 from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.storage.target_folder import exclusive
-from offline_cli.training.checkpoints import Checkpoints
+from offline_cli.training.checkpoints import Checkpoints, TrainState
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.metrics_file import MetricsFile, TrainResult
-from offline_cli.training.own_run import has_run, holds_nothing_else, refuse_foreign
-from offline_cli.training.run_lock import TRAINING, RunLock
+from offline_cli.training.run_lock import TRAINING, RunLock, has_run, holds_nothing_else, refuse_foreign
 from offline_cli.training.signals import Pace
-from offline_cli.training.state import TrainState
 
 __all__ = ["RunFolder"]
 

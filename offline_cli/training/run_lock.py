@@ -1,4 +1,12 @@
-"""_training.json: which process trains in a run folder; refuses a second one while the first is at work.
+"""What in a folder is a run's own, by name and content; refuses a folder that is not a run, and what is not its own in one.
+
+A run has a policy.json that says so, or, where its trainer was killed before that, a config.toml with all that a resolved
+configuration has. Runs of earlier versions have these too. Files with other names are the user's, and so is every folder
+below checkpoints/ whose name is not one that a trainer gives: copies of checkpoints, for instance.
+
+Damage makes a file of a run nobody else's: it is the run's as long as anything of what a trainer writes is found in it.
+
+_training.json: which process trains in a run folder; refuses a second one while the first is at work.
 
 It is the lock of dataset folders (`storage/lease.py`) under another name: made where none is, beaten every few seconds,
 taken over where its trainer is gone. It is there only while somebody trains: what a run needs to go on is in its checkpoints.
@@ -6,19 +14,114 @@ taken over where its trainer is gone. It is there only while somebody trains: wh
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Final
 
-from offline_cli.errors import Locked, OfflineCliError, StorageError, TakenOver
+from offline_cli.errors import Locked, OfflineCliError, OutputExists, StorageError, TakenOver
+from offline_cli.policies.run_files import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    CONFIG,
+    CURVE,
+    LEARNED,
+    METRICS,
+    POLICY,
+    RESULT,
+    STATE,
+    TENSORS,
+    WEIGHTS,
+)
 from offline_cli.storage.lease import Changed, WritingLock
 from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.liveness import refuse_if_at_work
 from offline_cli.storage.locations import Location
+from offline_cli.storage.own_files import begins_as, head, is_link, is_note, is_own_part, is_regular
 from offline_cli.storage.staging import whole_file
 
-__all__ = ["TRAINING", "RunLock"]
+__all__ = ["TRAINING", "RunLock", "has_run", "holds_nothing_else", "refuse_foreign"]
+
+POLICY_FORMAT: Final = b"offline-cli-policy"
+RESOLVED: Final = frozenset(("batch_size", "checkpoint_every", "confirm_episodes", "eval_episodes", "log_every", "lr", "seed"))
+"""Keys that a resolved configuration has always had, whatever its network."""
+MARKS: Final = {
+    RESULT: re.compile(rb'\A\{"run": |"sha256": |"loss": |"samples_per_second": '),
+    METRICS: re.compile(rb'"update": |"samples_per_second": '),
+    WEIGHTS: re.compile(rb'"dtype":|"data_offsets":'),
+    LEARNED: re.compile(rb"\A.[\xa1-\xbf\xd9]", re.DOTALL),  # whatever the map was called, its first key is a text
+    CURVE: re.compile(rb"PNG\r\n|IHDR"),
+}
+"""One of these is in such a file, among its first `LOOKED` bytes."""
+LOOKED: Final = 1 << 16  # more than the longest path takes as JSON
+JSON_FILES: Final = frozenset((RESULT, METRICS))  # to begin as JSON does is not enough: that would be anybody's
+REPLACED: Final = (RESULT, METRICS, WEIGHTS, LEARNED, CURVE)
+
+
+def has_run(folder: Location) -> bool:
+    """Whether a run is in `folder`, of which files may be damaged. Raises StorageError."""
+    policy = whole_file(folder.join(POLICY)) if folder.join(POLICY).is_file() else None
+    if policy is not None and POLICY_FORMAT in policy:
+        return True
+    config = whole_file(folder.join(CONFIG)) if folder.join(CONFIG).is_file() else None
+    try:
+        return config is not None and tomllib.loads(config.decode()).keys() >= RESOLVED
+    except (ValueError, RecursionError):
+        return False
+
+
+def holds_nothing_else(folder: Location, note: str) -> bool:
+    """Whether nothing is in `folder`, or no more than a kill leaves of the first files: parts, and the note of that name."""
+    return all(is_own_part(child) or (child.name == note and is_note(child)) for child in folder.children())
+
+
+def refuse_foreign(folder: Location, note: str) -> None:
+    """Raise OutputExists for what stands in `folder`, which holds a run, under a run's names and is none of its own.
+
+    `note`: the name of the trainer's note. Nothing is changed.
+    """
+    there = {child.name: child for child in folder.children()}
+    for name in (CONFIG, POLICY, note, CHECKPOINTS, *REPLACED):
+        if name in there and is_link(there[name]):
+            raise _foreign(there[name], "it is a symbolic link, and train-bc writes and removes nothing through one")
+    for name in (CONFIG, POLICY, note):
+        if name in there and there[name].is_local and not is_regular(there[name]):
+            raise _foreign(there[name], "it is a folder, a pipe or a device, and no file")
+    for name in REPLACED:
+        if name in there and not _is_own(there[name]):
+            raise _foreign(there[name], "it is not what train-bc writes under this name")
+    if CHECKPOINTS in there:
+        for checkpoint in folder.join(CHECKPOINTS).children():
+            if CHECKPOINT.fullmatch(checkpoint.name) and not _is_checkpoint(checkpoint):
+                raise _foreign(checkpoint, "it has the name of a checkpoint, and is none")
+
+
+def _is_own(place: Location) -> bool:
+    if not is_regular(place):
+        return False
+    begun = head(place, LOOKED)
+    if not begun.strip(b"\0") or MARKS[place.name].search(begun):
+        return True
+    return place.name not in JSON_FILES and begins_as(place, place.name)
+
+
+def _is_checkpoint(folder: Location) -> bool:
+    """Whether one of its two files is what it should be, or a kill has left neither: damage makes a checkpoint nobody's not."""
+    if is_link(folder) or (folder.is_local and not folder.is_dir()):
+        return False
+    names = {child.name for child in folder.children()} & {STATE, TENSORS}
+    state, tensors = folder.join(STATE), folder.join(TENSORS)
+    if folder.is_local and not all(is_regular(folder.join(name)) for name in names):
+        return False
+    return not names or b'"update"' in head(state) or (TENSORS in names and begins_as(tensors, TENSORS))
+
+
+def _foreign(place: Location, why: str) -> OutputExists:
+    what = f"{place.name} is not of the run that is here: {why}"
+    return OutputExists(what, where=place.url, fix="move it away, or choose another --out")
+
 
 TRAINING: Final = "_training.json"
 TRIES: Final = 10  # at beginning in a folder where others begin and end meanwhile

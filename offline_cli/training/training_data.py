@@ -24,24 +24,22 @@ from numpy.typing import NDArray
 
 from offline_cli.applying.learner_batches import nothing_left
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_spec import Given
-from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import Given, TrainedPipeline
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.tables.options import TableOptions
-from offline_cli.modules.devices import use_threads
+from offline_cli.formats.tables.source import TableOptions
+from offline_cli.modules.drawing import use_threads
 from offline_cli.options.shared import SOURCE_FORMAT
-from offline_cli.policies.pieces import PlayPieces
+from offline_cli.policies.piped_policy import PlayPieces
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Sources
 from offline_cli.training.config import BCConfig
 from offline_cli.training.disk_store import DiskStoreBuilder, learn_in_parts
 from offline_cli.training.learner import Learner, Setup
-from offline_cli.training.memory_bounds import InMemory, Shares
-from offline_cli.training.memory_store import MemoryStoreBuilder
+from offline_cli.training.memory_store import InMemory, MemoryStoreBuilder, Shares
 from offline_cli.training.stores import Store, StoreBuilder, ValidationSplit
 from offline_cli.training.training_source import TrainingSource, open_training_source, place_of_first
 from offline_cli.trees import Tree, flatten

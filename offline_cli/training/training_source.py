@@ -36,17 +36,16 @@ from offline_cli.applying.learner_batches import (
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2, state_from_bytes, state_to_bytes
-from offline_cli.connectors.pipeline_spec import Given, GivenPipeline, Side, read_given
-from offline_cli.connectors.play_pipelines import TrainedPipeline
-from offline_cli.converting.extra_outputs import ExtraOutputs
+from offline_cli.connectors.pipeline_spec import Given, GivenPipeline, Side, TrainedPipeline, read_given
 from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, OfflineCliError
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.source import Source
-from offline_cli.formats.tables.options import TableOptions
-from offline_cli.policies.pieces import PlayPieces, beside_learner
+from offline_cli.formats.tables.source import TableOptions
+from offline_cli.policies.piped_policy import PlayPieces, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists

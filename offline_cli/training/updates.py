@@ -1,4 +1,17 @@
-"""One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
+"""Batches from data that stays in host memory, one ahead of the device.
+
+A batch takes three steps: its rows are gathered into pinned memory, copied from there to a waiting tensor on the device by a
+stream of its own, and moved into the tensors that updates read. The first two are done for the next batch while the device
+works on this one. Without CUDA the same steps happen one after the other.
+
+Adam over all weights as one flat tensor, which has one dtype and one device.
+
+Weights and gradients of the module become views of two flat tensors, so that one step is a handful of operations whatever the
+number of layers, its whole state is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA
+graph can hold it. (torch's own optimizers would also cost each start about 1.4 s: their first use loads torch._dynamo.)
+Source: Kingma and Ba 2015, Algorithm 1; equal to torch.optim.Adam to rounding.
+
+One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
 
 Both run the same code on the same static batch. Capturing warms up first, as CUDA libraries need, and puts back every tensor
 that warming up has changed, so that a captured run starts from the same numbers as an eager one. Groups that are stepped in
@@ -8,20 +21,131 @@ every update, or in each k-th, are graphs of their own: a launch replays those t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from offline_cli.modules.devices import autocast
+from offline_cli.errors import BadConfig
+from offline_cli.modules.drawing import autocast
 from offline_cli.modules.network import checking_features
 from offline_cli.training.algorithms.algorithm import Group
-from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import Learner, check_losses, differentiating, misnamed
 
-__all__ = ["Stepped", "Update", "captured", "unchanged"]
+__all__ = ["FlatAdam", "Gather", "HostFeed", "Stepped", "Update", "captured", "unchanged"]
+
+Gather = Callable[[int, Sequence[Tensor]], None]
+"""Puts the batch of a number into tensors on the host, one for each target."""
+
+
+class HostFeed:
+    """Fills each target (B, ...) on `device` with what a `Gather` puts together on the host."""
+
+    def __init__(self, targets: Sequence[Tensor], device: torch.device) -> None:
+        self._targets = list(targets)
+        self._device = device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        pinned = self._side is not None
+        self._gathered = [torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned) for part in self._targets]
+        self._ahead = [torch.empty_like(part) for part in self._targets]
+        self._number: int | None = None  # of the batch that is, or will be, in `_ahead`
+
+    def fill(self, number: int, gather: Gather) -> None:
+        """Put batch `number` into the targets, and send for the one after it."""
+        if self._number != number:
+            self._send(number, gather)
+        if self._side is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._side)
+        for target, ahead in zip(self._targets, self._ahead, strict=True):
+            target.copy_(ahead)
+        self._send(number + 1, gather)
+
+    def forget(self) -> None:
+        """Gather again what was sent ahead: its rows have changed."""
+        self._number = None
+
+    def _send(self, number: int, gather: Gather) -> None:
+        if self._side is not None:
+            self._side.synchronize()  # the copy before this one has left the pinned memory
+        gather(number, self._gathered)
+        if self._side is None:
+            self._copy()
+        else:
+            self._side.wait_stream(torch.cuda.current_stream(self._device))  # what was ahead has been taken
+            with torch.cuda.stream(self._side):
+                self._copy()
+        self._number = number
+
+    def _copy(self) -> None:
+        for ahead, gathered in zip(self._ahead, self._gathered, strict=True):
+            ahead.copy_(gathered, non_blocking=True)
+
+
+class FlatAdam:
+    """Takes over `parameters` (their memory moves into `weights`); gradients must be accumulated, never replaced."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        """`parameters`: of a module, with or without their names, which errors then tell. Raises BadConfig for parameters of
+        several dtypes or devices: one tensor would change the dtype of some.
+        """
+        named = [part if isinstance(part, tuple) else (str(number), part) for number, part in enumerate(parameters)]
+        _check_alike(named)
+        owners = [owner for _, owner in named]
+        self.weights = torch.cat([owner.detach().reshape(-1) for owner in owners])
+        self.gradients = torch.zeros_like(self.weights)
+        self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        self.step_number = torch.zeros((), dtype=torch.float64, device=self.weights.device)  # 1 - beta^t needs the digits
+        self.lr = torch.tensor(float(lr), device=self.weights.device)  # so that a captured graph reads it anew; too high: inf
+        self._beta1, self._beta2, self._eps = *betas, eps
+        self._decay = torch.tensor(betas, dtype=torch.float64, device=self.weights.device)
+        self._scratch = torch.empty_like(self.weights)
+        first = 0
+        for owner in owners:
+            part = slice(first, first + owner.numel())
+            owner.data, owner.grad = self.weights[part].view_as(owner), self.gradients[part].view_as(owner)
+            first += owner.numel()
+
+    def zero_grad(self) -> None:
+        """Before each backward pass."""
+        self.gradients.zero_()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from the gradients."""
+        self.step_number += 1
+        correction1, correction2 = (1 - self._decay**self.step_number).unbind()
+        self.mean.lerp_(self.gradients, 1 - self._beta1)
+        self.square.mul_(self._beta2).addcmul_(self.gradients, self.gradients, value=1 - self._beta2)
+        torch.sqrt(self.square, out=self._scratch)
+        self._scratch.mul_(correction2.rsqrt()).add_(self._eps)
+        torch.div(self.mean, self._scratch, out=self._scratch)
+        self.weights.sub_(self._scratch.mul_(self.lr / correction1))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a step changes but the weights, by name: to be saved, and written back in place with `copy_`."""
+        return {"mean": self.mean, "square": self.square, "step_number": self.step_number}
+
+
+def _check_alike(named: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Raise BadConfig, naming the parameters that are unlike most of the others."""
+    forms = {name: f"{owner.dtype} on {owner.device}" for name, owner in named}
+    kinds = Counter(forms.values())
+    if len(kinds) > 1:
+        usual = kinds.most_common(1)[0][0]
+        problems = [f"parameter {name} is {form}, most are {usual}" for name, form in forms.items() if form != usual]
+        fix = "bring the module to one dtype and device before training, for example with module.float()"
+        raise BadConfig.of(problems, where="the parameters to train", fix=fix)
+
 
 WARM_UPS = 3
 

@@ -17,8 +17,7 @@ from default_pieces import LEARNER_DEFAULTS
 
 from offline_cli import apply
 from offline_cli.applying.column_summary import seen_in_batch
-from offline_cli.applying.sample_episodes import invented_episodes
-from offline_cli.applying.showing import PipelineShown, PipelineTraced
+from offline_cli.applying.showing import PipelineShown, PipelineTraced, invented_episodes
 from offline_cli.connectors import MeanStdFilter, learner_pipeline
 from offline_cli.connectors.batch_items import Items
 from offline_cli.episodes.batch import EpisodeBatch

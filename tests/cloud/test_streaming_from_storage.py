@@ -16,7 +16,7 @@ from offline_cli import record
 from offline_cli.errors import Interrupted
 from offline_cli.progress import Progress
 from offline_cli.storage.locations import open_location
-from offline_cli.training import memory_bounds
+from offline_cli.training import memory_store as memory_bounds
 from offline_cli.training.bc import train_bc
 from offline_cli.training.disk_store import StoreForm
 

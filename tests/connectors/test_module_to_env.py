@@ -11,8 +11,7 @@ import torch
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions, module_to_env_pipeline
 from offline_cli.connectors.module_to_env.unbatching import (
     GetActions,
     ListifyDataForVectorEnv,

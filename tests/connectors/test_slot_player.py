@@ -12,7 +12,7 @@ import torch
 
 from offline_cli import Columns, ConnectorV2
 from offline_cli.connectors.pipeline_files import PipelineFile, Setting, parse_pipeline
-from offline_cli.connectors.play_pipelines import PlayPipelines, TrainedPipeline, play_pipelines
+from offline_cli.connectors.pipeline_spec import PlayPipelines, TrainedPipeline, play_pipelines
 from offline_cli.connectors.slot_player import SPARE, SlotPlayer
 from offline_cli.errors import BadConfig, UnknownPiece
 from offline_cli.modules import build_module, build_recurrent_module

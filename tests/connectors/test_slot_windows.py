@@ -21,11 +21,11 @@ from offline_cli.connectors import (
     PrevActionsPrevRewards,
     WriteObservationsToEpisodes,
 )
-from offline_cli.connectors.common.added_observations import AddObservationsFromEpisodesToBatch
+from offline_cli.connectors.common.batch_columns import AddObservationsFromEpisodesToBatch
 from offline_cli.connectors.common.observation_transform import ObservationTransform
 from offline_cli.connectors.connector_v2 import takes_slots
 from offline_cli.connectors.pipeline_files import Setting
-from offline_cli.connectors.play_pipelines import PlayPipelines, play_pipelines
+from offline_cli.connectors.pipeline_spec import PlayPipelines, play_pipelines
 from offline_cli.connectors.slot_player import SlotPlayer
 from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.modules.drawing import chance_size

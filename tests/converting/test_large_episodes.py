@@ -88,6 +88,6 @@ def test_streaming_refuses_it_and_training_in_memory_does_not(
     recording: Callable[..., Written], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = recording("columns", LONGER).path
-    monkeypatch.setattr("offline_cli.training.memory_bounds._resident", lambda: None)  # this process has seen other tests
+    monkeypatch.setattr("offline_cli.training.memory_store._resident", lambda: None)  # this process has seen other tests
     refused(lambda: train_bc(source, tmp_path / "run", updates=1, streaming=True, memory_limit=512 * MIB))
     assert train_bc(source, tmp_path / "run", updates=1, overwrite=True).steps == LONGER

@@ -15,7 +15,7 @@ BEGIN = """
     import multiprocessing, os, signal, sys, time
     from multiprocessing import forkserver
     from offline_cli.engines.fork_server import process_context
-    from offline_cli.engines.orphans import ended, signals_are_its_parents
+    from offline_cli.engines.fork_server import ended, signals_are_its_parents
     from offline_cli.engines.watchdog_process import began, runs
 
     def waits(mark):

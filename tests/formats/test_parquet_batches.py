@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.formats.parquet_batches import parquet_batches
+from offline_cli.formats.small_parquet import parquet_batches
 
 TABLE = pa.table(
     {

@@ -28,7 +28,7 @@ BATCH = {"type": "SampleBatch", "obs": [[0.0]], "actions": [0], "rewards": [1.0]
 NOTED = """
 import numpy as np
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats.file_source import FileSource
+from offline_cli.formats.source import FileSource
 from offline_cli.formats.reader import LIKELY, NO, SURE, Reader
 from offline_cli.formats.source import Fragments
 class Notes(FileSource):

@@ -14,7 +14,7 @@ from safetensors.torch import save as save_tensors
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_v2 import state_from_bytes, state_to_bytes
 from offline_cli.connectors.pipeline_files import Setting, pipeline_of
-from offline_cli.connectors.play_pipelines import TrainedPipeline, play_pipelines
+from offline_cli.connectors.pipeline_spec import TrainedPipeline, play_pipelines
 from offline_cli.errors import SpaceMismatch
 from offline_cli.modules.policy import build_module
 from offline_cli.policies.run_policy import policy_of

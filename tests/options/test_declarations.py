@@ -20,7 +20,7 @@ from offline_cli.options import Declared, Option, declared_in
 from offline_cli.options.cloning import ConfigKeys, MlpKeys
 from offline_cli.options.shared import Caching
 from offline_cli.storage.cache import SIZE
-from offline_cli.training.memory_bounds import DEFAULT
+from offline_cli.training.memory_store import DEFAULT
 
 PACKAGE = Path(__file__).resolve().parents[2] / "offline_cli"
 FUNCTIONS = {command.name.replace("-", "_"): command for command in COMMANDS}
@@ -77,7 +77,7 @@ def _same_but_words(first: Option, second: Option) -> bool:
 
 @pytest.mark.parametrize(("where", "one"), every(), ids=lambda part: getattr(part, "name", part))
 def test_a_default_is_one_of_the_choices_and_within_the_limits(where: str, one: Declared) -> None:
-    from offline_cli.options.values import _wrong
+    from offline_cli.options.keywords import _wrong
 
     default = one.option.default
     assert default is None or not _wrong(one, default)

@@ -19,7 +19,7 @@ from offline_cli.datasets.opening import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UsageError
 from offline_cli.modules.policy import build_module
-from offline_cli.playing.evaluation_rollouts import play
+from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose
 from offline_cli.recording.record import record
 from offline_cli.step_values import flag_of, reward_of

@@ -15,10 +15,10 @@ import pytest
 from offline_cli.environments import open_environment
 from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.playing.evaluate import evaluate
-from offline_cli.playing.evaluation_plan import ROUND, EvaluationPlan
-from offline_cli.playing.evaluation_rollouts import play
+from offline_cli.playing.plan import ROUND, EvaluationPlan
+from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose
-from offline_cli.policies.pieces import PlayPieces
+from offline_cli.policies.piped_policy import PlayPieces
 from offline_cli.recording.record import record
 from offline_cli.training.bc import train_bc
 

@@ -16,8 +16,8 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
 from offline_cli.modules.distributions import build_head
 from offline_cli.modules.drawing import chance_size, drawn_actions
+from offline_cli.policies.policy import uniform_size, uniform_values
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.policies.uniform import uniform_size, uniform_values
 from offline_cli.trees import leaves
 
 Record = Callable[..., Path]

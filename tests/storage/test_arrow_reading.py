@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.formats.parquet_batches import parquet_batches
+from offline_cli.formats.small_parquet import parquet_batches
 from offline_cli.formats.tables import csv_files
 from offline_cli.formats.tables.csv_files import csv_batches
 from offline_cli.formats.tables.mapping import CsvForm

@@ -43,7 +43,7 @@ def _make_batch(*, episodes: int = 12, length: int = 40, continuous: bool = Fals
 @pytest.fixture(autouse=True)
 def room_beside_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that is not given is one on the whole process, which holds what the tests before have left in it."""
-    monkeypatch.setattr("offline_cli.training.memory_bounds.DEFAULT", {"cpu": 16 << 30, "cuda": 16 << 30})
+    monkeypatch.setattr("offline_cli.training.memory_store.DEFAULT", {"cpu": 16 << 30, "cuda": 16 << 30})
 
 
 @pytest.fixture

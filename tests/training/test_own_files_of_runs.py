@@ -16,8 +16,8 @@ from offline_cli.errors import OutputExists
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.own_files import head
 from offline_cli.training.bc import train_bc
-from offline_cli.training.own_run import refuse_foreign
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.run_lock import refuse_foreign
 
 Write = Callable[..., Path]
 OLD_RUN = Path(__file__).parents[1] / "testdata" / "run_by_255"

@@ -12,7 +12,7 @@ from offline_cli.environments import open_environment
 from offline_cli.errors import BadData
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.playing.evaluation_rollouts import Played, play
+from offline_cli.playing.returns import Played, play
 from offline_cli.playing.slots import Purpose, episode_seed, episode_seeds
 from offline_cli.spaces import Space
 from offline_cli.training.signals import StopRequested

@@ -18,17 +18,16 @@ from offline_cli import Columns, ConnectorV2
 from offline_cli.applying.learner_batches import in_learner_units
 from offline_cli.connectors import FrameStacking
 from offline_cli.connectors.pipeline_files import parse_pipeline
-from offline_cli.connectors.pipeline_spec import GivenPipeline
-from offline_cli.connectors.play_pipelines import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import GivenPipeline, TrainedPipeline
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
 from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.evaluate import evaluate
-from offline_cli.playing.evaluation_rollouts import play
+from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose
-from offline_cli.policies.pieces import PlayPieces
+from offline_cli.policies.piped_policy import PlayPieces
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from offline_cli.errors import BadData, OutputExists, StorageError, UsageError
+from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.state import Best, TrainState
 
 
 @pytest.fixture

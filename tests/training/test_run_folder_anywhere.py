@@ -18,10 +18,10 @@ from offline_cli.errors import BadData, OutputExists, StorageError
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training import metrics_file, run_folder, signals
 from offline_cli.training.bc import train_bc
+from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.signals import Pace
-from offline_cli.training.state import TrainState
 
 Write = Callable[..., Path]
 OPTIONS: dict[str, Any] = {"updates": 60, "batch_size": 32, "checkpoint_every": 10, "val_fraction": 0.25, "eval_every": 15}

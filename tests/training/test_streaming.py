@@ -35,7 +35,8 @@ from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.policy import build_module
 from offline_cli.progress import Progress
 from offline_cli.storage.local_files import TempFile
-from offline_cli.training import disk_store, memory_bounds
+from offline_cli.training import disk_store
+from offline_cli.training import memory_store as memory_bounds
 from offline_cli.training.algorithms import Task
 from offline_cli.training.bc import train_bc
 from offline_cli.training.checks import score

@@ -24,7 +24,7 @@ from offline_cli.connectors.common.flattening import FlattenObservations
 from offline_cli.connectors.common.observation_transform import ObservationTransform
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.env_to_module.observation_preprocessor import wrapped
-from offline_cli.episodes.one_hot import hot_size, one_hot_leaf
+from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
 from offline_cli.spaces import Space, describe
 
 __all__ = [

@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.added_observations import AddObservationsFromEpisodesToBatch
+from offline_cli.connectors.common.batch_columns import AddObservationsFromEpisodesToBatch, NumpyToTensor
 from offline_cli.connectors.common.batching import AgentToModuleMapping, BatchIndividualItems
 from offline_cli.connectors.common.states_and_time import AddStatesFromEpisodesToBatch, AddTimeDimToBatchAndZeroPad
-from offline_cli.connectors.common.tensors import NumpyToTensor
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.piece_makers import Custom, custom_pieces

@@ -24,7 +24,7 @@ from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
-from offline_cli.connectors.piece_errors import what_it_wants
+from offline_cli.connectors.piece_options import what_it_wants
 from offline_cli.episodes.buffers.stacking import stack, unstack
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage
 from offline_cli.spaces import Space, describe

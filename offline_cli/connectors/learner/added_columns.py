@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import STATE_COLUMNS, Columns
 from offline_cli.connectors.batch_items import filed_rows, key_of, owned
-from offline_cli.connectors.common.added_observations import first_rows
+from offline_cli.connectors.common.batch_columns import first_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode

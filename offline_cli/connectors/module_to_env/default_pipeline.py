@@ -1,4 +1,6 @@
-"""The default module-to-env pipeline; refuses custom pieces that are no connectors.
+"""Actions in the units of an environment; refuses to touch the actions themselves: what the module put out is recorded.
+
+The default module-to-env pipeline; refuses custom pieces that are no connectors.
 
 Custom pieces come where the documents have them: the module's outputs are items of episodes there, and actions are drawn, but
 not yet in the units of the environment. A piece that has to come before the drawing, to change logits, is put there by
@@ -7,13 +9,18 @@ not yet in the units of the environment. A piece that has to come before the dra
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+from gymnasium import spaces
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import is_filed
+from offline_cli.connectors.common.batch_columns import TensorToNumpy
 from offline_cli.connectors.common.batching import ModuleToAgentUnmapping
-from offline_cli.connectors.common.tensors import TensorToNumpy
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.module_to_env.unbatching import (
     GetActions,
     ListifyDataForVectorEnv,
@@ -21,9 +28,103 @@ from offline_cli.connectors.module_to_env.unbatching import (
     UnBatchToIndividualItems,
 )
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
+from offline_cli.episodes.buffers.stacking import unstack
+from offline_cli.errors import BadPiece
+from offline_cli.modules.action_units import Span, for_environment, span_of
 from offline_cli.spaces import Space
+from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["ModuleToEnvPipeline", "module_to_env_pipeline"]
+__all__ = ["ModuleToEnvPipeline", "NormalizeAndClipActions", "module_to_env_pipeline"]
+
+
+class NormalizeAndClipActions(ConnectorV2):
+    """A new column `actions_for_env` beside `actions`; without either setting no column, and the actions go as they are.
+
+    normalize_actions: Box actions of floats in about [-1, 1] are stretched to the bounds of the space, then clipped to them.
+    clip_actions: only clipped. A Box without bounds on both sides cannot be stretched to; other spaces get their dtype.
+
+    `stretched_by`: a space of the same structure, to whose bounds actions are stretched in place of the action space's own:
+    those by which a policy's data was scaled down. Who plays the policy sets it.
+    """
+
+    slots_too = True
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        normalize_actions: bool,
+        clip_actions: bool,
+        **kwargs: Any,
+    ) -> None:
+        self.normalize_actions, self.clip_actions = normalize_actions, clip_actions
+        self.stretched_by: Space | None = None
+        self._spans: dict[int, Span | None] = {}  # by the identity of the space, which the piece keeps alive
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    def recompute_output_action_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
+        """The same space; what was worked out for another is forgotten."""
+        self._spans = {}
+        return input_action_space
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch. Raises BadPiece without actions, and without an action space to fit them to."""
+        if not (self.normalize_actions or self.clip_actions):
+            return batch
+        space = self.input_action_space
+        if space is None:
+            raise self._lacking("no action space to fit them to", "put it into a pipeline that has an input_action_space")
+        if Columns.ACTIONS not in batch:
+            raise self._lacking(f"no actions among the columns {sorted(batch)}", "put GetActions before it")
+        held = batch[Columns.ACTIONS]
+        if is_filed(held):
+            batch[Columns.ACTIONS_FOR_ENV] = self._filed(held, space)
+        else:
+            batch[Columns.ACTIONS_FOR_ENV] = self._items(held, space) if isinstance(held, list) else self._rows(held, space)
+        return batch
+
+    def _lacking(self, what: str, fix: str) -> BadPiece:
+        return BadPiece(f"NormalizeAndClipActions found {what}", where=f"piece {type(self).__name__}", fix=fix)
+
+    def _filed(self, held: dict[tuple[Any, ...], list[Any]], space: Space) -> dict[tuple[Any, ...], list[Any]]:
+        """All items of one space at once: a call for each of many environments would take longer than the network."""
+        spaces_of = {key: _of_agent(space, key) for key in held}
+        fitted: dict[int, Iterator[Any]] = {}
+        for part in {id(part): part for part in spaces_of.values()}.values():
+            fitted[id(part)] = iter(self._items([item for key in held if spaces_of[key] is part for item in held[key]], part))
+        return {key: [next(fitted[id(spaces_of[key])]) for _ in items] for key, items in held.items()}
+
+    def _items(self, items: list[Any], space: Space) -> list[Any]:
+        if not items:
+            return []
+        return unstack(self._rows(map_leaves(lambda *leaves: np.stack(leaves), *items), space))
+
+    def _rows(self, actions: Tree, space: Space) -> Tree:
+        return self._fitted(actions, space, space if self.stretched_by is None else self.stretched_by)
+
+    def _fitted(self, actions: Tree, space: Space, by: Any) -> Tree:
+        """Leaves (B, ...) as an environment with this action space takes them, stretched to the bounds of `by`."""
+        if isinstance(space, spaces.Dict):
+            return {key: self._fitted(actions[key], part, by[key]) for key, part in space.spaces.items()}
+        if isinstance(space, spaces.Tuple):
+            parts = enumerate(zip(actions, space.spaces, strict=True))
+            return tuple(self._fitted(item, part, by[index]) for index, (item, part) in parts)
+        if not isinstance(space, spaces.Box):
+            return np.asarray(actions).astype(space.dtype, copy=True)
+        values = np.array(actions)
+        if not self.normalize_actions:
+            return for_environment(values, space, None)
+        if values.dtype.kind in "iub" and np.dtype(space.dtype).kind in "iu":  # choices, counted from the lowest
+            return for_environment(space.low + values, space, None)
+        if id(by) not in self._spans:
+            self._spans[id(by)] = span_of(by)
+        return for_environment(values, space, self._spans[id(by)])
+
+
+def _of_agent(space: Space, key: tuple[Any, ...]) -> Space:
+    """The part of a multi-agent space that belongs to the agent of a key; the space itself for a single agent."""
+    return space[key[1]] if len(key) > 1 and isinstance(space, spaces.Dict) else space
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):

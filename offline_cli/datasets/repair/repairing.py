@@ -24,8 +24,7 @@ from offline_cli.datasets.repair.plan import Plan, RepairResult, act
 from offline_cli.datasets.repair.survey import Survey, choose, survey
 from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.options.datasets import RepairOptions
-from offline_cli.options.keywords import takes
-from offline_cli.options.values import check_values
+from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING

@@ -22,10 +22,9 @@ from offline_cli.environments import spaces_of_env
 from offline_cli.errors import NoData
 from offline_cli.formats.detect import open_sources
 from offline_cli.formats.source import ReadOptions, Source
-from offline_cli.formats.tables.options import TableOptions
+from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.datasets import ValidateOptions
-from offline_cli.options.keywords import takes
-from offline_cli.options.values import check_values
+from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space

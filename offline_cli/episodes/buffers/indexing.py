@@ -26,7 +26,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.episodes.buffers.stacking import has_tuple, tuples_for
-from offline_cli.episodes.one_hot import hot_size, one_hot_leaf
+from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, map_leaves, paths, unflatten_like

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from offline_cli.episodes.codec.arrays import pack, unpack
-from offline_cli.episodes.codec.plain_values import plain_mapping
-from offline_cli.episodes.codec.steps import arrays_from_jsonable, is_jsonable
+from offline_cli.episodes.codec.steps import arrays_from_jsonable, is_jsonable, plain_mapping
 from offline_cli.episodes.episode_spaces import space_in_state, space_node
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import PROBLEM, BadData, BadEpisode, OfflineCliError

@@ -23,9 +23,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from offline_cli.episodes.multi_agent import pieces, states
-from offline_cli.episodes.multi_agent.accessors import MultiAgentAccessors
-from offline_cli.episodes.multi_agent.building import ByAgent, Flags, Lists, build, shift
+from offline_cli.episodes.multi_agent import pieces
+from offline_cli.episodes.multi_agent.building import ByAgent, Flags, Lists, MultiAgentAccessors, build, shift
 from offline_cli.episodes.multi_agent.episode_data import AgentID, MappingFn, default_module
 from offline_cli.episodes.multi_agent.reading import table
 from offline_cli.episodes.multi_agent.stepping import Step, enter
@@ -206,7 +205,7 @@ class MultiAgentEpisode(MultiAgentAccessors):
 
     def get_state(self) -> dict[str, Any]:
         """The episode in RLlib's state layout, which RLlib's `from_state` takes too. Arrays are not copied."""
-        return states.state_of(self)
+        return pieces.state_of(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -214,7 +213,7 @@ class MultiAgentEpisode(MultiAgentAccessors):
 
         Raises BadEpisode for a state of another form or with parts that contradict each other.
         """
-        return states.episode_of(cls, state)
+        return pieces.episode_of(cls, state)
 
     def print(self) -> None:
         """Write a table to stdout: which agent got an observation at which environment timestep."""

@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
-from offline_cli.formats.agents import SharedIds
-from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.parquet_files import Chunk, chunks
-from offline_cli.formats.rllib_columns.parts import Part, Shapes, parts_of
 from offline_cli.formats.rllib_columns.tables import (
     INFOS,
     VALUES,
+    Part,
+    Shapes,
     check_columns,
     first_of_each_agent,
     keys_of,
     missing_values,
     order_of,
+    parts_of,
     taken,
     wanted_columns,
     without_dictionaries,
 )
-from offline_cli.formats.source import Fragments, Origins
-from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, end_flags, fragments_of_rows
+from offline_cli.formats.source import FileSource, Fragments, Origins
+from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["RllibColumnsSource"]

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.agents import agent_episode_id
 from offline_cli.formats.sample_batch.rows import PolicyRows
 from offline_cli.formats.sample_batch.settling import Settlement
 from offline_cli.formats.source import Fragments, Origins
-from offline_cli.formats.step_rows import Keys, StepRows, fragments_of_rows
+from offline_cli.formats.step_rows import Keys, StepRows, agent_episode_id, fragments_of_rows
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 

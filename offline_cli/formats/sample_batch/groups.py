@@ -23,8 +23,7 @@ from offline_cli.errors import BadData
 from offline_cli.formats.packed import KnownPatterns
 from offline_cli.formats.sample_batch.files import Line
 from offline_cli.formats.sample_batch.lines import PER_STEP, Batch, BatchReader, NotAlike
-from offline_cli.formats.sample_batch.records import batches_of, parsed
-from offline_cli.formats.sample_batch.rows import LinePlace, PolicyRows
+from offline_cli.formats.sample_batch.rows import LinePlace, PolicyRows, batches_of, parsed
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 

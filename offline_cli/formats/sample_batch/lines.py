@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.packed import KnownPatterns, looks_packed
-from offline_cli.formats.sample_batch.records import FIX, NEEDED
-from offline_cli.formats.sample_batch.rows import LinePlace, PolicyRows
+from offline_cli.formats.sample_batch.rows import FIX, NEEDED, LinePlace, PolicyRows
 from offline_cli.formats.sample_batch.values import Column, arrays_of, column_of, infos_of
 from offline_cli.formats.step_rows import END_FLAGS, end_flags, timesteps
 from offline_cli.spaces import Space

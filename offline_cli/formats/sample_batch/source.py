@@ -11,14 +11,12 @@ import numpy as np
 
 from offline_cli.engines.processes import helpers, mapped
 from offline_cli.errors import BadData
-from offline_cli.formats.file_source import FileSource
 from offline_cli.formats.sample_batch.blocks import Block, nbytes_of
 from offline_cli.formats.sample_batch.files import Line, LineGroup, grouped
 from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
-from offline_cli.formats.sample_batch.ids import Identifier
 from offline_cli.formats.sample_batch.rows import PolicyRows, in_line_order
-from offline_cli.formats.sample_batch.settling import Settlement
-from offline_cli.formats.source import Fragments, ReadOptions
+from offline_cli.formats.sample_batch.settling import Identifier, Settlement
+from offline_cli.formats.source import FileSource, Fragments, ReadOptions
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["SampleBatchSource"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from offline_cli.formats.tables.options import TableOptions
-from offline_cli.formats.tables.source import TableSource
+from offline_cli.formats.tables.source import TableOptions, TableSource
 
 __all__ = ["TableOptions", "TableSource"]

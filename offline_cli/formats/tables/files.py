@@ -17,17 +17,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadMapping
-from offline_cli.formats.file_source import Openable
 from offline_cli.formats.memory import MEMORY_LIMIT, give_back
 from offline_cli.formats.sample_batch.files import line_limit_of
-from offline_cli.formats.tables.arrow_files import (
+from offline_cli.formats.source import Openable
+from offline_cli.formats.tables.arrow_messages import (
+    ArrowBound,
     arrow_batches,
     arrow_schema,
     parquet_batches,
     parquet_nullable,
     parquet_schema,
 )
-from offline_cli.formats.tables.arrow_messages import ArrowBound
 from offline_cli.formats.tables.claims import cells_of_csv, cells_of_json
 from offline_cli.formats.tables.csv_files import csv_batches, csv_header, delimiter_of
 from offline_cli.formats.tables.json_files import json_batches, json_schemas

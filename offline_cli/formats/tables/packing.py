@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from offline_cli.errors import BadData
-from offline_cli.formats.file_source import Openable
+from offline_cli.formats.source import Openable
 from offline_cli.storage.arrow_reading import extension_failures
 from offline_cli.storage.failures import storage_failures
 

@@ -1,4 +1,6 @@
-"""Tables of steps as a source of whole episodes; refuses columns that nothing explains and rows that nothing divides.
+"""What a caller may say about tables before they are opened; refuses to read anything.
+
+Tables of steps as a source of whole episodes; refuses columns that nothing explains and rows that nothing divides.
 
 * `files`, `csv_files`, `json_files`, `arrow_files`, `packing`: bytes to raw chunks of rows;
 * `mapping`, `mapping_mistakes`, `presets`, `starting`, `matching`: what the columns mean;
@@ -10,19 +12,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 import pyarrow as pa
 from gymnasium import spaces
 
+from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
-from offline_cli.errors import BadEpisode, BadMapping, NoData
-from offline_cli.formats.file_source import FileSource
-from offline_cli.formats.memory import give_back, room_for_data
-from offline_cli.formats.source import Fragments, ReadOptions, SourceInfo
+from offline_cli.errors import BadEpisode, BadMapping, NoData, UsageError
+from offline_cli.formats.memory import MEMORY_LIMIT, give_back, room_for_data
+from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
 from offline_cli.formats.tables.episodes import EpisodeMaker
 from offline_cli.formats.tables.facts import columns_of, gather
 from offline_cli.formats.tables.files import TableFile
@@ -32,17 +35,61 @@ from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprin
 from offline_cli.formats.tables.key_runs import LARGE
 from offline_cli.formats.tables.keyed import KeyedEpisodes
 from offline_cli.formats.tables.layout import VALUES, Layout, Leaf, lay_out, looked_at
-from offline_cli.formats.tables.mapping import EXTRA, CsvForm, TableMapping, load_mapping
+from offline_cli.formats.tables.mapping import EXTRA, CsvForm, TableMapping, load_mapping, mapping_text
 from offline_cli.formats.tables.matching import Matched, default_mapping, looks_like_ids, match
 from offline_cli.formats.tables.numeric import Shape
-from offline_cli.formats.tables.options import TableOptions
 from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
+from offline_cli.options.shared import EpisodeEnds, Tables
 from offline_cli.spaces import Space
+from offline_cli.storage.local_files import checked_folder
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree
 
-__all__ = ["TableSource"]
+__all__ = ["EPISODE_ENDS", "MEMORY_LIMIT", "TableOptions", "TableSource"]
+
+EPISODE_ENDS: Final[tuple[str, ...]] = get_args(EpisodeEnds)
+LEAST_MEMORY: Final = 256 << 20  # the program itself takes half of that
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """How to read tables. Raises UsageError for what makes no sense."""
+
+    mapping: str | None = None  # a file by path or URL, or the name of a preset; None: `rllib`, where its columns are there
+    rows_as_episodes: bool = False  # each row is an episode of one step
+    episode_ends: str | None = None  # flags | t | chain; None: as the mapping says
+    temp_dir: str | None = None  # where rows go that do not fit into memory; None: the system's
+    memory_limit: int = MEMORY_LIMIT  # bytes that the whole conversion may take
+
+    def __post_init__(self) -> None:
+        if self.episode_ends is not None and self.episode_ends not in EPISODE_ENDS:
+            fix = f"use {', '.join(EPISODE_ENDS[:-1])} or {EPISODE_ENDS[-1]}"
+            raise UsageError(f"episodes cannot end by {self.episode_ends!r}", where="--episode-ends", fix=fix)
+        if self.rows_as_episodes and self.episode_ends is not None:
+            fix = "give one of the two"
+            raise UsageError("where each row is an episode, nothing else ends one", where="--episode-ends", fix=fix)
+        if self.memory_limit < LEAST_MEMORY:
+            what = f"{self.memory_limit} bytes are too few to read a table in"
+            raise UsageError(what, where="--memory-limit", fix=f"give at least {LEAST_MEMORY >> 20} MiB")
+
+    @classmethod
+    def of(cls, options: Tables) -> TableOptions:
+        """As the keywords of a function say it. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
+        return cls(
+            options["mapping"],
+            options["rows_as_episodes"],
+            options["episode_ends"],
+            checked_folder(options["temp_dir"]),
+            byte_size(options["memory_limit"], option="--memory-limit"),
+        )
+
+    def identity(self, storage_options: Mapping[str, Any] | None = None) -> list[Any]:
+        """Plain values that are the same for the same reading. Raises StorageNotFound where there is no such mapping."""
+        text = None if self.mapping is None else mapping_text(self.mapping, storage_options)
+        digest = None if text is None else hashlib.sha256(text).hexdigest()
+        return [digest, self.rows_as_episodes, self.episode_ends]
+
 
 CHUNK_SHARE: Final = 32  # one in so many bytes of the room for data is a raw chunk
 MAX_CHUNK_BYTES: Final = 16 << 20

@@ -18,10 +18,8 @@ import numpy as np
 from gymnasium import spaces
 
 from offline_cli.errors import BadConfig
-from offline_cli.modules.distributions.discrete import Categorical, MultiBernoulli, MultiCategorical
-from offline_cli.modules.distributions.gaussian import LOG_STD_RANGE, DiagonalGaussian
-from offline_cli.modules.distributions.head import ActionHead
-from offline_cli.modules.distributions.nested import Nested
+from offline_cli.modules.distributions.discrete import ActionHead, Categorical, MultiBernoulli, MultiCategorical
+from offline_cli.modules.distributions.gaussian import LOG_STD_RANGE, DiagonalGaussian, Nested
 from offline_cli.options.shared import Scale
 from offline_cli.spaces import Space, check_supported
 

@@ -7,13 +7,16 @@ Algorithm, what a run learns by: the columns it reads, the modules it makes, the
 An algorithm knows no loop, file or device. Whatever an update changes is a parameter or a (persistent) buffer of its modules:
 these are saved in checkpoints, moved to the device, and put back after a CUDA graph's warm-up. Losses and what follows them run
 inside a captured graph there: they never read a value back from the device, nor branch on one, and all shapes are static.
+
+Algorithms by the name that an `[algorithm]` table gives: ours, and those of other packages (`offline_cli.algorithms`).
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeVar
@@ -27,9 +30,23 @@ from offline_cli.modules.network import Critic, Network
 from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.slots import draw, for_torch
+from offline_cli.plugins import ALGORITHMS, registered_class
 from offline_cli.spaces import Space
 
-__all__ = ["LOSS", "POLICY", "Algorithm", "Batch", "Group", "Modules", "Task", "frozen_copy", "move_towards"]
+__all__ = [
+    "BC",
+    "LOSS",
+    "POLICY",
+    "Algorithm",
+    "Batch",
+    "Group",
+    "Modules",
+    "Task",
+    "algorithm_kind",
+    "frozen_copy",
+    "move_towards",
+    "own_algorithms",
+]
 
 CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
 
@@ -166,3 +183,26 @@ def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
     inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
     head = policy.action_head
     return {LOSS: -head.logp(inputs, batch[Columns.ACTIONS]), **head.scores(inputs, batch[Columns.ACTIONS])}
+
+
+BC: Final = "bc"
+OURS: Final = {BC: ("offline_cli.training.algorithms.bc", "BC")}
+
+
+def algorithm_kind(name: str, *, named: Collection[str] | None = None) -> type[Algorithm]:
+    """The class of that name. `named`, and what is raised: see `registered_class`."""
+    if name in OURS:
+        return own_algorithms(name)[name]
+    return registered_class(
+        ALGORITHMS,
+        name,
+        Algorithm,  # type: ignore[type-abstract]  # what is abstract is refused
+        ours=OURS,
+        derive_from="offline_cli.training.algorithms.Algorithm",
+        named=named,
+    )
+
+
+def own_algorithms(*names: str) -> dict[str, type[Algorithm]]:
+    """Ours, by name; without `names` all of them."""
+    return {name: getattr(importlib.import_module(OURS[name][0]), OURS[name][1]) for name in names or OURS}
