@@ -57,7 +57,8 @@ def open_sources(
     reader knows it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files, UsageError for
     an unknown `from_`, BadMapping for a table that no mapping explains.
     """
-    check_reader(from_)
+    if from_ != AUTO:
+        check_reader(from_)
     asked = _Asked(from_, tables or UNSAID, storage_options)
     found: list[Source] = []
     for is_folder, group in groupby(expand(sources, storage_options), key=Location.is_dir):

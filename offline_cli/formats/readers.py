@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
@@ -118,11 +119,11 @@ def _loaded(registered: Plugin) -> Reader:
     return found
 
 
+@dataclass(slots=True)
 class ReaderChoice:
     """Readers for several sources, by their content; a plug-in is loaded once, and one that fails is noted once."""
 
-    def __init__(self) -> None:
-        self._others: list[tuple[Plugin, Reader]] | None = None  # None: not loaded yet
+    _others: list[tuple[Plugin, Reader]] | None = None  # None: not loaded yet
 
     def reader_for(self, listing: Listing) -> Reader:
         """The reader that is surest of the files. Raises NoData where none is, BadData for files that nobody can read."""
