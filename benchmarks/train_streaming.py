@@ -29,10 +29,9 @@ from offline_cli.storage.locations import open_location
 from offline_cli.storage.writer import DatasetWriter
 from offline_cli.training.disk_store import DiskStore, StoreForm
 from offline_cli.training.learner import cloning_learner
-from offline_cli.training.loader import StepLoader
+from offline_cli.training.loader import StepLoader, Store
 from offline_cli.training.memory_store import MemoryStore, Shares
 from offline_cli.training.metrics_file import RecordForm
-from offline_cli.training.stores import Store
 from offline_cli.training.updates import Update
 
 __all__ = ["rows"]

@@ -38,7 +38,7 @@ from offline_cli.storage.blanking import this_command
 from offline_cli.storage.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import now, with_defaults
-from offline_cli.storage.own_files import begins_as
+from offline_cli.storage.own_dataset import begins_as
 from offline_cli.storage.staging import write_whole
 from offline_cli.storage.target_folder import TargetFolder
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from offline_cli.applying.column_summary import dtype_name
+from offline_cli.applying.recordings import dtype_name
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace

@@ -22,9 +22,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.applying.column_summary import Seen, seen_in_batch, seen_in_episodes
 from offline_cli.applying.learner_batches import grouped, in_learner_units, stepped, with_steps
-from offline_cli.applying.recordings import Recordings, Said
+from offline_cli.applying.recordings import Recordings, Said, Seen, seen_in_batch, seen_in_episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_files import PipelineFile, Setting

@@ -17,10 +17,9 @@ from typer.core import TyperGroup
 
 from offline_cli import __version__
 from offline_cli.cli import apply, convert, evaluate, inspect, record, repair, train_bc, validate
-from offline_cli.cli.command_line import add
+from offline_cli.cli.command_line import add, names_of_others, other_command
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.other_commands import names_of_others, other_command
 from offline_cli.cli.signals import SIGNALLED, end_now, sigterm_raises
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
 from offline_cli.waiting import Ending

@@ -1,20 +1,35 @@
-"""What `convert --to NAME` writes into: a `Sink` of whole episodes, and the record by which it is known."""
+"""What `convert --to NAME` writes into: a `Sink` of whole episodes, and the record by which it is known.
+
+Objects in the manner of RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches, as a sink.
+
+`--to python:package.module:CustomOutputWriter` names a class, or a function, that is called with an `IOContext`: its
+`output_config` holds `path`, and `log_dir` is `--out`. Each episode is one batch, with RLlib's column names; where ray is
+installed and the writer's module has imported it, a real SampleBatch. Nobody can say whether such a writer's output is whole:
+it can be neither resumed nor replaced.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import numpy as np
+
+from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import OutputExists
+from offline_cli.errors import BadConfig, BadData, OfflineCliError, OutputExists, UsageError
+from offline_cli.formats.input_reader import IOContext
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Environment
 from offline_cli.tally import Reject, Tally
+from offline_cli.trees import map_leaves
 
-__all__ = ["Sink", "SinkContext", "SinkKind", "Written", "refuse_existing"]
+__all__ = ["SampleBatch", "Sink", "SinkContext", "SinkKind", "Written", "output_writer", "refuse_existing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +110,113 @@ class SinkKind:
     words: str  # what it writes, for messages
     open: Callable[[Location, SinkContext], Sink]  # nothing is touched before its `with`
     check: Check = refuse_existing  # raises, before anything is read, what entering would raise
+
+
+class SampleBatch(dict[str, Any]):
+    """Columns by name, a row a step: what RLlib's writers use of its class of this name."""
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self[Columns.REWARDS])
+
+
+def output_writer(maker: Any, name: str) -> SinkKind:
+    """A `SinkKind` for what makes objects with `write()`. Raises BadConfig for what cannot be called."""
+    if not callable(maker):
+        fix = "name a SinkKind, a class with write(), or a function that makes such an object"
+        raise BadConfig(f"it is {type(maker).__name__}, and makes no writer", where=f"--to {name}", fix=fix)
+
+    def open_writer(target: Location, context: SinkContext) -> Sink:
+        return OutputWriterSink(target, context, maker, name)
+
+    return SinkKind(name, f"what {name} writes", open_writer, _refuse_resuming)
+
+
+def _refuse_resuming(target: Location, *, overwrite: bool, resume: bool) -> None:
+    if overwrite or resume:
+        what = f"{'--overwrite' if overwrite else '--resume'} with a writer that cannot say what it has written"
+        raise UsageError(what, where=target.url, fix="leave it out, and give an --out where nothing is")
+    refuse_existing(target, overwrite=False, resume=False)
+
+
+class OutputWriterSink:
+    """Hands each episode to an object with `write(batch)`, and closes it where it has a `close`."""
+
+    def __init__(self, target: Location, context: SinkContext, maker: Callable[[IOContext], Any], name: str) -> None:
+        self._target, self._context, self._maker, self._name = target, context, maker, name
+        self._writer: Any = None
+        self._episodes = self._steps = 0
+
+    @property
+    def ids_written(self) -> frozenset[str]:
+        """None: nothing is resumed."""
+        return frozenset()
+
+    def __enter__(self) -> Self:
+        config = {"output": self._name, "output_config": {"path": self._target.url}, "output_compress_columns": []}
+        self._writer = self._called("making it", lambda: self._maker(IOContext(self._target.url, config)))
+        if not callable(getattr(self._writer, "write", None)):
+            what = f"it makes {type(self._writer).__name__}, which has no write()"
+            raise BadConfig(what, where=f"--to {self._name}", fix="derive it from RLlib's OutputWriter, or write a Sink")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        close = getattr(self._writer, "close", None)
+        self._writer = None
+        if callable(close):
+            self._called("close()", close)
+
+    def write(self, batch: EpisodeBatch) -> None:
+        """See `Sink`."""
+        for episode in range(len(batch)):
+            write = partial(self._writer.write, _columns(batch, episode))
+            self._called(f"write() of episode {batch.ids[episode]}", write)
+        self._episodes, self._steps = self._episodes + len(batch), self._steps + batch.num_steps
+
+    def rehearse(self, batch: EpisodeBatch) -> None:
+        """See `Sink`: nobody knows what such a writer refuses."""
+
+    def quarantine(self, rejects: list[Reject]) -> None:
+        """See `Sink`. Raises BadData: such a writer has no place for rows."""
+        if rejects:
+            fix = "--on-error skip, or --to episodes"
+            raise BadData("rows were set aside, and this writer has no place for them", where=f"--to {self._name}", fix=fix)
+
+    def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
+        """See `Sink`: closes the writer; how many files and bytes it wrote is not known."""
+        self.__exit__(None, None, None)
+        return Written(self._episodes, self._steps, 0, 0)
+
+    def _called(self, doing: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except OfflineCliError:
+            raise
+        except Exception as error:
+            fix = "call it by itself, in Python"
+            raise BadData(f"{self._name}: {doing} raised {error!r}", where=f"--to {self._name}", fix=fix) from error
+
+
+def _columns(batch: EpisodeBatch, episode: int) -> Any:
+    """One episode as a SampleBatch."""
+    rows = slice(int(batch.starts[episode]), int(batch.starts[episode + 1]))
+    seen = slice(int(batch.obs_starts[episode]), int(batch.obs_starts[episode + 1]) - 1)
+    after = slice(seen.start + 1, seen.stop + 1)
+    steps = rows.stop - rows.start
+    ends = np.arange(1, steps + 1) == steps
+    columns = {
+        Columns.EPS_ID: np.full(steps, batch.ids[episode]),
+        Columns.T: np.arange(steps),
+        Columns.OBS: map_leaves(lambda leaf: leaf[seen], batch.obs),
+        Columns.NEXT_OBS: map_leaves(lambda leaf: leaf[after], batch.obs),
+        Columns.ACTIONS: map_leaves(lambda leaf: leaf[rows], batch.actions),
+        Columns.REWARDS: batch.rewards[rows],
+        Columns.TERMINATEDS: ends & bool(batch.terminated[episode]),
+        Columns.TRUNCATEDS: ends & bool(batch.truncated[episode]),
+        **{name: map_leaves(lambda leaf: leaf[rows], tree) for name, tree in batch.extra.items()},
+    }
+    if batch.infos is not None:
+        columns[Columns.INFOS] = np.array([dict(info) for info in batch.infos[after]], dtype=object)
+    theirs = sys.modules.get("ray.rllib.policy.sample_batch")
+    return SampleBatch(columns) if theirs is None else theirs.SampleBatch(columns)

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from offline_cli.converting import sinks
-from offline_cli.converting.output_writer import output_writer
-from offline_cli.converting.sink import SinkContext, SinkKind, Written
+from offline_cli.converting.sink import SinkContext, SinkKind, Written, output_writer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.formats import readers

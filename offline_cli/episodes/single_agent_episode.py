@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from offline_cli.episodes import pieces, states
+from offline_cli.episodes import pieces
 from offline_cli.episodes.accessors import EpisodeAccessors
 from offline_cli.episodes.buffers.indexing import check_item
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
@@ -231,7 +231,7 @@ class SingleAgentEpisode(EpisodeAccessors):
 
     def get_state(self) -> dict[str, Any]:
         """The episode in RLlib's state layout, which RLlib's `from_state` takes too. Arrays are not copied."""
-        return states.state_of(self)
+        return pieces.state_of(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -239,7 +239,7 @@ class SingleAgentEpisode(EpisodeAccessors):
 
         Raises BadEpisode for a state of another form or with lengths that disagree.
         """
-        return states.episode_of(cls, state)
+        return pieces.episode_of(cls, state)
 
     def add_temporary_timestep_data(self, *_: Any, **__: Any) -> None:
         """Gone from RLlib. Raises UsageError, naming `custom_data`."""

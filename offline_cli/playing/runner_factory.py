@@ -16,10 +16,9 @@ from offline_cli.playing.async_slots import AsyncSlots
 from offline_cli.playing.blocks import Actor, Blocks
 from offline_cli.playing.chance import Chance, EpisodeChance, RoundChance, SharedChance
 from offline_cli.playing.env_runner import EnvRunner
-from offline_cli.playing.own_vector_slots import OwnVectorSlots, RoundSlots
+from offline_cli.playing.own_vector_slots import MakeSink, OwnVectorSlots, RoundSlots
 from offline_cli.playing.piped_actor import PipedActor
 from offline_cli.playing.plan import Plan
-from offline_cli.playing.sink import MakeSink
 from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots, unchecked
 from offline_cli.policies.by_name import open_policy, policy_of_run
 from offline_cli.policies.observation_rows import block_rows

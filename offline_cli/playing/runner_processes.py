@@ -25,9 +25,9 @@ from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.env_runner import EnvRunner, too_long
+from offline_cli.playing.own_vector_slots import MakeSink
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, open_runner, policy_of
-from offline_cli.playing.sink import MakeSink
 from offline_cli.playing.slots import guard_hint, started
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy

@@ -19,8 +19,8 @@ from offline_cli.playing.runner_factory import open_runner
 from offline_cli.playing.runner_processes import played_by_processes
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
-from offline_cli.recording.options import Amount, is_enough, limited
 from offline_cli.recording.plain_states import Learned, merged
+from offline_cli.recording.results import Amount, is_enough, limited
 from offline_cli.recording.step_store import steps_of_plan
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.layout import MANIFEST, WRITING

@@ -25,20 +25,25 @@ from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, policy_of
 from offline_cli.policies.by_name import PYTHON, RANDOM, SB3
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.recording.options import Amount, checked_plan, is_enough, progress_at, resolved_plan, rest_of
 from offline_cli.recording.plain_states import going_on
 from offline_cli.recording.provenance import Player, finished_manifest, provenance
 from offline_cli.recording.results import (
+    Amount,
     RecordResult,
     broken_off,
+    checked_plan,
     filled,
+    is_enough,
     nothing_kept,
     nothing_recorded,
     partly_kept,
+    progress_at,
+    resolved_plan,
+    rest_of,
     state_lost,
 )
 from offline_cli.storage import manifest as manifests
-from offline_cli.storage.client_options import options_for
+from offline_cli.storage.clients import options_for
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.moving import keep_names
 from offline_cli.storage.row_groups import raw_bytes

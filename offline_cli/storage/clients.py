@@ -1,4 +1,14 @@
-"""Filesystems by URL, made under the watchdog, and those that a program hands over.
+"""Options for the client of a storage (`--storage-option`), checked by name before any request.
+
+Clients pass on what they do not know, to fail at their first request or never. One set of options serves all places of a
+command: each gets those that it takes, and one that none takes is an error. Three options are ours, and every place takes
+them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that keeps what is read of
+remote files; and `cache_size`, the bytes that it may take.
+
+Inner options (`client_kwargs`, `config_kwargs`, `session_kwargs`) are handed on to the library below the client, which
+fails in words of its own, or tries again until the time is over. Their keys are compared with what that library takes.
+
+Filesystems by URL, made under the watchdog, and those that a program hands over.
 
 Making a client may take long: Google's and Azure's look for credentials then, on the network too. fsspec keeps clients by
 the thread that they were made in, so all are made in one, as long as that answers: where it does not, another takes its
@@ -11,12 +21,18 @@ they are.
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import logging
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import cache
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -24,11 +40,181 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs as arrow_fs
 
-from offline_cli.errors import UsageError
+from offline_cli.errors import BadConfig, UsageError
 from offline_cli.storage.blanking import blanked
+from offline_cli.storage.cache import SIZE, RemoteCache, cache_at
+from offline_cli.storage.providers import HERE, InnerOptions, Provider, client_packages, provider_of
 from offline_cli.storage.timeouts import NoAnswer, Patience
 
-__all__ = ["client_for", "place_in"]
+__all__ = [
+    "cache_of",
+    "check_inner_options",
+    "client_for",
+    "options_for",
+    "patience_of",
+    "place_in",
+    "quiet_clients",
+    "refused_inner_option",
+]
+
+ENDING: Final = "_kwargs"
+FIX: Final = (
+    """client_kwargs takes a JSON object by the names of the library below: 'client_kwargs={"region_name": "eu-west-1"}'"""
+)
+
+
+def check_inner_options(scheme: str, options: Mapping[str, Any], url: str) -> None:
+    """Raise BadConfig, with every mistake, for inner options that the client for a `scheme` cannot hand on."""
+    taken = provider_of(scheme).inner_options
+    inner = {name: value for name, value in options.items() if name.endswith(ENDING) and value is not None}
+    problems = [problem for name, value in inner.items() for problem in _wrong(name, value, taken.get(name))]
+    for name, value in inner.items() if not problems else ():
+        repeated = value if name in taken and taken[name].repeats_options else {}
+        problems += [
+            f"{twice}: given twice, and differently: as an option, and in {name}"
+            for twice, given in repeated.items()
+            if options.get(twice) not in (None, given)
+        ]
+    if problems:
+        raise BadConfig.of(problems, where=f"--storage-option for {blanked(url)}", fix=FIX)
+
+
+def refused_inner_option(options: Any, error: Exception, url: str) -> BadConfig | None:
+    """What `error`, raised by a client's own code over its arguments, says of inner options; None where it has none."""
+    given = [name for name in options if name.endswith(ENDING)] if isinstance(options, Mapping) else []
+    if not given:
+        return None
+    what = f"the storage cannot use what {' and '.join(given)} say: {type(error).__name__}: {blanked(str(error))}"
+    return BadConfig(what, where=f"--storage-option for {url}", fix=FIX)
+
+
+def _wrong(option: str, value: Any, taken: InnerOptions | None) -> Iterator[str]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        yield f"{option}: {type(value).__name__}, and no object of names and values"
+        return
+    if taken is None:
+        return
+    known = taken.names()
+    for name, inner in value.items():
+        kinds = taken.kinds.get(name, taken.kinds.get("")) if taken.kinds is not None else None
+        if known is not None and name not in known:
+            near = taken.near.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+            yield f"{option}: nothing takes {name!r}; " + (
+                f"did you mean {near}?" if near in known else f"there is {', '.join(sorted(known))}"
+            )
+        elif kinds is not None and not (inner is None or isinstance(inner, kinds)):
+            yield f"{option}: {name} is of {type(inner).__name__}, and no {'truth value' if bool in kinds else 'text'}"
+
+
+TIME_LIMIT: Final = "time_limit"
+CACHE: Final = "cache"
+CACHE_SIZE: Final = "cache_size"
+OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
+
+OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
+
+
+def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:
+    """Those of `options` that the client for `url` takes.
+
+    `beside`: the other places that `options` are for. Raises UsageError for one that no client of them takes.
+    """
+    given = {name: value for name, value in (options or {}).items() if name not in OURS}
+    if not given:
+        return given
+    places = list(dict.fromkeys([url, *beside]))
+    own, others = _known(url), [_known(other) for other in places]
+    if own is None:
+        return given
+    everything = None if None in others else own.union(*(names for names in others if names is not None))
+    for name in given:
+        if everything is not None and name not in everything:
+            raise _unknown(name, places, everything)
+    return {name: value for name, value in given.items() if name in own}
+
+
+def _known(url: str) -> frozenset[str] | None:
+    """Names of the options for `url`; None where only the client knows them."""
+    scheme = fsspec.utils.get_protocol(url)
+    return None if "::" in url or not provider_of(scheme).checks_options else _of_client(scheme)
+
+
+@cache
+def _of_client(scheme: str) -> frozenset[str] | None:
+    try:
+        client = fsspec.get_filesystem_class(scheme)
+    except ImportError:
+        return None
+    makers = [kind.__init__ for kind in client.__mro__ if "__init__" in vars(kind) and kind is not object]
+    named = {
+        parameter.name
+        for maker in makers
+        for parameter in inspect.signature(maker).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    named -= {"self", "fs", "asynchronous", "loop"}
+    if scheme in HERE:
+        return frozenset(named - OF_ALL)
+    return frozenset(named) | OF_ALL | provider_of(scheme).more_options
+
+
+def _provider(url: str) -> Provider:
+    return provider_of(fsspec.utils.get_protocol(url))
+
+
+def _unknown(name: str, places: list[str], known: frozenset[str]) -> UsageError:
+    near = difflib.get_close_matches(name, known | OURS, n=1)
+    listed = f"the storage takes {', '.join(sorted((known | OURS) - OF_ALL))}"
+    advised = [advice for place in places for advice in [_provider(place).advice.get(name)] if advice]
+    if advised:
+        fix = f"{advised[0]}; {listed}"
+    else:
+        fix = f"did you mean {near[0]}? {listed[0].upper()}{listed[1:]}" if near else listed
+    if all(fsspec.utils.get_protocol(place) in HERE for place in places):
+        fix = f"leave it out: it is for places such as s3://, gs:// and az://; {listed}"
+    where = f"--storage-option {name} for {', '.join(map(blanked, places))}"
+    return UsageError(f"the storage takes no option {name!r}", where=where, fix=fix)
+
+
+def patience_of(options: Mapping[str, Any] | None) -> Patience:
+    """How long requests may take, by `options`. Raises UsageError for what is no number of seconds."""
+    seconds = (options or {}).get(TIME_LIMIT)
+    if seconds is None:
+        return Patience()
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        fix = f"a number of seconds, such as {TIME_LIMIT}=300"
+        raise UsageError(f"{seconds!r} is no time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
+    return Patience(float(seconds))
+
+
+def cache_of(options: Mapping[str, Any] | None) -> RemoteCache | None:
+    """Where files read from remote places are kept, by `options`; None: nowhere.
+
+    Raises UsageError for what is no local folder or no number of bytes, StorageError where the folder cannot be made.
+    """
+    folder, size = (options or {}).get(CACHE), (options or {}).get(CACHE_SIZE, SIZE)
+    if folder is None:
+        return None
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "://" in str(folder):
+        fix = "a folder of this machine, such as ~/.cache/offline-cli"
+        raise UsageError(f"{folder!r} is no local folder", where="--cache", fix=fix)
+    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+        raise UsageError(f"{size!r} is no number of bytes", where="--cache-size", fix="for example --cache-size 50GiB")
+    return cache_at(str(Path(folder).expanduser().absolute()), size)
+
+
+_quiet: set[str] = set()  # clients whose logs have a handler
+
+
+def quiet_clients() -> None:
+    """Keep what clients log off stderr, tracebacks of every retry among it, unless somebody has set up logging.
+
+    Without any handler Python writes warnings to stderr; handlers that a program installs get the records as ever.
+    """
+    for name in sorted({"asyncio", *client_packages()} - _quiet):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        _quiet.add(name)
+
 
 _Made: TypeAlias = "tuple[Any, str]"
 

@@ -24,8 +24,7 @@ from fsspec.core import url_to_fs
 
 from offline_cli.errors import MissingPackage, StorageNotFound, UsageError
 from offline_cli.storage.blanking import BLANK, blanked
-from offline_cli.storage.client_options import cache_of, check_inner_options, options_for, patience_of, quiet_clients
-from offline_cli.storage.clients import client_for
+from offline_cli.storage.clients import cache_of, check_inner_options, client_for, options_for, patience_of, quiet_clients
 from offline_cli.storage.failures import has_code, no_bucket, storage_failures
 from offline_cli.storage.file_info import FileInfo, list_together
 from offline_cli.storage.local_files import open_plain, read_plain, read_start, sync_names

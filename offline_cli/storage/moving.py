@@ -21,7 +21,7 @@ from functools import partial
 from offline_cli.storage.layout import DATA, QUARANTINE, REPLACED, SHARD_PATH
 from offline_cli.storage.local_files import sync_bytes, sync_names
 from offline_cli.storage.locations import Location
-from offline_cli.storage.own_files import begins_as
+from offline_cli.storage.own_dataset import begins_as
 
 __all__ = [
     "forget_replaced",

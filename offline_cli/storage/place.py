@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.cache import RemoteCache
-from offline_cli.storage.client_options import refused_inner_option
+from offline_cli.storage.clients import refused_inner_option
 from offline_cli.storage.failures import from_a_client, has_code, no_bucket, storage_failures
 from offline_cli.storage.file_info import FileInfo
 from offline_cli.storage.local_files import dangling_link

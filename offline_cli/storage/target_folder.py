@@ -30,6 +30,7 @@ from offline_cli.storage.manifest import Manifest
 from offline_cli.storage.moving import forget_replaced, keep_names, replaced_files, retire
 from offline_cli.storage.own_dataset import (
     all_but_parts,
+    is_own_part,
     listed_paths,
     next_number,
     numbered,
@@ -38,7 +39,6 @@ from offline_cli.storage.own_dataset import (
     refuse_foreign_folder,
     refuse_links,
 )
-from offline_cli.storage.own_files import is_own_part
 from offline_cli.storage.staging import whole_file
 from offline_cli.storage.uploads import open_uploads
 

@@ -45,7 +45,7 @@ from offline_cli.policies.run_policy import ALONE, FORMAT, OF_NETWORK, UINT8_SCA
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location
 from offline_cli.storage.moving import keep_names
-from offline_cli.storage.own_files import is_link
+from offline_cli.storage.own_dataset import is_link
 from offline_cli.storage.staging import write_whole
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData

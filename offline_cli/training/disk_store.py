@@ -32,10 +32,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.formats.memory import give_back
 from offline_cli.storage.local_files import TempFile
-from offline_cli.training.epoch_order import EpochOrder, PoolPlan, of_window
+from offline_cli.training.loader import EpochOrder, PoolPlan, Store, ValidationSplit, of_window
 from offline_cli.training.memory_store import Shares
 from offline_cli.training.metrics_file import RecordForm
-from offline_cli.training.stores import Store, ValidationSplit
 from offline_cli.training.training_source import TrainingSource
 from offline_cli.trees import Tree, flatten, leaves
 

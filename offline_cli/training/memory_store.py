@@ -30,11 +30,9 @@ from offline_cli.modules.network import checking_features
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.storage.prefetch import WINDOW
-from offline_cli.training.epoch_order import EpochOrder
 from offline_cli.training.learner import Learner
-from offline_cli.training.loader import WEIGHTS
+from offline_cli.training.loader import WEIGHTS, Columns, EpochOrder, Store, StoreReader
 from offline_cli.training.metrics_file import RecordForm
-from offline_cli.training.stores import Columns, Store, StoreReader
 from offline_cli.training.training_source import TrainingSource
 from offline_cli.training.updates import unchanged
 from offline_cli.trees import Tree, flatten, leaves, map_leaves

@@ -68,7 +68,7 @@ from offline_cli.policies.run_files import (
 from offline_cli.report.curves import draw_curve
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.moving import keep_names
-from offline_cli.storage.own_files import is_own_part
+from offline_cli.storage.own_dataset import is_own_part
 from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.storage.target_folder import exclusive
 from offline_cli.training.checkpoints import Checkpoints, TrainState

@@ -39,7 +39,7 @@ from offline_cli.storage.lease import Changed, WritingLock
 from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.liveness import refuse_if_at_work
 from offline_cli.storage.locations import Location
-from offline_cli.storage.own_files import begins_as, head, is_link, is_note, is_own_part, is_regular
+from offline_cli.storage.own_dataset import begins_as, head, is_link, is_note, is_own_part, is_regular
 from offline_cli.storage.staging import whole_file
 
 __all__ = ["TRAINING", "RunLock", "has_run", "holds_nothing_else", "refuse_foreign"]

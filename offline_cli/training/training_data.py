@@ -39,8 +39,8 @@ from offline_cli.storage.locations import Sources
 from offline_cli.training.config import BCConfig
 from offline_cli.training.disk_store import DiskStoreBuilder, learn_in_parts
 from offline_cli.training.learner import Learner, Setup
+from offline_cli.training.loader import Store, StoreBuilder, ValidationSplit
 from offline_cli.training.memory_store import InMemory, MemoryStoreBuilder, Shares
-from offline_cli.training.stores import Store, StoreBuilder, ValidationSplit
 from offline_cli.training.training_source import TrainingSource, open_training_source, place_of_first
 from offline_cli.trees import Tree, flatten
 

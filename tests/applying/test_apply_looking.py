@@ -16,7 +16,7 @@ import pytest
 from default_pieces import LEARNER_DEFAULTS
 
 from offline_cli import apply
-from offline_cli.applying.column_summary import seen_in_batch
+from offline_cli.applying.recordings import seen_in_batch
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, invented_episodes
 from offline_cli.connectors import MeanStdFilter, learner_pipeline
 from offline_cli.connectors.batch_items import Items

@@ -11,7 +11,7 @@ from made_recordings import made, write
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats import listing
-from offline_cli.formats.sample_batch import source as sample_batch_source
+from offline_cli.formats.sample_batch import blocks as sample_batch_source
 from offline_cli.storage.locations import Location
 
 FILES = 200

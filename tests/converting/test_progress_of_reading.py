@@ -65,8 +65,8 @@ def test_tables_are_counted_in_bytes_of_their_files(big: bool, tmp_path: Path, m
 def test_json_is_counted_in_bytes_of_its_files_as_they_are_stored(
     packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offline_cli.formats.sample_batch.source.LOOKAHEAD_BYTES", 0)
-    monkeypatch.setattr("offline_cli.formats.sample_batch.source.BLOCK_BYTES", 0)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.blocks.LOOKAHEAD_BYTES", 0)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.blocks.BLOCK_BYTES", 0)
     seen = reports(lines(tmp_path / "r", packed=packed))
     assert len(seen) > 10
     assert seen[0].done <= (seen[-1].total or 0)

@@ -369,7 +369,7 @@ def test_plain_numbers_that_become_wider_after_the_lines_that_are_looked_at_firs
     keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
-    monkeypatch.setattr("offline_cli.formats.sample_batch.source.LOOKAHEAD_BYTES", 0)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.blocks.LOOKAHEAD_BYTES", 0)
     lines = [
         {
             "type": "SampleBatch",

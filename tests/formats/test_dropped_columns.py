@@ -70,7 +70,7 @@ def test_a_name_that_two_sources_drop_is_counted_once(tmp_path: Path) -> None:
 
 
 def test_several_processes_name_what_one_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offline_cli.formats.sample_batch.source.helpers", lambda workers, size: 2)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.blocks.helpers", lambda workers, size: 2)
     result = convert(str(SAMPLES / "recurrent.json"), tmp_path / "out", dry_run=True)
     assert dict(result.dropped_reasons) == RECURRENT
 

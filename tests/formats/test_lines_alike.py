@@ -169,8 +169,8 @@ def test_any_lines_give_together_what_they_give_alone(
 def test_bounds_are_kept_in_the_middle_of_lines_read_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lookahead: int, block: int, form: str
 ) -> None:
-    monkeypatch.setattr("offline_cli.formats.sample_batch.source.LOOKAHEAD_BYTES", lookahead)
-    monkeypatch.setattr("offline_cli.formats.sample_batch.source.BLOCK_BYTES", block)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.blocks.LOOKAHEAD_BYTES", lookahead)
+    monkeypatch.setattr("offline_cli.formats.sample_batch.blocks.BLOCK_BYTES", block)
     assert_same_together_and_alone(tmp_path, texts(["plain"] * 6 + ["doubles"] + ["plain"] * 6, form))
 
 

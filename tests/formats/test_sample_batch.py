@@ -15,7 +15,7 @@ import pytest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
 from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import source as sample_batch_source
+from offline_cli.formats.sample_batch import blocks as sample_batch_source
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 

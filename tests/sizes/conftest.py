@@ -46,8 +46,8 @@ SMALL_BLOCKS = {
     "offline_cli.formats.parquet_files.ROWS": 16,
     "offline_cli.formats.parquet_files.BIG": 1,
     "offline_cli.formats.sample_batch.files.TOGETHER_BYTES": 2 << 10,
-    "offline_cli.formats.sample_batch.source.BLOCK_BYTES": 1 << 10,
-    "offline_cli.formats.sample_batch.source.LOOKAHEAD_BYTES": 4 << 10,
+    "offline_cli.formats.sample_batch.blocks.BLOCK_BYTES": 1 << 10,
+    "offline_cli.formats.sample_batch.blocks.LOOKAHEAD_BYTES": 4 << 10,
 }
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.errors import BadConfig
-from offline_cli.storage import client_options
+from offline_cli.storage import clients
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.providers import Provider
 
@@ -57,7 +57,7 @@ def test_those_that_the_library_below_takes_are_handed_on(options: dict[str, Any
 
 
 def test_values_that_only_the_client_can_judge_are_a_mistake_of_the_options_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_options, "provider_of", lambda scheme: Provider(scheme, (scheme,)))
+    monkeypatch.setattr(clients, "provider_of", lambda scheme: Provider(scheme, (scheme,)))
     options = {"anon": True, "client_kwargs": {"nonsense": "1"}, "skip_instance_cache": True}
     with pytest.raises(BadConfig, match="cannot use what client_kwargs say: TypeError"):
         open_location("s3://b/x", options).exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offline_cli.errors import StorageError, UsageError
-from offline_cli.storage.client_options import options_for, quiet_clients
+from offline_cli.storage.clients import options_for, quiet_clients
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import open_location
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from offline_cli.training.disk_store import DiskStore
+from offline_cli.training.loader import Store
 from offline_cli.training.memory_store import MemoryStore
-from offline_cli.training.stores import Store
 
 __all__ = ["columns_in"]
 

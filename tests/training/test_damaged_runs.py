@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from sealed_runs import tell, told_in
 
 from offline_cli.errors import BadData
-from offline_cli.policies.run_files import json_bytes, json_object, tensor_bytes, tensors_of
+from offline_cli.policies.run_files import check_seal, json_bytes, json_object, sealed, tensor_bytes, tensors_of
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.storage.seals import check_seal, sealed
 from offline_cli.training.bc import train_bc
 from offline_cli.training.run_folder import RunFolder
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from offline_cli.training.disk_store import DiskStore, ShuffledWriter, StoreForm
-from offline_cli.training.epoch_order import EpochOrder, of_window
-from offline_cli.training.loader import StepLoader
+from offline_cli.training.loader import EpochOrder, StepLoader, of_window
 from offline_cli.training.metrics_file import RecordForm
 
 

@@ -23,7 +23,7 @@ from offline_cli.errors import BadConfig, BadPiece, Interrupted, OfflineCliError
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
-from offline_cli.training.stores import ValidationSplit
+from offline_cli.training.loader import ValidationSplit
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.training.training_source import TrainingSource
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offline_cli.training.stores import ValidationSplit
+from offline_cli.training.loader import ValidationSplit
 
 
 def held_out(ids: list[str], fraction: float, seed: int = 0) -> list[str]:

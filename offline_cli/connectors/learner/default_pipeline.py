@@ -1,4 +1,9 @@
-"""The learner pipeline: from episodes to a train batch; its default pieces and its builders.
+"""Copies of episodes for one call, each with a name of its own; refuses to copy arrays before somebody writes to them.
+
+Two chunks of one episode in one call, or the same chunk twice, need two names: items are filed by name, and sequences must
+not run from one chunk into another.
+
+The learner pipeline: from episodes to a train batch; its default pieces and its builders.
 
 Pieces may write into episodes. Where one of ours does (`writes_episodes`), or two episodes share a name, all work on copies, so
 that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as RLlib has it,
@@ -7,7 +12,9 @@ unless there are such copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from offline_cli.columns import Columns
@@ -18,14 +25,84 @@ from offline_cli.connectors.common.states_and_time import AddStatesFromEpisodesT
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
 from offline_cli.connectors.learner.added_columns import AddColumnsFromEpisodesToBatch
-from offline_cli.connectors.learner.own_episodes import have_names_of_their_own, own_episodes
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import leaves
 
-__all__ = ["LearnerConnectorPipeline", "LearnerPipeline", "default_pieces", "learner_pipeline"]
+__all__ = [
+    "LearnerConnectorPipeline",
+    "LearnerPipeline",
+    "default_pieces",
+    "have_names_of_their_own",
+    "learner_pipeline",
+    "own_episodes",
+]
+
+
+def have_names_of_their_own(episodes: Iterable[Any]) -> bool:
+    """Whether no two episodes share an id, and multi-agent ones, taken apart, are told apart by theirs."""
+    names = [(episode.id_, getattr(episode, "agent_id", None)) for episode in episodes]
+    return len(set(names)) == len(names)
+
+
+def own_episodes(episodes: Sequence[Any]) -> list[Any]:
+    """A copy of each; where an id comes again, `_2`, `_3`, ... is added to it."""
+    taken = {episode.id_ for episode in episodes}
+    seen: Counter[Any] = Counter()
+    copies = []
+    for episode in episodes:
+        single = isinstance(episode, SingleAgentEpisode)
+        copied = _copy_of(episode) if single else _copy_of_agents(episode)
+        kind = (episode.id_, episode.agent_id if single else None)
+        seen[kind] += 1
+        if seen[kind] > 1:
+            copied.id_ = _free_name(episode.id_, taken)
+            _rename_agents(copied)
+        copies.append(copied)
+    return copies
+
+
+def _free_name(id_: str, taken: set[str]) -> str:
+    number = 2
+    while f"{id_}_{number}" in taken:
+        number += 1
+    taken.add(f"{id_}_{number}")
+    return f"{id_}_{number}"
+
+
+def _copy_of(episode: SingleAgentEpisode) -> SingleAgentEpisode:
+    copied = copy.copy(episode)
+    copied.observations = _shared(episode.observations)
+    copied.actions = _shared(episode.actions)
+    copied.rewards = _shared(episode.rewards)
+    copied.extra_model_outputs = {name: _shared(buffer) for name, buffer in episode.extra_model_outputs.items()}
+    if episode._infos is not None:
+        copied._infos = _shared(episode._infos)
+    return copied
+
+
+def _copy_of_agents(episode: Any) -> Any:
+    copied = copy.copy(episode)
+    copied.agent_episodes = {agent: _copy_of(part) for agent, part in episode.agent_episodes.items()}
+    return copied
+
+
+def _rename_agents(episode: Any) -> None:
+    """The name under which items are filed is the multi-agent episode's, where there is one."""
+    if not isinstance(episode, SingleAgentEpisode):
+        for part in episode.agent_episodes.values():
+            part.multi_agent_episode_id = episode.id_
+    elif episode.multi_agent_episode_id is not None:
+        episode.multi_agent_episode_id = episode.id_
+
+
+def _shared(buffer: InfiniteLookbackBuffer) -> InfiniteLookbackBuffer:
+    return buffer.part(0, buffer.len_incl_lookback(), buffer.lookback, space=buffer.space)
+
 
 LearnerPipeline = Custom
 """A builder in RLlib's form, `lambda obs_space, act_space: piece or pieces`; or the pieces themselves."""

@@ -23,7 +23,7 @@ from offline_cli.storage.layout import DATA, MANIFEST, SHARD_PATH, WRITING, shar
 from offline_cli.storage.lease_record import WritingNote
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.own_files import is_own_part, is_regular
+from offline_cli.storage.own_dataset import is_own_part, is_regular
 from offline_cli.storage.staging import whole_file
 from offline_cli.storage.uploads import Upload, open_uploads
 

@@ -39,8 +39,8 @@ from offline_cli.storage.layout import DATA, MANIFEST, PART_PREFIX
 from offline_cli.storage.locations import Location
 from offline_cli.storage.manifest import Manifest, Shard
 from offline_cli.storage.own_dataset import quarantine_files
-from offline_cli.storage.parquet_statistics import ChunkStatistics, chunk_statistics
 from offline_cli.storage.reading import ShardReader
+from offline_cli.storage.row_group_cuts import ChunkStatistics, chunk_statistics
 from offline_cli.storage.shards import opened, read_row_groups
 from offline_cli.storage.target_folder import REPAIRED_FIX, UNFINISHED_WRITING
 from offline_cli.storage.trust import OTHER_SHARD, Trust

@@ -18,6 +18,6 @@ the id `<eps_id>-<policy>-<agent_index>`, the agent index as agent id, and `eps_
 
 from __future__ import annotations
 
-from offline_cli.formats.sample_batch.source import SampleBatchSource
+from offline_cli.formats.sample_batch.blocks import SampleBatchSource
 
 __all__ = ["SampleBatchSource"]

@@ -30,7 +30,7 @@ from offline_cli.scopes import Scope
 from offline_cli.storage import parquet_safety
 from offline_cli.storage.arrow_reading import arrow_file, check_footer, without_objects
 from offline_cli.storage.parquet_safety import refuse_bomb
-from offline_cli.storage.parquet_statistics import chunk_statistics
+from offline_cli.storage.row_group_cuts import chunk_statistics
 
 __all__ = [
     "ArrowBound",

@@ -9,31 +9,33 @@ Between two files an episode goes on unless one of these ends it; under `flags` 
 What one episode of a table takes in memory until it is written, and the limit on it; refuses one that takes more.
 
 Rows in the order of their files, without ids, as episodes numbered from 0; refuses nothing: options say what ends one.
+
+Rows whose episode a column names, brought together, as episodes; refuses an end flag before the end, by its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.errors import MemoryLimitExceeded
+from offline_cli.errors import PROBLEM, BadEpisode, MemoryLimitExceeded
 from offline_cli.formats.memory import WRITTEN
 from offline_cli.formats.source import Fragments
 from offline_cli.formats.tables.episodes import EpisodeMaker, Named, runs_of
-from offline_cli.formats.tables.ids import id_text
+from offline_cli.formats.tables.ids import episode_name, id_text
 from offline_cli.formats.tables.key_runs import put_together
 from offline_cli.formats.tables.layout import Layout
 from offline_cli.formats.tables.reading import FILE, ROW, Losses, place_of, position_of
 from offline_cli.formats.tables.rows import Rows, ShapeOf
 from offline_cli.tally import Lost, Tally
 
-__all__ = ["CHAIN", "FLAGS", "ORDER", "EpisodesInOrder", "Footprint", "goes_on"]
+__all__ = ["CHAIN", "FLAGS", "ORDER", "EpisodesInOrder", "Footprint", "KeyedEpisodes", "goes_on"]
 
 FLAGS = "flags"
 ORDER = "t"
@@ -188,3 +190,166 @@ class EpisodesInOrder:
 def _position(table: pa.Table) -> int:
     """Of the first row among those of all files."""
     return int(position_of(table.column(FILE)[0].as_py(), table.column(ROW)[0].as_py()))
+
+
+@dataclass(slots=True)
+class KeyedEpisodes:
+    """Makes the episodes of tables in which all rows of a key stand together, in order."""
+
+    maker: EpisodeMaker
+    layout: Layout
+    shape_of: ShapeOf
+    losses: Losses
+    prefix: str  # of ids, with its hyphen; "": they stay as they are
+    ids_per_file: bool
+    ends: str | None  # how the rows of one key are cut into several episodes; None: they are one
+    _damaged: set[tuple[Any, ...]] = field(default_factory=set)  # keys that lost rows and have others
+
+    @property
+    def by(self) -> list[str]:
+        """The columns of a key."""
+        agents = [name for name in (Columns.AGENT_ID, Columns.MODULE_ID) if name in self.layout.keys and self._has_agents]
+        return [Columns.EPS_ID, *agents, *([FILE] if self.ids_per_file else [])]
+
+    @property
+    def order(self) -> str | None:
+        """The column that rows of a key are sorted by; None: they stand in order."""
+        return Columns.T if self.layout.has_t and self.ends != Columns.T else None
+
+    @property
+    def _has_agents(self) -> bool:
+        return Columns.AGENT_ID in self.layout.keys
+
+    def key_of(self, table: pa.Table, row: int) -> tuple[Any, ...]:
+        """The key of one row, as losses name it."""
+        return tuple(table.column(name)[row].as_py() for name in self.by)
+
+    def episodes(self, table: pa.Table) -> Fragments | None:
+        """The episodes of whole keys, which hold no more of the table than they need; None where none is left."""
+        rows = Rows(table, self.layout, self.shape_of)
+        same = rows.same(self.by)
+        self._see_losses(rows, same)
+        if self.order is not None:
+            rows, changed = self.maker.without_ties(rows, same)
+            same = rows.same(self.by) if changed else same
+        if not len(rows):
+            return None
+        self._count_files(rows, same)
+        if self.ends is not None:
+            joined = same & goes_on(rows, self.ends, self.maker.tally)
+        else:
+            rows, joined = self._without_early_ends(rows, same)
+            if not len(rows):
+                return None
+        first = runs_of(joined, len(rows))
+        return self.maker.batch(rows, first, self._named(rows, first, same))
+
+    def finish(self) -> None:
+        """Count the episodes of which every row was lost, once all keys have been seen."""
+        self.maker.rejects.lose_episodes(Lost.BAD_ROW, len(self.losses.keys.keys() - self._damaged))
+
+    def _see_losses(self, rows: Rows, same: NDArray[np.bool_]) -> None:
+        if self.losses.keys:
+            heads = rows.table.take(pa.array(runs_of(same, len(rows))))
+            keys = zip(*(heads.column(name).to_pylist() for name in self.by), strict=True)
+            self._damaged.update(key for key in keys if key in self.losses.keys)
+
+    def _count_files(self, rows: Rows, same: NDArray[np.bool_]) -> None:
+        """An episode that lies in k files counts k - 1 joints; `goes_on` counts those of rows in file order itself."""
+        if self.ends is None and (rows.file != rows.file[0]).any():
+            code = np.concatenate([[0], np.cumsum(~same)])
+            last = int(code[-1])
+            code = code * (int(rows.file.max()) + 1) + rows.file
+            self.maker.tally.fragments_stitched += len(np.unique(code)) - last - 1
+
+    def _without_early_ends(self, rows: Rows, same: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
+        """Without the keys that go on after an end flag, where `t` says their order.
+
+        Without `t` an episode that stands there twice looks like this, which is for stitching to say.
+        """
+        if self.order is None or not rows.flags:
+            return rows, same
+        ended = np.logical_or.reduce(list(rows.flags.values()))
+        early = np.flatnonzero(ended[:-1] & same)
+        if not len(early):
+            return rows, same
+        first = runs_of(same, len(rows))
+        runs = np.searchsorted(first, early, side="right") - 1
+        kept = np.ones(len(rows), np.bool_)
+        for run, row in dict(zip(runs[::-1].tolist(), early[::-1].tolist(), strict=True)).items():
+            stop = int(first[run + 1]) if run + 1 < len(first) else len(rows)
+            kept[int(first[run]) : stop] = False
+            self.maker.rejects.add(self._early_end(rows, row), rows=stop - int(first[run]))
+            self.maker.rejects.lose_episodes(Lost.STEPS_AFTER_END)
+        rows = rows.filtered(kept)
+        return rows, rows.same(self.by)
+
+    def _early_end(self, rows: Rows, row: int) -> BadEpisode:
+        theirs = id_text(rows.table.column(Columns.EPS_ID)[row].as_py())
+        return BadEpisode(
+            f"episode {theirs} has an end flag at t = {self._t(rows, row)} and goes on at t = {self._t(rows, row + 1)}",
+            where=f"{self.maker.urls[int(rows.file[row])]} row {int(rows.row[row])}",
+            fix='`episode_ends = "flags"` in the mapping, where an id names more than an episode (a user, a robot); else'
+            " correct the flag",
+            details={PROBLEM: "steps-after-end"},
+        )
+
+    def _t(self, rows: Rows, row: int) -> Any:
+        return None if rows.t is None else rows.t[row].item()
+
+    # ---- names ----
+
+    def _named(self, rows: Rows, first: NDArray[np.int64], same: NDArray[np.bool_]) -> Named:
+        heads = rows.table.take(pa.array(first))
+        eps = heads.column(Columns.EPS_ID).to_pylist()
+        agents, modules = (self._column(heads, name) for name in (Columns.AGENT_ID, Columns.MODULE_ID))
+        files = heads.column(FILE).to_pylist() if self.ids_per_file else [None] * len(eps)
+        if not self._has_agents and not self.ids_per_file:
+            texts = _texts(eps)
+            names = [f"{self.prefix}{text}" for text in texts]
+        else:
+            texts = [id_text(value) for value in eps]
+            keys = zip(eps, files, agents or eps, modules or eps, strict=True)
+            names = [
+                episode_name(self.prefix, value, file=file, agent=agent, module=modules and module, has_agents=self._has_agents)
+                for value, file, agent, module in keys
+            ]
+        if self.ends is not None:
+            names = [f"{name}-{number}" for name, number in zip(names, self._numbers(first, same), strict=True)]
+        self._tell_losses(heads, names)
+        shared = self._shared(names, texts, files, agents) if self._has_agents else None
+        return Named(names, texts if self.prefix else None, agents, modules, shared)
+
+    def _column(self, heads: pa.Table, name: str) -> list[str | None] | None:
+        if name not in self.layout.keys:
+            return None
+        return [None if value is None else id_text(value) for value in heads.column(name).to_pylist()]
+
+    def _numbers(self, first: NDArray[np.int64], same: NDArray[np.bool_]) -> list[int]:
+        """Of each episode among those of its key."""
+        begins = np.concatenate([[True], ~same])[first]
+        count = np.arange(len(first))
+        numbers: list[int] = (count - np.maximum.accumulate(np.where(begins, count, 0))).tolist()
+        return numbers
+
+    def _shared(
+        self, names: Sequence[str], texts: Sequence[str], files: Sequence[int | None], agents: Sequence[str | None] | None
+    ) -> list[str | None]:
+        return [
+            None if agent is None else f"{self.prefix}{text}" if file is None else f"{self.prefix}{file}-{text}"
+            for text, file, agent in zip(texts, files, agents or [None] * len(names), strict=True)
+        ]
+
+    def _tell_losses(self, heads: pa.Table, names: Sequence[str]) -> None:
+        """Which of these episodes lost a row on the way."""
+        if self.losses.keys:
+            for row, name in enumerate(names):
+                place = self.losses.keys.get(self.key_of(heads, row))
+                if place is not None:
+                    self.maker.rejects.lose(name, place)
+
+
+def _texts(values: list[Any]) -> list[str]:
+    if values and isinstance(values[0], str):
+        return values
+    return list(map(str if values and isinstance(values[0], int) else id_text, values))

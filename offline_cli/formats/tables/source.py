@@ -31,9 +31,8 @@ from offline_cli.formats.tables.facts import columns_of, gather
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.grouping import grouped
 from offline_cli.formats.tables.ids import are_rllibs, source_hash
-from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprint
+from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprint, KeyedEpisodes
 from offline_cli.formats.tables.key_runs import LARGE
-from offline_cli.formats.tables.keyed import KeyedEpisodes
 from offline_cli.formats.tables.layout import VALUES, Layout, Leaf, lay_out, looked_at
 from offline_cli.formats.tables.mapping import EXTRA, CsvForm, TableMapping, load_mapping, mapping_text
 from offline_cli.formats.tables.matching import Matched, default_mapping, looks_like_ids, match
