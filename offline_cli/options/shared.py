@@ -130,10 +130,11 @@ class Tables(SourceFormat, TempDir, total=False):
     """Recordings that may be tables of anybody's."""
 
     mapping: Annotated[
-        str | None,
+        str | os.PathLike[str] | None,
         Option(
             help="What the columns of a table mean: a TOML file, or a preset (rllib, gym-legacy, d4rl-table).",
             group=Group.DATA,
+            form=Form.FILE,
             metavar="M",
         ),
     ]

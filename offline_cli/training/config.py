@@ -240,7 +240,7 @@ def key_mistakes(
         if mistakes_by(value, keys[name]) or (no_number and (not before or not LIMITS.keys().isdisjoint(keys[name]))):
             may_be = allowed(keys[name])
             may_be = may_be.replace("a number", "a finite number", 1) if no_number else may_be
-            found.append(f"{before}{_spelled(name, name in options)}: must be {may_be}, not {_shown(value)}")
+            found.append(f"{before}{_spelled(name, name in options)}: must be {may_be}, not {_as_text(value)}")
     return found
 
 
@@ -267,7 +267,7 @@ def _spelled(name: str, as_option: bool) -> str:
     return f"--{name.replace('_', '-')}" if as_option else name
 
 
-def _config_tables_shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 

@@ -81,7 +81,7 @@ def environment_that_raises(tmp_path: Path) -> Case:
 
 
 def target_without_environment(tmp_path: Path) -> Case:
-    return ["train-bc", str(tmp_path / "recording"), "--out", str(tmp_path / "run"), "--until-return", "9"], 4, "options"
+    return ["train-bc", str(tmp_path / "recording"), "--out", str(tmp_path / "run"), "--until-return", "9"], 2, "options"
 
 
 def unknown_option(tmp_path: Path) -> Case:

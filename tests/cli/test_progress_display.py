@@ -11,7 +11,9 @@ import sys
 
 import pytest
 
-from offline_cli.cli.progress import END_SECONDS, LINE_SECONDS, Lines, Pace, fitting, working
+from offline_cli.cli.bars import fitting
+from offline_cli.cli.pace import Pace
+from offline_cli.cli.progress import END_SECONDS, LINE_SECONDS, Lines, working
 from offline_cli.progress import Progress
 
 

