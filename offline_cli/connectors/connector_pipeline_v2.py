@@ -1,8 +1,9 @@
-"""ConnectorPipelineV2: pieces called one after the other; refuses names that no piece has.
+"""ConnectorPipelineV2: pieces called one after the other.
 
 State is keyed by a name that is unique within the pipeline (`ClipRewards`, `ClipRewards_2`), so two pieces of one class keep
-two states, and merged states come back to the piece that they are from. The chain of spaces is worked out whenever pieces
-change, before any data is read; a piece that cannot take what comes before it is named.
+two states, and merged states return to the piece that they are from. The chain of spaces is computed whenever pieces change,
+before any data is read; the error names the piece that cannot take what precedes it. A name that no piece has raises
+UnknownPiece.
 """
 
 from __future__ import annotations

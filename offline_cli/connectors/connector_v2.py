@@ -1,11 +1,11 @@
-"""ConnectorV2, the base of every piece between episodes and a module.
+"""ConnectorV2, the base class of every piece between episodes and a module, and its state as bytes.
 
 The call contract, the batch layout (`batch_items.py`) and the helpers are RLlib's, so that a piece written for RLlib runs here
-after changing its import line. What differs: spaces are set both at once; states that cannot be merged raise.
+after changing its import line. What differs: both spaces are set at once; states that cannot be merged raise.
 
-What the pieces of a pipeline learned goes into bytes, and back, as msgpack without pickle. The form is that of episodes
-(`episodes/codec/arrays.py`): plain values, and arrays of numbers, bools or strings; tuples come back as lists. The same state
-gives the same bytes.
+`state_to_bytes` and `state_from_bytes` store what the pieces of a pipeline learned as msgpack without pickle. The form is that
+of episodes (`episodes/codec/arrays.py`): plain values, and arrays of numbers, bools or strings; tuples come back as lists. The
+same state gives the same bytes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""What an exception says about its cause, in one line; refuses to make anything up.
+"""The options that a connector piece takes, and errors that name the piece which raised.
 
-An assertion without words says least, and yet its own condition is the best answer to "what did it want".
-
-Exceptions of connector pieces as errors that name the piece; refuses to hide an exception that no piece raised.
-
-Pipelines note on every exception which piece it came from, and let it pass as it is, for debuggers. A command is to end with
-an error of its own instead: pieces may be anybody's code.
-
-Which options a piece takes: the arguments that the constructors of its class and of its bases name, and no others.
+* `signature_of`, `option_mistakes`: options are the arguments that the constructors of a piece's class and of its bases name,
+  and no others.
+* `blaming_pieces`, `piece_of`: pipelines note on every exception which piece it came from, and let it pass as it is, for
+  debuggers. A command must end with an error of its own instead, because pieces may be anybody's code. An exception that no
+  piece raised is never hidden.
+* `what_it_wants`: the cause of an exception in one line, without additions. An assertion without a message says least, and yet
+  its own condition is the best answer to "what did it want".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipeline files: TOML to a ConnectorPipelineV2; all mistakes of a file are listed at once, before any data is read.
+"""Pipeline files: TOML to a ConnectorPipelineV2. All mistakes of a file are listed at once, before any data is read.
 
 kind = "env_to_module"       # or "module_to_env", "learner"
 defaults = true              # add the default pieces of that kind

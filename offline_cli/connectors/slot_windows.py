@@ -1,9 +1,9 @@
-"""What slots that play have seen and done of late, as arrays that all of our pieces work on at once.
+"""The latest steps of all slots that play, as arrays that all of our pieces work on at once.
 
 Each slot plays an episode, of which these hold the latest observation and as many steps before it as pieces look back on:
-observations as pieces have left them, actions in the units of networks, rewards, the state of a module with memory. Pieces that
-are somebody's own get episodes instead (`episodes_for`), which grow beside the arrays only where there is such a piece; what it
-wrote into them is taken back (`taken_back`). Where that has no form in arrays, the rest of the call goes on with episodes.
+observations as pieces have left them, actions in the units of networks, rewards, the state of a module with memory. Pieces of
+other code get episodes instead (`episodes_for`), which grow beside the arrays only where there is such a piece; what it wrote
+into them is copied back (`taken_back`). Where that has no form in arrays, the rest of the call continues with episodes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The rows of single episodes without the cost of general indices; refuses to know lookback buffers but by leaving them out.
+"""Observations of episodes into a batch, and the columns of a batch to tensors and back.
 
-Puts observations of episodes into a batch; refuses nothing: a batch that has them already stays as it is.
-
-Turns arrays into tensors on a device; refuses arrays that have no tensor type (text, objects).
-
-Turns tensors into arrays; refuses nothing: what is no tensor stays as it is.
+* `AddObservationsFromEpisodesToBatch`: puts observations into a batch; one that has them already stays as it is.
+* `NumpyToTensor`: turns arrays into tensors on a device. Arrays that have no tensor type (text, objects) raise BadPiece.
+* `TensorToNumpy`: turns tensors into arrays; everything else stays as it is.
+* `first_rows`: the rows of one episode without the cost of general indices; a lookback buffer is left out.
 """
 
 from __future__ import annotations

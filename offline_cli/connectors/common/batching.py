@@ -1,10 +1,10 @@
-"""Individual items to arrays with a leading axis; refuses items of different shapes.
+"""Stacks the items of columns into arrays, and moves columns between agents and modules.
 
-Stacks the individual items of each column into arrays with a leading axis; refuses items of different shapes.
-
-From columns by agent to columns by module; refuses agents of one module whose spaces differ, and modules of no agent.
-
-From columns by module back to columns by episode and agent; refuses columns that are not filed by agent.
+* `stacked`, `joined`: individual items as arrays with a leading axis; ValueError for items of different shapes.
+* `BatchIndividualItems`: does this for each column of a batch.
+* `AgentToModuleMapping`: from columns by agent to columns by module. Agents of one module must have the same spaces, and every
+  module must have an agent.
+* `ModuleToAgentUnmapping`: from columns by module back to columns by episode and agent; the columns must be filed by agent.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Values of any space as one row of numbers; refuses values outside it.
+"""Values of any space as one row of numbers, and the pieces that make observations of such rows.
 
 The order is that of dm_tree, which RLlib's modules are trained in: Dict leaves by sorted key, Tuple leaves by place.
 
-Nested observations as one vector; refuses to remove keys from what has none.
-
-Adds the last actions and rewards to observations; refuses nothing: before the first step both are zeros.
+* `flat_rows`, `flat_size`: values of a space as rows; a value outside the space is an error.
+* `FlattenObservations`: nested observations as one vector; only Dict observations have keys that can be removed.
+* `PrevActionsPrevRewards`: adds the last actions and rewards to observations; before the first step both are zeros.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts the last N observations into a batch as one; refuses observations that are no arrays (choices, text).
+"""Stacks the last N observations into one; observations have to be arrays (no choices, no text).
 
 Episodes keep their single observations, so the same piece is needed on both sides: beside the environment, and with
 `as_learner_connector=True` in the learner pipeline.

@@ -1,4 +1,4 @@
-"""Observations with mean 0 and spread 1, by what was seen so far.
+"""Normalizes observations to mean 0 and standard deviation 1, by the observations seen so far.
 
 Its state is the moments of every Box leaf: `shared`, which came by `set_state`, and `own`, seen since then. Parallel runners
 start from one state and send theirs; merging adds up their own parts, so that no observation counts twice. (RLlib 2.60 takes

@@ -1,6 +1,6 @@
-"""ObservationTransform, the base of pieces that put other observations into episodes; refuses to know which.
+"""ObservationTransform, the base class of pieces that replace the observations of episodes.
 
-In an env-to-module pipeline the last observation of each episode is written over, as RLlib has it. Recordings hold raw
+In an env-to-module pipeline the last observation of each episode is overwritten, as in RLlib. Recordings hold raw
 observations, so a learner pipeline needs the same piece with `as_learner_connector=True`: there every observation of each
 episode changes, the last one and the lookback buffer included, so that all pieces after it (frame stacking, next observations)
 see one kind. With an `EpisodeBatch` the batch stays as it is, and the pieces after this one get a changed one.

@@ -1,7 +1,8 @@
-"""What RLlib's MeanStdFilter has counted, as ours keeps it: the same counts, means and sums of squares, to the last bit.
+"""Converts states of RLlib's MeanStdFilter to ours: the same counts, means and sums of squares, to the last bit.
 
-Taken are `get_state()` of RLlib's connector; by agent, or alone, its filter objects (`ray.rllib.utils.filter.MeanStdFilter`),
-their `RunningStat`s, and what those give as `to_state()`. Texts in them are read without pickle.
+Accepted are `get_state()` of RLlib's connector; by agent, or alone, its filter objects
+(`ray.rllib.utils.filter.MeanStdFilter`), their `RunningStat`s, and what those return from `to_state()`. Texts in them are read
+without pickle.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Pieces that turn one observation into another, written as one method; refuses to keep the observation that was there.
+"""Pieces that turn one observation into another: a single method, or one of gymnasium's wrappers.
 
-What a preprocessor gives is written into the episode, so that every piece after it, and the module, sees nothing else. In an
-env-to-module pipeline that is the last observation of each episode, as RLlib has it. Recordings hold raw observations, and so a
-learner pipeline needs the same preprocessor with `as_learner_connector=True`: there it takes all observations of each episode,
-lookback buffer included.
+What a preprocessor returns replaces the observation in the episode, so that every piece after it, and the module, sees nothing
+else. In an env-to-module pipeline that is the last observation of each episode, as in RLlib. Recordings hold raw observations,
+and so a learner pipeline needs the same preprocessor with `as_learner_connector=True`: there it takes all observations of each
+episode, lookback buffer included.
 
-gymnasium's own observation wrappers as pieces of a pipeline; refuses those that need more than one observation.
+`GymnasiumWrapper` uses gymnasium's own observation wrappers as pieces, but not those that need more than one observation.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Copies of episodes for one call, each with a name of its own; refuses to copy arrays before somebody writes to them.
-
-Two chunks of one episode in one call, or the same chunk twice, need two names: items are filed by name, and sequences must
-not run from one chunk into another.
-
-The learner pipeline: from episodes to a train batch; its default pieces and its builders.
+"""The learner pipeline, from episodes to a train batch: its default pieces, its builders, and copies of episodes.
 
 Pieces may write into episodes. Where one of ours does (`writes_episodes`), or two episodes share a name, all work on copies, so
-that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as RLlib has it,
-unless there are such copies.
+that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as in RLlib, unless
+there are such copies.
+
+Each copy (`own_episodes`) has a unique name: two chunks of one episode in one call, or the same chunk twice, need two, because
+items are filed by name, and sequences must not run from one chunk into another. Arrays are copied only once somebody writes to
+them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Actions in the units of an environment; refuses to touch the actions themselves: what the module put out is recorded.
+"""The default module-to-env pipeline, and the piece that puts actions into the units of an environment.
 
-The default module-to-env pipeline; refuses custom pieces that are no connectors.
+Custom pieces, which must be connectors, come where RLlib documents them: the module's outputs are items of episodes there, and
+actions are drawn, but not yet in the units of the environment. A piece that has to come before the drawing, to change logits,
+is put there by `pipeline.insert_before("GetActions", piece)`, or with `before = "GetActions"` in a pipeline file.
 
-Custom pieces come where the documents have them: the module's outputs are items of episodes there, and actions are drawn, but
-not yet in the units of the environment. A piece that has to come before the drawing, to change logits, is put there by
-`pipeline.insert_before("GetActions", piece)`, or with `before = "GetActions"` in a pipeline file.
+`NormalizeAndClipActions` leaves `actions` themselves alone, because what the module put out is recorded.
 """
 
 from __future__ import annotations
