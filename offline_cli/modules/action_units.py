@@ -1,4 +1,4 @@
-"""Box actions between an environment's units and those that networks work in; refuses nothing but guesses.
+"""Box actions between an environment's units and those that networks work in; nothing is guessed.
 
 A network works in about [-1, 1] whatever the bounds, and its outputs are stretched to them for the environment. Data of the
 scale `env` is brought there before it is learned from; data of the scale `normalized`, a module's own outputs, is there

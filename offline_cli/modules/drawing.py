@@ -1,15 +1,13 @@
-"""Which device, precision and number of threads a network runs with; refuses devices that this machine lacks.
+"""How a network runs: device, precision, threads, reproducible sampling, and a fast forward pass for plain networks.
 
-Actions drawn with given uniform numbers: the same numbers give the same actions; refuses to draw any numbers itself.
-
-`ActionHead.sample` draws from one generator for a whole batch. Here every row brings its own chance, so that a row's action
-does not depend on its neighbours.
-
-The forward pass of a plain network without what nn.Module does around each layer; refuses networks that are not plain.
-
-With small networks and batches most of a forward pass is Python between the layers: 64 rows through 64x64 take half the time
-this way. The kernels are the same, and so are the results, bit for bit. Weights are those of the moment: train, then ask
-again.
+* `choose_device`, `choose_threads`, `autocast`, ...: a device that this machine lacks raises MissingDevice.
+* `drawn_actions`: actions drawn with given uniform numbers; the same numbers give the same actions. `ActionHead.sample` draws
+  from one generator for a whole batch. Here every row has uniform numbers of its own, so that a row's action does not depend on
+  its neighbours.
+* `straight_forward`: the forward pass of a plain network without what nn.Module does around each layer; None for networks that
+  are not plain. With small networks and batches most of a forward pass is Python between the layers: 64 rows through 64x64 take
+  half the time this way. The kernels are the same, and so are the results, bit for bit. It uses the weights of the moment of
+  the call: after training, call it again.
 """
 
 from __future__ import annotations

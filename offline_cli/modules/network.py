@@ -1,6 +1,6 @@
 """Kinds of networks by the name that a `[network]` table gives: ours, and those of other packages (`offline_cli.networks`).
 
-Networks by kind: what a `[network]` table names makes the policy of a run, and the value functions of its algorithm.
+What the table names makes the policy of a run (`FeaturePolicy`), and the value functions of its algorithm (`Critic`).
 """
 
 from __future__ import annotations

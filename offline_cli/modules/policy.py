@@ -1,10 +1,9 @@
-"""The feed-forward policy of behaviour cloning, and how to build it from spaces; refuses recurrent networks (not built yet).
+"""The policies of behaviour cloning, feed-forward and with memory (LSTM), and how to build them from spaces.
 
-A policy with memory, and how to build it from spaces; refuses batches without a state or without a time axis.
-
-Batches are (B, T, ...), states (B, layers, size) without a time axis, as the connector pipelines make them: `state_in` is the
-state before the first of the T steps, `state_out` the one after the last. Steps of padding (on the right) come after all real
-ones, so they change no output that counts; they do change `state_out`.
+Batches of the LSTM are (B, T, ...), states (B, layers, size) without a time axis, as the connector pipelines make them:
+`state_in` is the state before the first of the T steps, `state_out` the one after the last; both the state and the time axis
+are required. Steps of padding (on the right) come after all real ones, so they change no output that counts; they do change
+`state_out`.
 """
 
 from __future__ import annotations

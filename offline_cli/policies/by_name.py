@@ -1,4 +1,4 @@
-"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; refuses spaces that do not fit."""
+"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; their spaces must fit the environment's."""
 
 from __future__ import annotations
 

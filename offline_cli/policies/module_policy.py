@@ -1,20 +1,15 @@
-"""A module's forward pass as something that can be asked in blocks, to find how many rows it may see; refuses to play.
+"""Policies made from neural networks: RLModules (of a `train-bc` run, for one) and models of stable-baselines3.
 
-`block_rows` tries it with invented observations, and invented states where the module carries one.
-
-An RLModule as a policy to record, that of a `train-bc` run for one; refuses to carry a state from step to step.
-
-What a state, or pieces around the module, are needed for is `piped_policy.py`'s.
-
-Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions: they are certain.
-Box actions are recorded as RLlib's are, with the scale `normalized`: the module's own outputs, which may lie beyond [-1, 1],
-before they are stretched to the bounds and clipped. Integer boxes are recorded as the environment takes them; their
-`action_logp` is of the action before it was rounded.
-
-Models with `predict(observations, deterministic=...)`, stable-baselines3's above all; refuses a file that is none of its.
-
-A file of stable-baselines3 holds pickled Python objects, and loading one can run any code that its maker put in. It is loaded
-because the user named the file, and for no other reason: no dataset, manifest or run folder can bring one in.
+* `ModulePolicy`: an RLModule as a policy to record. It carries no state from step to step: modules with a state, or with pieces
+  around them, need `piped_policy.py`. Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for
+  greedy actions, because they are certain. Box actions are recorded as RLlib's are, with the scale `normalized`: the module's
+  own outputs, which may lie beyond [-1, 1], before they are stretched to the bounds and clipped. Integer boxes are recorded as
+  the environment takes them; their `action_logp` is of the action before it was rounded.
+* `ModelPolicy`, `load_model`: models with `predict(observations, deterministic=...)`, above all those of stable-baselines3. Its
+  files hold pickled Python objects, and loading one can run any code that its maker put in. One is loaded because the user
+  named the file, and for no other reason: no dataset, manifest or run folder can bring one in.
+* `ForwardPass`: a module's forward pass, which plays nothing; `block_rows` tries it with invented observations, and invented
+  states where the module carries one, to find how many rows it may see at once.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Observations of environments into rows of arrays; refuses what the space cannot hold.
+"""Observations of environments as rows of arrays, and how many rows a policy may see at once.
 
-numpy alone would repeat values to fill a shape, and cut numbers to fit a type.
-
-How many rows a policy may see at once, such that an episode is the same whatever plays beside it.
-
-Two things are tried out at the start, on invented observations. In some networks a row's result differs with its place in the
-block (seen: hidden layers of odd widths): such a policy sees one row at a time. In most networks blocks of other sizes give the
-same bits: then the block may be as large as the slots, which is faster. Neither is taken for granted, nor tried where the
-numbers behind an action cannot be seen.
+* `row_writer`, `fitted`: what the space cannot hold is an error. numpy alone would repeat values to fill a shape, and cut
+  numbers to fit a type.
+* `block_rows`: how many rows a block has, such that an episode is the same whatever plays beside it. Two things are tried at
+  the start, on invented observations. In some networks a row's result differs with its place in the block (seen: hidden layers
+  of odd widths): such a policy sees one row at a time. In most networks blocks of other sizes give the same bits: then the
+  block may be as large as the slots, which is faster. Neither is taken for granted, nor tried where the numbers behind an
+  action cannot be seen.
 """
 
 from __future__ import annotations

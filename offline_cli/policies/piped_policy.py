@@ -1,14 +1,12 @@
-"""A module between its connector pipelines, as a policy that plays in slots.
+"""A module between its connector pipelines, as a policy that plays in slots, and which pieces it plays between.
 
-That is what plays where a user names a pipeline, where a run was trained through one, and where a module carries a state from
-step to step. All others take the quicker way (`Blocks`).
-
-The pipelines that a user names for a recording, as a plan carries them; refuses files of the wrong kind.
-
-Of files the documents travel to runner processes, and no pipelines: each process makes its own, and imports the code that the
-user's file names.
-
-Which pieces a policy plays between; refuses pipelines that do not give what the policy takes, before anything is played.
+* `PipedPolicy` plays where a user names a pipeline, where a run was trained through one, and where a module carries a state
+  from step to step. All others use `Blocks`, which is faster.
+* `Pieces`: the pipelines that a user names for a recording, as a plan carries them; a file of the wrong kind is an error. The
+  content of the files travels to runner processes, not the pipelines: each process makes its own, and imports the code that the
+  user's file names.
+* `PlayPieces`, `beside_learner`: which pieces a policy plays between. Pipelines that do not return what the policy takes are an
+  error before anything is played.
 """
 
 from __future__ import annotations

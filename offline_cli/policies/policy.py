@@ -1,10 +1,8 @@
-"""What plays: observations and chance in, actions out; refuses nothing, plays nothing itself.
+"""Policy, the interface of everything that plays (observations and uniform numbers in, actions out), and the policy `random`.
 
-Values of a space by uniform numbers, the way `space.sample` spreads them; refuses spaces that cannot be stored.
-
-Bounded dimensions are uniform, half-bounded ones exponential from their bound, unbounded ones normal, as gymnasium has it.
-
-The policy `random`: every action of the space, as likely as `space.sample` has it; refuses nothing.
+`uniform_values` and `uniform_drawer` make values of a space that can be stored from uniform numbers, distributed as those of
+`space.sample`: bounded dimensions are uniform, half-bounded ones exponential from their bound, unbounded ones normal, as in
+gymnasium. The policy `random` draws every action this way.
 """
 
 from __future__ import annotations

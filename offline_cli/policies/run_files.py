@@ -1,25 +1,23 @@
-"""Seals: the SHA-256 that a file carries of itself; refuses a file whose bytes are not those that were written.
+"""The files of a run: their names, JSON objects and tensors as sealed bytes, and the newest whole checkpoint.
 
-A writer leaves `BLANK` where the digest belongs, and `sealed` puts it there: the SHA-256 of the file with `BLANK` in its place.
-So one seal covers every byte of the file, its own digits too. It tells of damage, not of malice: whoever changes a file on
-purpose can seal it again.
+A seal is the SHA-256 that a file carries of itself; a file whose bytes are not those that were written is an error that names
+it. A writer leaves `BLANK` where the digest belongs, and `sealed` puts it there: the SHA-256 of the file with `BLANK` in its
+place. So one seal covers every byte of the file, its own digits too. It shows damage, not malice: whoever changes a file on
+purpose can seal it again. Files of earlier versions have no seal. They are read, and the caller is informed, so that it can say
+so.
 
-The tensors of a checkpoint by name, of this version and the one before.
+The tensors of a checkpoint by name, of this version and the one before:
 
     modules.policy.network.0.weight   parameters and buffers of every module
     adam.0.mean                       of the optimizer of each group, by its number
     sum.nll                           losses added up since the last row of metrics
     best.network.0.weight             the policy of the best check
-    refreshed.policy...               the modules that columns were last computed with, where they are computed anew
+    refreshed.policy...               the modules that columns were last computed with, where they are recomputed
     generator, generator_cuda         torch's random generators
 
-Version 1 knew behaviour cloning alone: the weights of its only module, and those of the best check, were one flat tensor each.
+Version 1 had behaviour cloning alone: the weights of its only module, and those of the best check, were one flat tensor each.
 
-The newest whole checkpoint of a run, for those that read it while a trainer may replace it.
-
-The files of a run as bytes, and back: JSON objects and tensors, sealed; refuses those that are damaged, by name.
-
-Files of earlier versions have no seal. They are read, and the caller is told, so that it can say so.
+`newest_checkpoint` and `checkpoint_bytes` read the newest whole checkpoint, also while a trainer may replace it.
 """
 
 from __future__ import annotations

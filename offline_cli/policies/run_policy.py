@@ -1,5 +1,6 @@
-"""The policy of a run folder, read from its files: description in JSON, weights in safetensors, what connector pieces learned
-in msgpack. Files that do not fit each other are BadData.
+"""The policy of a run folder, read from its files; files that do not fit each other are BadData.
+
+The description is in JSON, weights in safetensors, what connector pieces learned in msgpack.
 
 Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
 has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
