@@ -1,7 +1,7 @@
-"""Plays one runner's share of a plan, and hands what comes to a sink, which gives whole episodes.
+"""Plays one runner's share of a plan and passes the steps to a sink, which returns whole episodes.
 
 Episodes begin in the order of their numbers, and all that come before one that is kept are kept: nothing favours short ones. A
-slot that has no episode to play stands still, or plays on unrecorded where the environment's own vector class steps all slots.
+slot that has no episode to play is idle, or plays on unrecorded where the environment's own vector class steps all slots.
 
 A long episode holds back those after it, which are whole and wait in memory. Beyond HELD_BYTES of them no new one begins until
 it has ended. That is counted by steps and not by time, so that it is the same in every run.

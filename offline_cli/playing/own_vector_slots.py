@@ -1,6 +1,6 @@
-"""An environment's own vector class as slots, whatever way it resets itself.
+"""An environment's own vector class as slots, whichever way it resets itself, and `Sink`, what an env runner passes steps to.
 
-All its slots share one generator and are always stepped together. gymnasium's three ways (`AutoresetMode`):
+All slots of a vector class share one generator and are always stepped together. gymnasium's three ways (`AutoresetMode`):
 
 * NEXT_STEP: the step after an end resets the slot and ignores its action. What it returns is no step of any episode.
 * SAME_STEP: the step that ends an episode returns the first observation of the next; the real last one is in
@@ -10,7 +10,7 @@ All its slots share one generator and are always stepped together. gymnasium's t
 A recording plays each slot's episodes one after the other (`OwnVectorSlots`), an evaluation one episode per slot and seed
 (`RoundSlots`).
 
-What becomes of what an env runner plays: steps that are kept to be written, or returns and lengths alone.
+A `Sink` keeps steps to be written, or returns and lengths alone.
 """
 
 from __future__ import annotations

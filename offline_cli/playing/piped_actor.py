@@ -1,7 +1,7 @@
-"""Slots that a module plays through its pipelines; refuses actions and model outputs that cannot be recorded.
+"""Slots that a module plays through its pipelines.
 
-Recorded are the environment's own observations: pieces write into copies. The pieces see episodes with the ids that they will
-have in the dataset.
+The environment's own observations are recorded: pieces write into copies. The pieces see episodes with the ids that they will
+have in the dataset. Actions and model outputs that cannot be recorded are an error.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""What determines the episodes that are played, as one value that travels between processes.
+"""What determines the episodes of a recording (`Plan`) or an evaluation (`EvaluationPlan`), as one value sent to processes.
 
-Seeds. Episode i, counted from 0 over the whole recording, is reset with `environment_seed(seed, i)`, and what chance the policy
-takes comes from a generator of its own, seeded with `chance_seed(seed, i)`. No other figure goes in, so the number of slots
-and of runners cannot matter. Environment seeds of one recording never repeat, and their highest two bits keep them apart
-from those that `evaluate` and `train_bc` play with. An environment's own vector class has one generator for all its slots,
-seeded per runner; episodes then follow from the number of slots and runners too, and from where a resumed recording went on.
-(`evaluation_plan.py` says how evaluations do it.)
+Seeds of a recording. Episode i, counted from 0 over the whole recording, is reset with `environment_seed(seed, i)`, and the
+policy's random numbers come from a generator of its own, seeded with `chance_seed(seed, i)`. Nothing else goes in, so the
+number of slots and of runners cannot matter. Environment seeds of one recording never repeat, and their highest two bits keep
+them apart from those that `evaluate` and `train_bc` play with. An environment's own vector class has one generator for all its
+slots, seeded per runner; episodes then follow from the number of slots and runners too, and from where a resumed recording
+continued.
 
 Share of work. Runner r of R plays the episodes first + r, first + r + R, first + r + 2R, ...
 
-What determines the episodes of an evaluation: exactly the first N, the same for any number of slots and runners.
-
-Episode i is the i-th started, and each plays to its own end: "the first N to finish" would favour short ones.
+An evaluation plays exactly the first N episodes, the same for any number of slots and runners. Episode i is the i-th started,
+and each plays to its own end: "the first N to finish" would favour short ones.
 
 * Single copies: each slot takes the next episode when its own ends, with that episode's own seed. A policy between connector
   pieces plays in these too: pieces see episodes, each from its beginning to its end.

@@ -1,8 +1,6 @@
-"""What `evaluate` gives back; all of it has a form in JSON.
+"""Plays exactly the first N episodes of a policy and keeps their returns and lengths; `EvaluationPlan` says which these are.
 
-Returns and lengths of episodes: what an evaluation keeps of what is played.
-
-Plays exactly the first N episodes of a policy in an environment: `evaluation_plan.py` says which these are.
+`EvaluateResult` is the result of `evaluate`; all of it has a form in JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan brought to life: environment, slots, policy, chance and sink of one runner.
+"""Opens one runner of a plan: environment, slots, policy, random numbers and sink.
 
 Used by this process where there are no runner processes, and by each of those.
 """

@@ -1,8 +1,8 @@
-"""Several runners, each in a process of its own, merged into one sequence of episodes, whoever is faster.
+"""Several runners, each in a process of its own, merged into one sequence of episodes, independent of their speed.
 
 In a recording runner r plays every R-th episode. The parent takes a batch from each in turn and puts the episodes in the order
-of their numbers; of an evaluation it takes whatever comes. Who is ahead waits at its full pipe, so that memory stays bounded. A
-runner ends when its pipe does: after its last episode, when the parent has enough, and when the parent is killed.
+of their numbers; in an evaluation it takes whatever comes. A runner that is ahead waits at its full pipe, so that memory stays
+bounded. A runner ends when its pipe does: after its last episode, when the parent has enough, and when the parent is killed.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""Infos of environments as they are kept until they are written; refuses values that cannot be written, while it is known whose
-they are.
-
-Where chance comes from: one seed per purpose and number, derived from the run's; refuses to let two purposes share seeds.
-
-A seed for an environment has 31 bits, since some environments take no more. Its highest two bits are the purpose, so that
-checks during training, confirmations, `evaluate` and `record` never play the same episode.
-
-Worker processes started; refuses to call it a bug of ours that the system's fork server is gone.
-
-Copies of an environment that play side by side, one episode per slot; refuses to step an episode beyond its end.
+"""Slots, copies of an environment that play side by side, one episode each; with their seeds, infos and worker processes.
 
 Three kinds share one contract: `SyncSlots` here, `AsyncSlots` (a process per slot) and `OwnVectorSlots` (the environment's own
-vector class). gymnasium's SyncVectorEnv and AsyncVectorEnv are not used: they cannot leave a slot alone that has no episode to
-play, do not say which copy raised, and turn infos into arrays. Per-episode seeds, order of calls and results are the same.
+vector class). No episode is stepped beyond its end. gymnasium's SyncVectorEnv and AsyncVectorEnv are not used: they cannot
+leave a slot alone that has no episode to play, do not say which copy raised, and turn infos into arrays. Per-episode seeds,
+order of calls and results are the same.
+
+* `episode_seed`, `episode_seeds`: one random seed per purpose and number, derived from the run's. A seed for an environment has
+  31 bits, since some environments take no more. Its highest two bits are the purpose, so that checks during training,
+  confirmations, `evaluate` and `record` never play the same episode.
+* `owned`, `unchecked`: infos of environments as they are kept until they are written. Values that cannot be written are an
+  error at once, while it is known which copy they came from.
+* `started`: starts worker processes; that the system's fork server is gone is BadData, and no bug of ours.
 """
 
 from __future__ import annotations

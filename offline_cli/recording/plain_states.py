@@ -1,13 +1,12 @@
-"""States of connector pieces as JSON values, and back, every number exactly; refuses whatever is no value and no array.
-
-JSON has no arrays of a type, no numbers that are not finite and no tuples: an array is `{"dtype", "shape", "values"}`, an
-infinity or NaN its name in such an array or in `{"float": "nan"}`, and tuples come back as lists. A dict that has those keys
-itself could not be told from them, and is refused.
-
-What connector pieces learned while a recording was made: in its manifest, and back; refuses to go on without it.
+"""What connector pieces learned while a recording was made: to the manifest, as JSON values, and back, every number exactly.
 
 A filter that was given no state by a run learns as it plays. Runners begin with one state, and theirs are merged at the end, so
-that each observation that was played counts once. The manifest has the result under `provenance`.
+that each observation that was played counts once. The manifest has the result under `provenance`; a recording whose state is
+lost cannot be resumed.
+
+JSON has no typed arrays, no numbers that are not finite and no tuples: an array is `{"dtype", "shape", "values"}`, an infinity
+or NaN its name in such an array or in `{"float": "nan"}`, and tuples come back as lists. A dict that has those keys itself
+could not be distinguished from them, and is refused, as is everything that is neither a value nor an array.
 """
 
 from __future__ import annotations

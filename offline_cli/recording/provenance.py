@@ -1,6 +1,7 @@
-"""What a manifest says of a recording beyond its data, and whether a dataset is that recording already; refuses nothing.
+"""What a manifest says of a recording beyond its data, and `Player`, which plays the episodes of a plan.
 
-The episodes of a plan, in order, played in this process or in runners; refuses to end without saying why it ended early.
+`finished_manifest` finds out whether a dataset is that recording already. A `Player` plays in this process or in runners, in
+order; where it ends early, `failure` says why.
 """
 
 from __future__ import annotations

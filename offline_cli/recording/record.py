@@ -1,8 +1,8 @@
-"""Whole episodes of a policy in an environment, as a dataset; refuses to lose an episode that was whole.
+"""Records whole episodes of a policy in an environment as a dataset; none that was whole is lost.
 
 The dataset holds the episodes 0 to N-1 in the order in which they began, whatever the number of slots and runners. When a
-signal comes, or environment or policy raise, the episodes that are whole are committed with `complete: false`; `resume` goes
-on after them. A killed recording loses the open shard at most.
+signal comes, or environment or policy raise, the episodes that are whole are committed with `complete: false`; `resume`
+continues after them. A killed recording loses the open shard at most.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How much is recorded: so many episodes, or the fewest that have so many steps; refuses to give out one more.
+"""The plan, the amount and the result of a recording, and how it ends before it has all that was asked for.
 
-A plan from what a caller asked for; refuses what makes no sense, all of it at once.
-
-How a recording ends before it has all that was asked for, as the error a user meets; refuses to hide what was kept.
-
-What `record` gives back; refuses to hold anything that JSON cannot.
+* `Amount`, `is_enough`, `limited`: how much is recorded: so many episodes, or the fewest that have so many steps; never one
+  more.
+* `checked_plan`: a plan from what a caller asked for; all contradictions are reported at once.
+* `partly_kept`, `nothing_kept`, `broken_off`, ...: an early end as the error that a user sees, which says what was kept.
+* `RecordResult`: the result of `record`; all of it has a form in JSON.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Steps of many slots as they come, put together to whole episodes in order.
+"""Collects the steps of many slots as they come and returns whole episodes in order.
 
 Each step writes one row per slot into arrays made beforehand (C, S, ...), without an object per step. Every C steps the rows
 are gathered into a store that holds what has not been given out: runs of rows, each of one episode. Whole episodes leave it in
 order of their numbers. An episode has T + 1 rows there, the last for its last observation alone. A row is copied three times
-on its way, and the store is packed when less than half of it is still wanted.
+on its way, and the store is packed when less than half of it is still needed.
 """
 
 from __future__ import annotations
