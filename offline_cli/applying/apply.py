@@ -1,11 +1,11 @@
-"""A learner pipeline over any source to train batches on disk: all of them, or nothing is kept.
+"""Applies a learner pipeline to any source and writes its train batches to disk: all of them, or nothing is kept.
 
 Decisions:
 
 * A train batch is one call of the pipeline on whole episodes: consecutive ones, until `steps_per_batch` is reached.
 * Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without a step,
   and extra outputs that are text, left out; the spaces of `env` where it is given. No module is passed: pieces for stateful
-  modules do nothing. Values are not judged (NaN passes through, and `validate` finds it), and rows that `loss_mask` marks as
+  modules do nothing. Values are not checked (NaN passes through, and `validate` finds it), and rows that `loss_mask` marks as
   False, which `train-bc` leaves out, stay.
 * Pieces that learn (a mean-std filter) learn batch by batch, and nothing freezes them: earlier batches are changed by less.
 * Columns have one kind in all batches, that of the first.

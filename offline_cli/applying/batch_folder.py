@@ -1,16 +1,14 @@
-"""The folder that train batches are written into, committed by `batches.json`; nothing of a write that broke off stays.
+"""The folder that train batches are written into, committed by `batches.json`; nothing of an interrupted write stays.
 
     D/batches.json                 the commit, written last (schemas/batches.v1.json)
     D/data/batch-000000.parquet    or .safetensors; complete files only
     D/connectors.msgpack           what the pieces learned, if any did
     D/_writing.json                a writer is, or was, at work; it is the lock that keeps a second one out
 
-An error, or a Ctrl-C, takes back all that was written: with a state that grows from batch to batch nobody could go on in the
-middle. What a killed process leaves has no new `batches.json`; `--overwrite` begins again. Over older batches the new ones
-stand beside them, with `-1` in their names, until the new `batches.json` stands. Whatever gets a name, or loses it, does so
-while the lock is held: a writer that another one has taken over from touches nothing more, not even what it wrote itself.
-
-Train batches into their folder, with `batches.json` to say what they are.
+An error, or a Ctrl-C, removes all that was written: with a state that grows from batch to batch a write cannot be resumed in
+the middle. What a killed process leaves has no new `batches.json`; `--overwrite` begins again. Over older batches the new ones
+stand beside them, with `-1` in their names, until the new `batches.json` is there. Files get and lose their names only while
+the lock is held: a writer that another one has taken over from touches nothing more, not even what it wrote itself.
 """
 
 from __future__ import annotations

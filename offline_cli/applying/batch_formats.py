@@ -1,8 +1,7 @@
-"""A train batch as columns that files can hold: stacked, without objects, and of one number of rows.
+"""Train batches as files: Parquet with a column per column, safetensors with a tensor per leaf.
 
-Every column has one row for each row of the batch. Infos are JSON text, one per row, null where one is empty.
-
-Train batches as files: Parquet with a column per column, safetensors with a tensor per leaf.
+`TrainColumns`: a train batch as columns that files can hold: stacked, without objects, one row for each row of the batch. Infos
+are JSON text, one per row, null where one is empty.
 
 `columns`: one row of the table per row of the batch, types as in our `columns` datasets (`storage/arrow_trees.py`), with the
 dtypes of the batch, which need not be those of the spaces; zstd. `safetensors`: tensors named `obs`, `obs.camera`, no text. The

@@ -1,12 +1,11 @@
-"""The sources that a pipeline is applied to: spaces, if possible without reading, and episodes.
+"""The sources that a pipeline is applied to (spaces, if possible without reading, and episodes), and summaries of batches.
 
 Spaces are those that `train-bc` would use with the same options: what the sources declare, or `env`'s where it is given and
-the data fits it. Only where nothing says them are they inferred from what is read.
+the data fits it. Only where neither declares them are they inferred from what is read.
 
-What a batch or episodes hold at some point of a pipeline, in figures for people.
-
-Columns come in every form that pieces leave them in (`connectors/batch_items.py`): `items`, not stacked yet; `array`; `tensor`;
-`list`, of infos for instance. Nested columns are named by path, `obs.camera`.
+`Seen`: what a batch or episodes hold at some point of a pipeline, in figures for people. Columns come in every form that pieces
+leave them in (`connectors/batch_items.py`): `items`, not stacked yet; `array`; `tensor`; `list`, of infos for instance. Nested
+columns are named by path, `obs.camera`.
 """
 
 from __future__ import annotations

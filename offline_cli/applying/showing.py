@@ -1,13 +1,11 @@
-"""Shows a pipeline without data: its pieces, the spaces before and after each, and the columns of the batch.
+"""Shows a pipeline without data, or traces a batch of the first episodes through it.
 
-Columns come from a few invented episodes. Where a piece of the user's own cannot take those, spaces alone are shown from it on.
-Only of a source that does not say its spaces one episode is read.
-
-Traces a batch through a pipeline: what it holds after each piece, for the first episodes of the data.
-
-A few episodes made up from spaces, for pipelines to be looked at without data.
-
-Values lie within the spaces and near zero, dtypes and shapes are those of recordings. The same spaces give the same ones.
+* `show_pipeline`: its pieces, the spaces before and after each, and the columns of the batch. Columns come from a few sample
+  episodes. Where a piece of the user's own cannot take those, spaces alone are shown from it on. Only of a source that does not
+  declare its spaces one episode is read.
+* `trace_pipeline`: what the batch holds after each piece, for the first episodes of the data.
+* `invented_episodes`: the sample episodes, made up from spaces. Values lie within the spaces and near zero, dtypes and shapes
+  are those of recordings. The same spaces give the same ones.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The configuration of a run, resolved from defaults < stored run < --config file < options, with all mistakes at once.
 
-Mistakes of a configuration, in words that fit where each key came from; the schema says what a key may be.
+The schema says what a key may be. A mistake names a key that was given as an option as on the command line, any other as in the
+file.
 
-A key that was given as an option is named as on the command line, any other as in the file.
-
-The tables `[algorithm]` and `[network]` of a configuration: whose code they name, their mistakes, their defaults.
-
-The options of the network "mlp" are keys of the file itself as well, `hidden` and `activation`, and are kept there.
+The tables `[algorithm]` and `[network]` name code, ours or another package's, whose options and defaults they hold. The options
+of the network "mlp" are keys of the file itself as well, `hidden` and `activation`, and are kept there.
 """
 
 from __future__ import annotations

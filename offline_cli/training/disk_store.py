@@ -5,15 +5,16 @@ fixed number of neighbouring records) is a random sample of its window, and a ha
 to a random sample of all steps, wherever they came from. An epoch takes a pool of units at a time (`EpochOrder`): while batches
 come from one pool, a thread reads the next; a batch may span pools.
 
-Decision: windows and not partitions that every step is dealt to, which would be exactly random, because those want the number
-of steps beforehand or a second pass on disk, as many write buffers as there are partitions, and a bound on how many these may
-be. Windows cost one sequential write, need no index, and have no largest size. (Shuffled blocks, shuffled again as they are
-read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile", 3.2; there without the shuffle before writing.)
+Decision: windows and not partitions that every step is assigned to, which would be exactly random, because those need the
+number of steps beforehand or a second pass on disk, as many write buffers as there are partitions, and a bound on how many
+these may be. Windows cost one sequential write, need no index, and have no largest size. (Shuffled blocks, shuffled again as
+they are read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile", 3.2; there without the shuffle before writing.)
 
-Episodes go through the pipeline some at a time; an episode is in memory whole. Each piece that learns sees all that is not held
-out first, pieces before it as they are when they have learned, and learns no more: a filter holds what it would hold in memory,
-to rounding. The file is made anew by every run, resumed ones included: it follows from episodes, seed and memory limit alone,
-all of which a resumed run has to share. It has no name, so that nothing is left of it, however the process ends.
+Episodes go through the pipeline some at a time; an episode is in memory whole. Each piece that learns sees all training
+episodes first, with the pieces before it as they are after learning, and then learns no more: a filter holds what it would hold
+in memory, to rounding. The file is made anew by every run, resumed ones included: it follows from episodes, seed and memory
+limit alone, all of which a resumed run must have in common. It has no name, so that nothing is left of it, however the process
+ends.
 """
 
 from __future__ import annotations

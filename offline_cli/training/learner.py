@@ -1,6 +1,7 @@
-"""Whether what an algorithm's groups give as losses can be minimised: its author's mistakes, by name.
+"""An algorithm with its modules, for one run: made from configuration and spaces, moved, saved and restored as a whole.
 
-An algorithm with its modules, for one run: made from configuration and spaces, moved, saved and put back as a whole.
+`check_losses` and `differentiating` report mistakes of an algorithm's author by name: whether the losses of a group can be
+minimised.
 """
 
 from __future__ import annotations

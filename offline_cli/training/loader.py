@@ -1,24 +1,20 @@
-"""Minibatches in true epochs from any store: every step exactly once per epoch, in the order that `EpochOrder` gives.
+"""Minibatches in true epochs from any store of steps, the order of every epoch, and which episodes are held out.
 
-The position in the data is the update number, so nothing has to be saved to resume exactly where a run stopped. Every batch has
-the same shape: the last of an epoch is padded with rows of weight 0.
+`StepLoader` gives every step exactly once per epoch. Every batch has the same shape: the last of an epoch is padded with rows
+of weight 0.
 
-Which episodes are held out for validation: whole ones, by a hash of seed and id, the same in every run with the same seed,
-whatever their order and however they are read.
+`EpochOrder`: the order of an epoch follows from the run's seed and the number of the epoch alone. So the position in the data
+is the update number: nothing has to be saved to resume exactly where a run stopped, and a resumed run continues with the
+batches that would have come next. Steps in memory are permuted as a whole. Steps on disk lie in units (neighbouring records):
+an epoch permutes the units, takes a pool of them at a time, and permutes the steps of each pool.
 
-Steps to learn from, in memory or on disk: what a store offers to the loader, and what fills it.
+`ValidationSplit`: whole episodes are held out for validation, by a hash of seed and id, the same in every run with the same
+seed, whatever their order and however they are read.
 
-A store holds every step once, with all of its columns. A reader of it puts the steps of one batch into tensors (`gather`) and
-makes columns of these where they are none yet (`settle`); which steps a batch has, `EpochOrder` says.
-
-A builder reads sources once where nothing has to be known of all episodes beforehand, and once more for each thing that has to
-be: which episodes are held out, and, in parts, what each piece of a pipeline learns (`disk_store.learn_in_parts`).
-
-The order of every epoch: each step exactly once, as follows from the run's seed and the number of the epoch alone.
-
-So the position in the data is the update number, and a resumed run goes on with the batches that would have come next. Steps in
-memory are permuted as a whole. Steps on disk lie in units (neighbouring records): an epoch permutes the units, takes a pool of
-them at a time, and permutes the steps of each pool.
+`Store`, in memory or on disk, holds every step once, with all of its columns. A `StoreReader` puts the steps of one batch into
+tensors (`gather`) and makes columns of these where they are none yet (`settle`). A `StoreBuilder` reads sources once where
+nothing has to be known of all episodes beforehand, and once more for each thing that has to be: which episodes are held out,
+and, in parts, what each piece of a pipeline learns (`disk_store.learn_in_parts`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""How a memory limit is shared out in training, and whether it will do: an error comes before the limit is broken.
+"""Steps in memory, one tensor per leaf, and how a memory limit is shared out in training.
 
-What a run holds follows from the limit and from constants, never from what happens to be free: a resumed run has pools of the
-same size, and so the same batches. What is measured only decides between going on and an error that says how much is needed.
+All episodes go through the pipeline at once, and exist several times over while columns are put together.
 
-Steps in memory, one tensor per leaf.
-
-All episodes go through the pipeline at once, and are there several times over while columns are put together.
+An error comes before a limit is exceeded. What a run holds follows from the limit and from constants, never from what happens
+to be free: a resumed run has pools of the same size, and so the same batches. What is measured only decides between continuing
+and an error that says how much is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run folder, wherever it is: config, policy, checkpoints, metrics; refuses to touch a folder that is not one (`own_run.py`).
+"""A run folder, wherever it is: config, policy, checkpoints, metrics. A folder that is not a run is left alone (`run_lock.py`).
 
     RUN/config.toml            resolved configuration
     RUN/policy.json            spaces, network and action scale: what it takes to build the policy again
@@ -14,10 +14,11 @@ counts is written in this order, which needs no rename of folders:
 
 1. _training.json, the lock that datasets have too (`storage/lease.py`). Its name is another one, because `_writing.json`
    marks a folder as an unfinished dataset, which other commands would take for theirs.
-2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints go,
-   then its result, weights and metrics.
-3. Each checkpoint: rows of metrics.jsonl, tensors.safetensors, state.json. That one commits it; then the one before it goes.
-4. At the end: rows, policy.safetensors, curve.png, and result.json, which marks the run as finished. Then the note goes.
+2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints are
+   removed, then its result, weights and metrics.
+3. Each checkpoint: rows of metrics.jsonl, tensors.safetensors, state.json. The last one commits it; then the previous
+   checkpoint is removed.
+4. At the end: rows, policy.safetensors, curve.png, and result.json, which marks the run as finished. Then the lock is released.
 
 policy.json, policy.safetensors, result.json and both files of a checkpoint carry a hash of themselves (`run_files.py`), which
 is checked when they are read; that of connectors.msgpack is in policy.json. config.toml is there to be edited, and has none.
@@ -25,7 +26,7 @@ is checked when they are read; that of connectors.msgpack is in policy.json. con
 So a kill at any moment leaves a run that `resume` takes, with its newest whole checkpoint, whose policy is played until then.
 Rows of metrics.jsonl that are newer are cut off then. Where the folder is not on a local disk, the checkpoints that are due by
 `checkpoint_every` are made at most every `EVERY` seconds, and so seldom that training waits for them a twentieth of the time
-at most; rows go there with them (`metrics_file.py`). What is learned does not depend on it. No pickle.
+at most; rows are written there with them (`metrics_file.py`). What is learned does not depend on it. No pickle.
 """
 
 from __future__ import annotations

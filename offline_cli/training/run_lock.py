@@ -1,15 +1,14 @@
-"""What in a folder is a run's own, by name and content; refuses a folder that is not a run, and what is not its own in one.
+"""What in a folder is a run's own, by name and content, and the lock that keeps a second trainer out of it.
 
 A run has a policy.json that says so, or, where its trainer was killed before that, a config.toml with all that a resolved
-configuration has. Runs of earlier versions have these too. Files with other names are the user's, and so is every folder
-below checkpoints/ whose name is not one that a trainer gives: copies of checkpoints, for instance.
+configuration has. Runs of earlier versions have these too. A folder that is not a run is refused, and so is what is not its own
+in one: files with other names are the user's, and so is every folder below checkpoints/ whose name is not one that a trainer
+gives, such as copies of checkpoints. A damaged file still belongs to the run as long as anything that a trainer writes is found
+in it.
 
-Damage makes a file of a run nobody else's: it is the run's as long as anything of what a trainer writes is found in it.
-
-_training.json: which process trains in a run folder; refuses a second one while the first is at work.
-
-It is the lock of dataset folders (`storage/lease.py`) under another name: made where none is, beaten every few seconds,
-taken over where its trainer is gone. It is there only while somebody trains: what a run needs to go on is in its checkpoints.
+_training.json says which process trains in a run folder; while it is at work, a second one is refused. It is the lock of
+dataset folders (`storage/lease.py`) under another name: created where none is, renewed every few seconds, taken over where its
+trainer is gone. It is there only while a trainer is at work: what is needed to resume a run is in its checkpoints.
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
-"""Batches from data that stays in host memory, one ahead of the device.
+"""One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
 
-A batch takes three steps: its rows are gathered into pinned memory, copied from there to a waiting tensor on the device by a
-stream of its own, and moved into the tensors that updates read. The first two are done for the next batch while the device
-works on this one. Without CUDA the same steps happen one after the other.
-
-Adam over all weights as one flat tensor, which has one dtype and one device.
-
-Weights and gradients of the module become views of two flat tensors, so that one step is a handful of operations whatever the
-number of layers, its whole state is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA
-graph can hold it. (torch's own optimizers would also cost each start about 1.4 s: their first use loads torch._dynamo.)
-Source: Kingma and Ba 2015, Algorithm 1; equal to torch.optim.Adam to rounding.
-
-One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
-
-Both run the same code on the same static batch. Capturing warms up first, as CUDA libraries need, and puts back every tensor
-that warming up has changed, so that a captured run starts from the same numbers as an eager one. Groups that are stepped in
-every update, or in each k-th, are graphs of their own: a launch replays those that are due, in the order of the groups.
+* `HostFeed`: batches from data that stays in host memory, one ahead of the device. A batch takes three steps: its rows are
+  gathered into pinned memory, copied from there to a waiting tensor on the device by a stream of its own, and moved into the
+  tensors that updates read. The first two are done for the next batch while the device works on this one. Without CUDA the same
+  steps happen one after the other.
+* `FlatAdam`: Adam over all weights as one flat tensor, which has one dtype and one device. Weights and gradients of the module
+  become views of two flat tensors, so that one step is a handful of operations whatever the number of layers, its whole state
+  is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA graph can hold it. (torch's own
+  optimizers would also cost each start about 1.4 s: their first use loads torch._dynamo.) Source: Kingma and Ba 2015, Algorithm
+  1; equal to torch.optim.Adam to rounding.
+* `Update`, `captured`: both ways run the same code on the same static batch. Capturing warms up first, as CUDA libraries need,
+  and puts back every tensor that warming up has changed, so that a captured run starts from the same numbers as an eager one.
+  Groups that are stepped in every update, or in each k-th, are graphs of their own: a launch replays those that are due, in the
+  order of the groups.
 """
 
 from __future__ import annotations
