@@ -1,10 +1,10 @@
-"""Environments by name: a gymnasium id, `module:EnvId` or `python:package.module:make_env`; refuses unknown names.
+"""Environments by name: a gymnasium id, `module:EnvId` or `python:package.module:make_env`.
 
 One place for every command that takes `--env`. Code is imported because the caller names it, never because a dataset, manifest
-or run folder does; it may also lie in the current folder, which is looked at last, so that it hides no installed package.
+or run folder does; it may also lie in the current folder, which is searched last, so that it hides no installed package.
 
 Whatever an environment raises while it is imported, made or closed is BadData with its name; a package that it lacks is
-MissingPackage.
+MissingPackage; a name that gymnasium does not know is UnknownEnvironment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every error a user can cause or meet, as one tree; refuses to describe our own bugs (those stay ordinary exceptions).
+"""Every error a user can cause or see, as one tree; our own bugs stay ordinary exceptions.
 
 An error says what happened, where, and what to try. Its class decides the exit code (README, "Exit codes") and, in
 kebab case, the `code` that programs read under `--json`.

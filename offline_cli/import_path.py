@@ -1,4 +1,4 @@
-"""Where modules are looked for: the current folder comes last, here and in every process that is started.
+"""Where modules are searched: the current folder comes last, here and in every process that is started.
 
 A file that happens to lie there must not pass for a module of the standard library or of an installed package; a module that
 the user names, and that is nowhere else, is found.

@@ -1,7 +1,7 @@
-"""JSON documents: parsed as any program could take them over, and checked against the JSON Schemas that ship with the package.
+"""JSON documents: parsed so that every other program can read them, and checked against the JSON Schemas of the package.
 
-Python's parser follows any nesting until its stack ends, and takes halves of surrogate pairs for letters, which neither UTF-8
-nor msgpack nor Arrow can hold: both raise the ValueErrors that broken JSON raises anyway. NaN and Infinity are read.
+Python's parser follows any nesting until its stack ends, and accepts lone surrogates, which neither UTF-8 nor msgpack nor Arrow
+can hold: both raise the ValueErrors that broken JSON raises anyway. NaN and Infinity are read.
 
 The schemas lie in `offline_cli/schemas` of an installed package and in `schemas/` of a checkout. References between them are
 resolved from the same folder, never from the network. A check lists all mistakes of a document.

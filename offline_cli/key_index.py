@@ -1,4 +1,4 @@
-"""Keys numbered in the order of their first appearance, in 16 bytes each however long they are; refuses to give them back.
+"""Numbers keys in the order of their first appearance, in 16 bytes each however long they are; keys cannot be read back.
 
 Keys are ids of episodes, or the columns that name the episode of a table's row. A key is known by a 96-bit hash of its values,
 the same on every machine: two of 10^7 keys share one by a chance of 1 in 10^15. Hashes are kept in a few sorted arrays, each at

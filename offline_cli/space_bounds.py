@@ -1,7 +1,8 @@
-"""Bounds of spaces as RLlib writes them, base64 of zlib of a .npy file, both ways; refuses pickles, bombs and lies about sizes.
+"""Bounds of spaces as RLlib writes them: base64 of zlib of a .npy file, both ways, safe for hostile bytes.
 
-numpy's own `load` evaluates the header, makes room for whatever it promises, and opens zip archives. Here the header must be
-the one line that numpy writes, its dtype one of plain numbers, and its shape must account for every byte that follows.
+Pickles, decompression bombs and false sizes raise UnsafeData. numpy's own `load` evaluates the header, allocates whatever it
+promises, and opens zip archives. Here the header must be the one line that numpy writes, its dtype one of plain numbers, and
+its shape must account for every byte that follows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rewards and end flags of environments as numbers and truth values; refuses what says neither.
+"""Rewards and end flags of environments as numbers and truth values; ValueError for anything that is neither.
 
 Python and numpy alone would take None for NaN, '1.0' for 1.0 and any text for true.
 """

@@ -1,4 +1,4 @@
-"""What a reading or conversion had to assume, drop, repair or set aside, counted by kind; refuses to stay silent.
+"""What a reading or conversion had to assume, drop, repair or set aside, counted by kind; no silent guesses.
 
 Every reader gets one `Tally` and one `Rejects`. The tally ends up in the command's result and in the manifest; the
 rejects decide what a bad row does: stop everything, be counted, or be written to `quarantine/` with reason and place.

@@ -1,7 +1,7 @@
-"""What a thread that plays waits for: code of a user's that may not come back; refuses to look at a clock.
+"""Which code of the user's a playing thread waits for, and how the wait is ended.
 
-Whoever calls such code says so in the thread's `Waiting`, by plain attributes, because it is done at every step. Somebody else
-(`engines/overseer.py`) looks at them from time to time, and may have `Overdue` raised out of that code.
+Whoever calls such code says so in the thread's `Waiting`, by plain attributes, because it is done at every step; no clock is
+read here. `engines/overseer.py` looks at them from time to time, and may have `Overdue` raised out of that code.
 """
 
 from __future__ import annotations

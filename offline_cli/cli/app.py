@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and the boundary that no error passes; refuses to load anything heavy.
+"""The command line: its commands, and the boundary where every error becomes a message; loads nothing heavy.
 
 Every command parses, calls one library function and shows its result. What the function raises becomes one message and one
 exit code here, from the shell and from a test runner alike.

@@ -1,8 +1,7 @@
-"""Commands of other packages: the entry points `offline_cli.commands`, each a `Command`, imported when it is called.
+"""Commands from their declarations: the parameters that typer parses, and the call with what was given.
 
+Other packages add commands as entry points `offline_cli.commands`, each a `Command`, imported when it is called.
 `offline-cli --help` lists them by name and package. A command of ours is never replaced.
-
-Commands from their declarations: the parameters that typer parses, and the call with what was given.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Whether a failure is this machine's want of memory, threads or processes; refuses to take a broken package for it.
+"""Turns any exception into one message and one exit code; a traceback is shown only with `--debug`.
 
-Little of it is a MemoryError: a limit (`ulimit -v`, a container) shows where the system loads a library, starts a thread or
-maps a file, and each library says so in its own words. Some go on half loaded, and fail over what they lack: under a limit that
-is smaller than what they need, such failures are taken for it too.
-
-Turns any exception into one message and one exit code; refuses to show a traceback unless `--debug` asks for it.
+`is_shortage`: whether a failure is this machine's lack of memory, threads or processes, and not a broken package. Little of it
+is a MemoryError: a limit (`ulimit -v`, a container) shows where the system loads a library, starts a thread or maps a file, and
+each library says so in its own words. Some continue half loaded, and fail over what they lack: under a limit that is smaller
+than what they need, such failures count as a lack of memory too.
 """
 
 from __future__ import annotations

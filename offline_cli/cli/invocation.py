@@ -1,4 +1,4 @@
-"""What one call of the command line was given; refuses to repeat secrets.
+"""The arguments of one call of the command line, repeated without secrets.
 
 The flags that decide how a failure is shown are read from the arguments themselves, because a failure may come before
 they could be parsed.

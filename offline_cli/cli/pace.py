@@ -1,4 +1,4 @@
-"""How fast one stage of work goes, in figures and in words; refuses to count time that is not the stage's own."""
+"""How fast one stage of work goes, in figures and in words; only the stage's own time counts."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Notes of the library, and warnings of any, as one line each on stderr; refuses to show what acts on a terminal.
+"""Shows progress, notes and warnings on stderr: a bar on a terminal, an occasional line elsewhere; never on stdout.
 
-Python itself would write them as they are, with the ids, paths and words of other programs that they repeat. A program around
-us that has set up logging of its own gets the records as ever.
+A progress report costs next to nothing unless it is time to draw again, so that library code may report as often as it likes.
 
-Shows progress on stderr: a bar on a terminal, an occasional line elsewhere; refuses to touch stdout or to slow the work.
-
-A report costs next to nothing unless it is time to draw again, so that library code may report as often as it likes.
+`notes_in_one_line`: notes of the library, and warnings of any package, take one line each, without control characters. Python
+itself would write them as they are, with the ids, paths and words of other programs that they repeat. A program around us that
+has set up logging of its own gets the records as usual.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Shows a command's result, as JSON or as a small table; refuses to write anything else on stdout.
+"""Shows a command's result, as JSON or as a small table; nothing else is written on stdout.
 
-JSON is one line and valid: NaN and infinities, which JSON has no words for, become null. The table is for people; it
+JSON is one line and valid: NaN and infinities, which JSON cannot express, become null. The table is for people; it
 loads rich, and colours only a terminal.
 """
 

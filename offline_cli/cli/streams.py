@@ -1,8 +1,8 @@
-"""Writes text for people and programs; refuses to fail because a reader has gone, or to pass on what acts on a terminal.
+"""Writes text for people and programs, without control characters; a reader that has gone is no error.
 
-`write` is the one place where text meets a terminal or a pipe: of characters that are no signs it lets line breaks through
-alone, and colours where there is a terminal that wants them. Which line breaks are ours, only whoever makes a text of several
-parts knows: each part goes through `printable`.
+`write` is the one place where text reaches a terminal or a pipe: of unprintable characters it passes line breaks alone, and
+colours where there is a terminal that wants them. Which line breaks are ours, only whoever makes a text of several parts knows:
+each part goes through `printable`.
 """
 
 from __future__ import annotations

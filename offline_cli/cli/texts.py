@@ -1,10 +1,8 @@
-"""Values of options that a command line writes as text: pairs, JSON objects, settings of the storage.
+"""Values of options that a command line writes as text (pairs, JSON objects, storage options), and `-`, piped input.
 
-`-` among the sources: what is piped in, kept in a file of its own while the command runs; refuses a terminal, and `-` twice.
-
-A pipe can be read once and not backwards, while readers look at the beginning to tell the format, and read again where they
-infer spaces. So the bytes wait in a temporary file, which is removed at the end, however the command ends. Messages and
-provenance call it `-`.
+A pipe can be read once and not backwards, while readers look at the beginning to detect the format, and read again where they
+infer spaces. So the bytes of `-` wait in a temporary file, which is removed at the end, however the command ends. Messages and
+provenance call it `-`. A terminal as input, and `-` twice, are usage errors.
 """
 
 from __future__ import annotations

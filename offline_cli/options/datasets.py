@@ -1,7 +1,4 @@
-"""Options of `apply`.
-
-Options of `convert`, `inspect`, `validate` and `repair`.
-"""
+"""Options of `apply`, `convert`, `inspect`, `validate` and `repair`."""
 
 import os
 from collections.abc import Mapping

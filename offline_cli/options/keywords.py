@@ -1,9 +1,9 @@
-"""The JSON Schema of a configuration file, from the declarations of its keys.
+"""What follows from a declaration of options: the keywords of a public function, checks of values, and a JSON Schema.
 
-Values that options cannot have: of another type than they declare, no finite number, outside their limits, or none of their
-choices.
-
-The keywords of a public function, from a declaration: names, defaults, signature and text for `help()`.
+* `takes`: the keywords of a public function: names, defaults, signature and text for `help()`.
+* `wrong_values`, `check_values`: values that options cannot have: of another type than they declare, not finite, outside their
+  limits, or none of their choices.
+* `schema_of`: the JSON Schema of a configuration file, from the declarations of its keys.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Tables of a pipeline's pieces for people, from what `apply --show` and `--trace` tell; refuses to know how tables are drawn.
+"""Connector pipelines for people: tables of `apply --show` and `--trace`, and the three default pipelines as a picture (SVG).
 
 A table is a row of headings and rows of texts; a cell of several lines, a tuple, stands for several columns of a batch.
-
-The three default pipelines as a picture (SVG), drawn from the pipelines themselves; refuses to list pieces by hand.
+`cli/render.py` draws it. The picture is drawn from the pipelines themselves, so it lists no piece by hand:
 
 `python -m offline_cli.report.pipelines > docs/connectors.svg`
 """
