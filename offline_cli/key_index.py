@@ -26,6 +26,9 @@ SHIFT = np.uint64(31)
 WORD = 8  # bytes
 LONG = 256  # bytes of text; longer ones count by their digest, so that one of them does not widen all rows
 
+Word = tuple[NDArray[np.uint64], NDArray[np.bool_] | np.bool_]
+"""(M,) 8 bytes of each of M values, and which of the values have so many: a hash may not depend on values beside its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyHashes:
@@ -125,10 +128,6 @@ def _mix(state: NDArray[np.uint64], seed: np.uint64) -> NDArray[np.uint64]:
     for multiplier in MULTIPLIERS:
         state = (state ^ (state >> SHIFT)) * (multiplier ^ (seed << np.uint64(1)))
     return state ^ (state >> SHIFT)
-
-
-Word = tuple[NDArray[np.uint64], NDArray[np.bool_] | np.bool_]
-"""(M,) 8 bytes of each of M values, and which of the values have so many: a hash may not depend on values beside its own."""
 
 
 def _words(column: Any) -> Iterator[Word]:

@@ -52,6 +52,11 @@ __all__ = [
 JSON: Final = "json"  # JSON text
 TEXT: Final = "text"
 
+COLUMNS: Final = "columns"
+SAFETENSORS: Final = "safetensors"
+COMPRESSION: Final = "zstd"
+Guard = Callable[[], AbstractContextManager[None]]
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnKind:
@@ -151,12 +156,6 @@ def _counts(leaf: Any) -> bool:
     if isinstance(leaf, np.ndarray):
         return leaf.dtype.kind in "biuf"
     return isinstance(leaf, Tensor) and not leaf.is_complex()
-
-
-COLUMNS: Final = "columns"
-SAFETENSORS: Final = "safetensors"
-COMPRESSION: Final = "zstd"
-Guard = Callable[[], AbstractContextManager[None]]
 
 
 class BatchFormat(Protocol):

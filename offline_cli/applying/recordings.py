@@ -44,6 +44,10 @@ __all__ = ["Ready", "Recordings", "Said", "Seen", "dtype_name", "seen_in_batch",
 NO_EXTRA: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 Spaces = tuple[Space, Space]  # of observations and of actions
 
+SHOWN: Final = 8  # values
+SHOWN_OF_ONE: Final = 16  # where one row has more
+SHOWN_LETTERS: Final = 60  # of a value that is no number
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -175,11 +179,6 @@ def _agreed(spaces: Sequence[Space | None]) -> Space | None:
     """The space that all say; None where one does not say any, or says another."""
     first = spaces[0] if spaces else None
     return first if all(same_space(first, other) for other in spaces[1:]) else None
-
-
-SHOWN: Final = 8  # values
-SHOWN_OF_ONE: Final = 16  # where one row has more
-SHOWN_LETTERS: Final = 60  # of a value that is no number
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,12 @@ __all__ = [
 
 FEW: Final = 1  # episode that is read where nothing else tells the spaces
 
+ALL: Final = 1 << 62  # steps: whatever there is, as one batch
+
+LENGTHS: Final = (3, 2)  # steps
+Extras = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape of one row, by path
+_Setting = tuple[tuple[Space, Space], bool, str, Extras]  # spaces, whether they are inferred, action scale, extra outputs
+
 
 @dataclass(frozen=True, slots=True)
 class PieceShown:
@@ -176,9 +182,6 @@ def space_as_json(space: Space | None) -> dict[str, Any] | None:
         return None
 
 
-ALL: Final = 1 << 62  # steps: whatever there is, as one batch
-
-
 @dataclass(frozen=True, slots=True)
 class PieceTraced:
     """What there is after one piece."""
@@ -241,11 +244,6 @@ def trace_pipeline(file: PipelineFile, said: Said, *, episodes: int) -> Pipeline
         err.result = traced().as_dict()
         raise
     return traced()
-
-
-LENGTHS: Final = (3, 2)  # steps
-Extras = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape of one row, by path
-_Setting = tuple[tuple[Space, Space], bool, str, Extras]  # spaces, whether they are inferred, action scale, extra outputs
 
 
 def invented_episodes(observation_space: Space, action_space: Space, extras: Extras) -> EpisodeBatch:

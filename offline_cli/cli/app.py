@@ -38,6 +38,17 @@ Exit codes:
     7  a target or gate was not met
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
 
+COMMANDS = (
+    record.COMMAND,
+    convert.COMMAND,
+    apply.COMMAND,
+    train_bc.COMMAND,
+    evaluate.COMMAND,
+    inspect.COMMAND,
+    validate.COMMAND,
+    repair.COMMAND,
+)
+
 
 class ErrorBoundary(TyperGroup):
     """Turns every exception of a command, and every usage error, into a message and an exit code."""
@@ -154,16 +165,6 @@ def _root(
         raise typer.Exit(2)
 
 
-COMMANDS = (
-    record.COMMAND,
-    convert.COMMAND,
-    apply.COMMAND,
-    train_bc.COMMAND,
-    evaluate.COMMAND,
-    inspect.COMMAND,
-    validate.COMMAND,
-    repair.COMMAND,
-)
 for command in COMMANDS:
     add(app, command)
 

@@ -26,6 +26,8 @@ __all__ = ["Command", "add", "names_of_others", "other_command", "parse"]
 METADATA: Final = (".dist-info", ".egg-info")
 GROUP: Final = b"[offline_cli.commands]"
 
+STORAGE, CACHE, CACHE_SIZE = "storage_options", "cache", "cache_size"
+
 
 def names_of_others() -> Mapping[str, str]:
     """The packages of commands that are not ours, by name; none is imported."""
@@ -68,9 +70,6 @@ def other_command(name: str) -> Any:
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     add(alone, found)
     return typer.main.get_command(alone)
-
-
-STORAGE, CACHE, CACHE_SIZE = "storage_options", "cache", "cache_size"
 
 
 @dataclass(frozen=True, slots=True)

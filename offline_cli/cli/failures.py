@@ -46,6 +46,25 @@ SAID: Final = re.compile(
 )
 """Words of the dynamic linker, torch, Python, C++, numpy, Arrow and Linux."""
 
+UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
+
+_EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
+_WITH_ON_ERROR = (("convert",), ("inspect",))
+_BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train-bc": "*"}  # what is in --out once writing has begun
+_STORAGE_ERRNOS = {
+    errno.EACCES: "write permission, or another place",
+    errno.EPERM: "write permission, or another place",
+    errno.EROFS: "a place that can be written",
+    errno.ENOSPC: "to free some space, or another disk",
+    errno.EDQUOT: "to free some of the quota, or another place",
+    errno.EIO: "another disk: this one reports faults",
+    errno.ENOENT: "a path that exists",
+    errno.ENOTDIR: "a path whose parents are folders",
+    errno.EISDIR: "a path of a file",
+    errno.ENAMETOOLONG: "a shorter path",
+}
+
 
 def is_shortage(error: BaseException) -> bool:
     """Whether `error` is, or came from, the system's refusal of memory, of a thread or of a process."""
@@ -80,26 +99,6 @@ def _is_one(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in NUMBERS:
         return True
     return isinstance(error, (ImportError, RuntimeError, OSError, SystemError)) and bool(SAID.search(str(error)))
-
-
-UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
-
-_EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
-_WITH_ON_ERROR = (("convert",), ("inspect",))
-_BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train-bc": "*"}  # what is in --out once writing has begun
-_STORAGE_ERRNOS = {
-    errno.EACCES: "write permission, or another place",
-    errno.EPERM: "write permission, or another place",
-    errno.EROFS: "a place that can be written",
-    errno.ENOSPC: "to free some space, or another disk",
-    errno.EDQUOT: "to free some of the quota, or another place",
-    errno.EIO: "another disk: this one reports faults",
-    errno.ENOENT: "a path that exists",
-    errno.ENOTDIR: "a path whose parents are folders",
-    errno.EISDIR: "a path of a file",
-    errno.ENAMETOOLONG: "a shorter path",
-}
 
 
 class Bug(OfflineCliError):

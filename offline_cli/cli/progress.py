@@ -27,6 +27,9 @@ __all__ = ["Lines", "notes_in_one_line", "working"]
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")  # gymnasium's warnings are yellow
 
+LINE_SECONDS = 10.0  # between two lines of one stage
+END_SECONDS = 1.0  # between two lines that tell the end of a stage: evaluations may come often
+
 
 @contextmanager
 def notes_in_one_line() -> Iterator[None]:
@@ -52,10 +55,6 @@ def _of_warning(message: Warning | str, category: type[Warning], filename: str, 
 
 def _line(text: str) -> str:
     return printable(COLOUR.sub("", text)) + "\n"
-
-
-LINE_SECONDS = 10.0  # between two lines of one stage
-END_SECONDS = 1.0  # between two lines that tell the end of a stage: evaluations may come often
 
 
 @contextmanager

@@ -27,6 +27,9 @@ __all__ = ["STDIN", "STORAGE_OPTION", "json_object", "pairs", "storage_options",
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 
+STDIN = "-"
+CHUNK = 1 << 20  # bytes
+
 
 def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
     """`["a=1", "b=x"]` as `{"a": "1", "b": "x"}`. Raises UsageError naming the ones that are not KEY=VALUE, or given twice."""
@@ -82,10 +85,6 @@ def json_object(text: str | None, *, option: str, example: str) -> dict[str, Any
     if not isinstance(found, dict):
         raise BadConfig(f"{type(found).__name__}, no JSON object", where=option, fix=fix)
     return found
-
-
-STDIN = "-"
-CHUNK = 1 << 20  # bytes
 
 
 @contextmanager

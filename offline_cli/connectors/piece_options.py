@@ -38,6 +38,13 @@ __all__ = [
 
 MAX_SHOWN = 300  # letters
 
+NOTE: Final = "in connector piece "
+
+Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
+
+SPACES: Final = ("input_observation_space", "input_action_space")
+AS_LEARNER: Final = "as_learner_connector"
+
 
 def what_it_wants(err: BaseException) -> str:
     """`ValueError: words`; for an assertion without words its condition: `AssertionError: len(space.shape) == 1`."""
@@ -59,9 +66,6 @@ def _condition(err: BaseException) -> str:
         return ""
     around = [node.test for node in nodes if node.lineno <= line <= (node.end_lineno or node.lineno)]
     return ast.unparse(around[-1]) if around else ""
-
-
-NOTE: Final = "in connector piece "
 
 
 def piece_of(err: BaseException) -> str | None:
@@ -89,12 +93,6 @@ def blaming_pieces(place: Callable[[], str]) -> Iterator[None]:
             raise
         fix = "mend the piece; --debug shows the line that raised"
         raise BadData(f"connector piece {piece} raised {err!r}", where=place(), fix=fix) from err
-
-
-Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
-
-SPACES: Final = ("input_observation_space", "input_action_space")
-AS_LEARNER: Final = "as_learner_connector"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ __all__ = ["Acts", "PipelinePlayer", "PolicyInput", "RecordedActions", "check_lo
 
 PLACE = "env-to-module pipeline"
 
+Shapes = Mapping[str, tuple[int, ...]]
+
+PREVIOUS: Final = ("n_prev_actions", "n_prev_rewards")
+
 
 class PolicyInput:
     """The batches of one module."""
@@ -62,9 +66,6 @@ class PolicyInput:
 
 def _in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
-
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 class RecordedActions:
@@ -94,9 +95,6 @@ class RecordedActions:
             )
         for path, leaf in leaves.items():
             yield path, leaf.astype(self._dtypes[path], copy=False)
-
-
-PREVIOUS: Final = ("n_prev_actions", "n_prev_rewards")
 
 
 def check_lookback(pipelines: PlayPipelines, lookback: int | None, *, where: str) -> None:

@@ -53,6 +53,10 @@ __all__ = [
 WORK_PER_THREAD = 2e8  # weights x rows of a batch below which one thread is fastest, and safe on a busy machine
 MAX_THREADS = 8
 
+EDGE = 2.0**-24  # float32 knows no number between 1 - EDGE and 1; chances of exactly 0 or 1 would give infinities
+
+IN_PLACE: Final[dict[type[nn.Module], Callable[[Tensor], Tensor]]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
+
 
 def choose_device(name: str) -> torch.device:
     """The device for `auto`, `cpu` or `cuda`. Raises MissingDevice for `cuda` without a usable GPU."""
@@ -114,9 +118,6 @@ def fits_on(device: torch.device, nbytes: int) -> bool:
     return device.type == "cpu" or nbytes < torch.cuda.mem_get_info(device)[0] // 2
 
 
-EDGE = 2.0**-24  # float32 knows no number between 1 - EDGE and 1; chances of exactly 0 or 1 would give infinities
-
-
 def chance_size(head: ActionHead) -> int:
     """How many uniform numbers an action of `head` takes."""
     return head.dimensions if isinstance(head, DiagonalGaussian) else _sum_of_parts(head)
@@ -164,9 +165,6 @@ def _split(tensor: Tensor, sizes: list[int]) -> list[Tensor]:
 def _category(logits: Tensor, chance: Tensor) -> Tensor:
     """Gumbel's trick: the argmax of logit plus noise."""
     return (logits - (-chance.log()).log()).argmax(-1)
-
-
-IN_PLACE: Final[dict[type[nn.Module], Callable[[Tensor], Tensor]]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
 
 
 def straight_forward(module: RLModule) -> Callable[[Tensor], Tensor] | None:

@@ -48,6 +48,14 @@ STEPS_PER_BATCH: Final = Option(
     metavar="N",
 )
 
+WORKERS: Final = Option(
+    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
+    group=Group.WHERE,
+    default=4,
+    minimum=1,
+    metavar="N",
+)
+
 
 @reworded(
     env=f"Environment whose spaces hold, as in train-bc: {ENV_FORMS}.",
@@ -107,15 +115,6 @@ class ApplyFlags(Caching, Showing, total=False):
         str | None,
         Option(help="Folder to make for the train batches: a path or URL.", group=Group.OUTPUT, short="-o", metavar="D2"),
     ]
-
-
-WORKERS: Final = Option(
-    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
-    group=Group.WHERE,
-    default=4,
-    minimum=1,
-    metavar="N",
-)
 
 
 @reworded(

@@ -24,6 +24,18 @@ __all__ = ["check_values", "schema_of", "spelled", "takes", "wrong_values"]
 
 TYPES: Final = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "array"}
 
+WORDS: Final[Mapping[Any, str]] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    os.PathLike: "a path",
+    Mapping: "a mapping",
+}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+WIDTH = 124  # letters in a line of documentation
+
 
 def schema_of(keys: type[Any]) -> dict[str, Any]:
     """The properties of an object with the options of TypedDict `keys`, none of which is required."""
@@ -66,16 +78,6 @@ def _plain(value: Any) -> Any:
 def spelled(name: str) -> str:
     """A key as a text refers to it."""
     return f"`{name}`"
-
-
-WORDS: Final[Mapping[Any, str]] = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    os.PathLike: "a path",
-    Mapping: "a mapping",
-}
 
 
 def wrong_values(options: type[Any], given: Mapping[str, Any]) -> list[str]:
@@ -136,10 +138,6 @@ def _told(kind: Any) -> str:
     if origin in (Sequence, list, tuple):
         return f"a list, each item {_told(get_args(kind)[0])}"
     return WORDS[origin]
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-WIDTH = 124  # letters in a line of documentation
 
 
 def takes(options: type[Any]) -> Callable[[Function], Function]:

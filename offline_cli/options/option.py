@@ -14,6 +14,8 @@ Declaring = TypeVar("Declaring", bound=type)
 NoneType = type(None)
 WORDS = "__reworded__"
 
+_known: dict[type[Any], Mapping[str, Declared]] = {}
+
 
 class Group(Enum):
     """Under which heading help and reference pages show an option, in their order."""
@@ -139,9 +141,6 @@ class _Spelled(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         return self._spell(name)
-
-
-_known: dict[type[Any], Mapping[str, Declared]] = {}
 
 
 def declared_in(options: type[Any]) -> Mapping[str, Declared]:

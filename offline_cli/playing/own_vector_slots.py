@@ -36,6 +36,8 @@ __all__ = ["MakeSink", "OwnVectorSlots", "RoundSlots", "Sink", "resets_by"]
 
 FINAL_OBS, FINAL_INFO = ("final_obs", "final_observation"), ("final_info",)
 
+Taken = TypeVar("Taken", covariant=True)
+
 
 def resets_by(vector: Any, name: str) -> AutoresetMode:
     """How `vector`, the vector class of `name`, resets its slots. Raises BadConfig where it does not say."""
@@ -264,9 +266,6 @@ def split_infos(infos: Mapping[str, Any], count: int) -> NDArray[np.object_] | N
     for slot, info in enumerate(split):
         found[slot] = owned(info) or None
     return found
-
-
-Taken = TypeVar("Taken", covariant=True)
 
 
 class Sink(Protocol[Taken]):

@@ -47,6 +47,9 @@ OWN_CLASS: Final = "vector_entry_point"
 CHANCE, VECTOR = 1, 2  # what a seed is for, besides recording
 Index = NDArray[np.int64]
 
+BLOCK: Final = 16  # rows that the policy sees at once, and
+ROUND: Final = 128  # slots of an own vector class, in evaluations of as many episodes and more
+
 
 def environment_seed(seed: int, episode: int) -> int:
     """The seed, of 31 bits, that episode `episode` of a recording is reset with."""
@@ -170,10 +173,6 @@ def _extended(base: Any, index: int) -> str:
     digest.update(index.to_bytes(8, "little"))
     text: str = digest.hexdigest()
     return text
-
-
-BLOCK: Final = 16  # rows that the policy sees at once, and
-ROUND: Final = 128  # slots of an own vector class, in evaluations of as many episodes and more
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ from offline_cli.trees import Tree
 
 __all__ = ["EvaluateResult", "Outcomes", "Played", "Returns", "play", "played_by_runners", "way_to_step"]
 
+Each = Callable[[int], None]
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluateResult:
@@ -110,9 +112,6 @@ class Returns:
         """All that have ended, whatever their order."""
         ended, self._ended = self._ended, []
         return Outcomes.in_order([Outcomes(*part) for part in ended]) if ended else None
-
-
-Each = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

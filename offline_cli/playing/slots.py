@@ -58,6 +58,15 @@ __all__ = [
 
 PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64})
 
+BITS_BELOW_PURPOSE = 29
+BITS_OF_TORCH = 64
+
+INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM)
+
+RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
+Index = NDArray[np.int64]
+KeepInfo = Callable[[Mapping[str, Any]], dict[str, Any]]
+
 
 def owned(info: Mapping[str, Any]) -> dict[str, Any]:
     """A copy whose arrays, dicts and lists nobody else writes to: some environments fill the same ones at every step.
@@ -89,10 +98,6 @@ def copied(value: Any) -> Any:
     return [copied(part) for part in value] if type(value) is list else value
 
 
-BITS_BELOW_PURPOSE = 29
-BITS_OF_TORCH = 64
-
-
 class Purpose(IntEnum):
     """What episodes are played for."""
 
@@ -120,9 +125,6 @@ def draw(*key: int) -> int:
 def for_torch(seed: int) -> int:
     """`seed`, which is not negative, as torch takes one: itself where there is room for it, else bits that follow from it."""
     return seed if seed < 1 << BITS_OF_TORCH else draw(seed)
-
-
-INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def started(process: Any) -> None:
@@ -169,11 +171,6 @@ def _interrupts_later() -> Iterator[None]:
             signal.signal(number, handler)
         for late in came:
             signal.raise_signal(late)
-
-
-RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
-Index = NDArray[np.int64]
-KeepInfo = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def any_of(flags: NDArray[np.bool_]) -> bool:

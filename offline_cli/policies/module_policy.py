@@ -43,6 +43,17 @@ from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
 __all__ = ["ForwardPass", "ModelPolicy", "ModulePolicy", "fingerprint_of", "is_of_floats", "load_model"]
 
+MAKERS: Final = {  # by the module of the policy's class: what loads and plays it; A2C's policies are PPO's, DDPG's are TD3's
+    "stable_baselines3.common.policies": ("stable_baselines3", "PPO"),
+    "stable_baselines3.ppo.policies": ("stable_baselines3", "PPO"),
+    "stable_baselines3.a2c.policies": ("stable_baselines3", "A2C"),
+    "stable_baselines3.dqn.policies": ("stable_baselines3", "DQN"),
+    "stable_baselines3.sac.policies": ("stable_baselines3", "SAC"),
+    "stable_baselines3.td3.policies": ("stable_baselines3", "TD3"),
+}
+SEED_BITS = 53  # of a uniform number
+SMALL: Final = {"buffer_size": 1}  # a replay buffer of the size used in training takes gigabytes, and nobody replays here
+
 
 class ForwardPass:
     """See Policy: all that the module puts out is in `extras`, and the actions are nothing."""
@@ -163,18 +174,6 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 def is_of_floats(space: Space) -> bool:
     """Whether its actions have a scale: not so where they are whole numbers."""
     return isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"
-
-
-MAKERS: Final = {  # by the module of the policy's class: what loads and plays it; A2C's policies are PPO's, DDPG's are TD3's
-    "stable_baselines3.common.policies": ("stable_baselines3", "PPO"),
-    "stable_baselines3.ppo.policies": ("stable_baselines3", "PPO"),
-    "stable_baselines3.a2c.policies": ("stable_baselines3", "A2C"),
-    "stable_baselines3.dqn.policies": ("stable_baselines3", "DQN"),
-    "stable_baselines3.sac.policies": ("stable_baselines3", "SAC"),
-    "stable_baselines3.td3.policies": ("stable_baselines3", "TD3"),
-}
-SEED_BITS = 53  # of a uniform number
-SMALL: Final = {"buffer_size": 1}  # a replay buffer of the size used in training takes gigabytes, and nobody replays here
 
 
 class ModelPolicy:

@@ -24,6 +24,10 @@ from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = ["BLOCK_ROWS", "RAISED", "block_rows", "fitted", "row_writer", "rows_of", "zero_rows"]
 
+RAISED: Final = (Exception, SystemExit)  # by policies, which may be a user's code
+BLOCK_ROWS: Final = 32
+OTHER_ROWS: Final = (8, 16, 32, 64, 128, 256)
+
 
 def rows_of(tree: Tree, rows: Any) -> Tree:
     """These rows of every leaf."""
@@ -86,11 +90,6 @@ def fitted(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
     if not rounded and not np.array_equal(turned, values):
         raise ValueError(f"an observation of {values.dtype}, and the space's {np.dtype(dtype)} cannot hold its values")
     return turned
-
-
-RAISED: Final = (Exception, SystemExit)  # by policies, which may be a user's code
-BLOCK_ROWS: Final = 32
-OTHER_ROWS: Final = (8, 16, 32, 64, 128, 256)
 
 
 def block_rows(policy: Policy, observation_space: Space, slots: int, rows: int = BLOCK_ROWS) -> int:

@@ -47,6 +47,10 @@ from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = ["Document", "Pieces", "PipedPolicy", "PlayPieces", "beside_learner", "read_pieces"]
 
+_log = logging.getLogger(__name__)
+
+FIX = "name the pipeline file that the policy was trained with, and the environment it was trained for, wrapped as it was"
+
 
 class PipedPolicy:
     """A module in evaluation mode and the two pipelines it plays between, in one environment."""
@@ -193,11 +197,6 @@ def read_pieces(env_to_module: Given, module_to_env: Given, lookback: int | None
 
 def _document(side: Side) -> Document | Custom:
     return Document(side.document, side.where) if isinstance(side, PipelineFile) else side
-
-
-_log = logging.getLogger(__name__)
-
-FIX = "name the pipeline file that the policy was trained with, and the environment it was trained for, wrapped as it was"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,9 @@ from offline_cli.trees import Tree
 
 __all__ = ["Acted", "Policy", "RandomPolicy", "sampled", "uniform_drawer", "uniform_size", "uniform_values"]
 
+EDGE = 2.0**-53
+Chance = NDArray[np.float64]
+
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made at every step, which that would slow down threefold
 class Acted:
@@ -43,10 +46,6 @@ class Policy(Protocol):
 
     def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
         """Observations: leaves (B, ...); chance: (B, chance_size), uniform in [0, 1)."""
-
-
-EDGE = 2.0**-53
-Chance = NDArray[np.float64]
 
 
 def uniform_size(space: Space) -> int:

@@ -84,6 +84,27 @@ SEAL: Final = "sha256"  # the key of the digest
 BLANK: Final = "0" * 64
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
+MODULES: Final = "modules."
+BEST: Final = "best."
+REFRESHED: Final = "refreshed."
+OF_POLICY: Final = "policy."
+FLAT, FLAT_BEST = "weights", "best"  # of version 1
+
+CHECKPOINTS: Final = "checkpoints"
+TENSORS, STATE = "tensors.safetensors", "state.json"
+CHECKPOINT: Final = re.compile(r"(?P<update>[0-9]{9,18})a*", re.ASCII)
+READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
+
+CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
+LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
+RESULT, CURVE = "result.json", "curve.png"
+POLICY_KEYS: Final = frozenset(
+    ("format", "version", "observation_space", "action_space", "action_scale", "hidden", "activation", "environment")
+) | {"uint8_scaling", "pipeline"}
+OF_TENSORS: Final = "tensors_sha256"  # in state.json: the seal of the tensors beside it
+UNSEALED: Final = "note: files of the run %s carry no hash, as earlier versions wrote them: damage to these cannot be seen"
+METADATA: Final = "__metadata__"  # of safetensors: text by name
+
 
 def is_digest(value: Any) -> bool:
     """Whether `value` is text that can be a SHA-256 in hex."""
@@ -122,13 +143,6 @@ def unsealed(document: dict[str, Any], content: bytes, known: Collection[str]) -
     if strange:
         raise ValueError(f"it is damaged: it has no {SEAL}, and {strange[0]!r}, which nothing has written")
     return document, False
-
-
-MODULES: Final = "modules."
-BEST: Final = "best."
-REFRESHED: Final = "refreshed."
-OF_POLICY: Final = "policy."
-FLAT, FLAT_BEST = "weights", "best"  # of version 1
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -183,12 +197,6 @@ def _split(flat: Tensor, policy: nn.Module) -> dict[str, Tensor]:
     return {name: one.view_as(named[name]) for name, one in zip(named, parts, strict=True)}
 
 
-CHECKPOINTS: Final = "checkpoints"
-TENSORS, STATE = "tensors.safetensors", "state.json"
-CHECKPOINT: Final = re.compile(r"(?P<update>[0-9]{9,18})a*", re.ASCII)
-READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
-
-
 def checkpoint_folders(run: Location) -> list[Location]:
     """The folders in the run that have names of checkpoints, in their order. Raises StorageError."""
     found = (child for child in run.join(CHECKPOINTS).children() if CHECKPOINT.fullmatch(child.name) and not is_link(child))
@@ -214,17 +222,6 @@ def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
         with suppress(StorageNotFound):  # a newer one has just taken its place
             return int(match["update"]), folder.join(TENSORS).read_bytes()
     return None
-
-
-CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
-LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
-RESULT, CURVE = "result.json", "curve.png"
-POLICY_KEYS: Final = frozenset(
-    ("format", "version", "observation_space", "action_space", "action_scale", "hidden", "activation", "environment")
-) | {"uint8_scaling", "pipeline"}
-OF_TENSORS: Final = "tensors_sha256"  # in state.json: the seal of the tensors beside it
-UNSEALED: Final = "note: files of the run %s carry no hash, as earlier versions wrote them: damage to these cannot be seen"
-METADATA: Final = "__metadata__"  # of safetensors: text by name
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:

@@ -42,6 +42,10 @@ MAX_INT: Final = 1 << 63
 MAX_DEPTH: Final = 50  # a manifest's own limit is not far
 FIX: Final = "give numbers, text, lists, dicts with text as keys, and arrays of numbers in its get_state"
 
+LEARNED: Final = "connector_state"  # in a manifest's provenance
+MAX_BYTES: Final = 64 << 20  # of the manifest
+SIDES: Final = ("env_to_module", "module_to_env")
+
 
 def to_plain(state: Any, *, where: str, depth: int = MAX_DEPTH) -> Any:
     """JSON values. Raises BadPiece, with `where` and the keys down to the value that has no such form."""
@@ -100,11 +104,6 @@ def from_plain(plain: Any, *, where: str) -> Any:
 
 def _value(value: Any, dtype: np.dtype[Any]) -> Any:
     return float(value) if dtype.kind == "f" else value
-
-
-LEARNED: Final = "connector_state"  # in a manifest's provenance
-MAX_BYTES: Final = 64 << 20  # of the manifest
-SIDES: Final = ("env_to_module", "module_to_env")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,9 @@ __all__ = [
     "state_lost",
 ]
 
+GO_ON = "the same command with --resume goes on from there"
+REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
+
 
 @dataclass(frozen=True, slots=True)
 class Amount:
@@ -182,10 +185,6 @@ def _can_use_own_class(environment: Environment) -> bool:
         return False
     said = (environment.vector(1).metadata or {}).get("autoreset_mode")
     return isinstance(said, AutoresetMode) or said in {mode.value for mode in AutoresetMode}
-
-
-GO_ON = "the same command with --resume goes on from there"
-REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
 
 
 def partly_kept(

@@ -31,6 +31,20 @@ Grid = tuple[Sequence[str], Sequence[Sequence[Cell]]]  # headings, rows
 NOT_KNOWN: Final = "not known"
 START: Final = "(the episodes)"
 
+WIDTH, GAP, HEIGHT, STEP, MARGIN, TITLE = 300, 36, 30, 46, 24, 64  # pixels
+STATEFUL = ("AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch", "RemoveSingleTsTimeRankFromBatch")
+AGENTS = ("AgentToModuleMapping", "ModuleToAgentUnmapping")
+STYLE = """
+  text { font-family: Helvetica, Arial, sans-serif; font-size: 12px; fill: #1b1f24; text-anchor: middle }
+  .title { font-size: 16px; font-weight: bold }
+  .about { font-size: 11px; fill: #57606a }
+  .piece { fill: #ddf4ff; stroke: #54aeff }
+  .some { fill: #ffffff; stroke: #54aeff }
+  .own { fill: #fff8c5; stroke: #bf8700; stroke-dasharray: 5 3 }
+  .end { fill: #eaeef2; stroke: #8c959f }
+  .arrow { stroke: #57606a; marker-end: url(#tip) }
+"""
+
 
 def shown(told: Mapping[str, Any]) -> Grid:
     """One row per piece, from `PipelineShown.as_dict()`: spaces before and after, and what it does to the batch's columns."""
@@ -107,21 +121,6 @@ def _values(piece: str, name: str, seen: Mapping[str, Any]) -> Sequence[str]:
 
 def _value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-WIDTH, GAP, HEIGHT, STEP, MARGIN, TITLE = 300, 36, 30, 46, 24, 64  # pixels
-STATEFUL = ("AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch", "RemoveSingleTsTimeRankFromBatch")
-AGENTS = ("AgentToModuleMapping", "ModuleToAgentUnmapping")
-STYLE = """
-  text { font-family: Helvetica, Arial, sans-serif; font-size: 12px; fill: #1b1f24; text-anchor: middle }
-  .title { font-size: 16px; font-weight: bold }
-  .about { font-size: 11px; fill: #57606a }
-  .piece { fill: #ddf4ff; stroke: #54aeff }
-  .some { fill: #ffffff; stroke: #54aeff }
-  .own { fill: #fff8c5; stroke: #bf8700; stroke-dasharray: 5 3 }
-  .end { fill: #eaeef2; stroke: #8c959f }
-  .arrow { stroke: #57606a; marker-end: url(#tip) }
-"""
 
 
 class YourOwn(ConnectorV2):

@@ -46,6 +46,8 @@ from offline_cli.training.training_data import TrainingData
 
 __all__ = ["Begun", "Best", "Checkpoints", "TrainState", "check_same_learned", "describe_policy", "learned_bytes"]
 
+TOLERANCE: Final = 1e-9  # relative: sums of the same numbers differ in the last digits from one processor to the next
+
 
 @dataclass(frozen=True, slots=True)
 class Best:
@@ -239,9 +241,6 @@ def _remove(folder: Location, name: str) -> None:
     if not is_link(file):
         with suppress(StorageNotFound):
             file.ask("removing it", partial(file.fs.rm_file, file.path))
-
-
-TOLERANCE: Final = 1e-9  # relative: sums of the same numbers differ in the last digits from one processor to the next
 
 
 def check_same_learned(stored: Mapping[str, Any] | None, trained: TrainedPipeline | None, *, where: str) -> None:

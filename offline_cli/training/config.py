@@ -50,6 +50,22 @@ __all__ = [
 
 _HELP, _PAGE = "`offline-cli train-bc --help` lists the options", "docs/config.md lists the keys of the file"
 
+SCHEMA = "config.v2.json"  # says what each key means
+BOUNDS = ("updates", "epochs")
+NEEDS = (
+    ("until_return", "env", "an environment to play in"),
+    ("patience", "val_fraction", "episodes held out to measure on"),
+)
+TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
+TYPES["object"] = "a table"
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+MAX_SHOWN = 80  # letters of one offending value
+
+KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
+TABLES: Final = tuple(KINDS)
+DEFAULTS: Final[dict[str, Mapping[str, Any]]] = {table: declared_in(ConfigKeys)[table].option.default for table in TABLES}
+MLP_KEYS: Final = tuple(declared_in(MlpKeys))
+
 
 def _default(name: str) -> Any:
     return declared_in(ConfigKeys)[name].option.default
@@ -201,18 +217,6 @@ def read_config(file: str | PathLike[str]) -> dict[str, Any]:
         raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
 
 
-SCHEMA = "config.v2.json"  # says what each key means
-BOUNDS = ("updates", "epochs")
-NEEDS = (
-    ("until_return", "env", "an environment to play in"),
-    ("patience", "val_fraction", "episodes held out to measure on"),
-)
-TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
-TYPES["object"] = "a table"
-LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-MAX_SHOWN = 80  # letters of one offending value
-
-
 def config_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
     """Every mistake of `config`, whose keys in `options` were given as options; empty when there is none."""
     return key_mistakes(config, load_schema(SCHEMA), options) + list(_contradictions(config, options))
@@ -282,12 +286,6 @@ def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict
             asked = name in options
             found[f"{_spelled(name, asked)}: needs {_spelled(needed, asked)}, {what}"] = asked
     return found
-
-
-KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
-TABLES: Final = tuple(KINDS)
-DEFAULTS: Final[dict[str, Mapping[str, Any]]] = {table: declared_in(ConfigKeys)[table].option.default for table in TABLES}
-MLP_KEYS: Final = tuple(declared_in(MlpKeys))
 
 
 def folded(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:

@@ -51,6 +51,12 @@ __all__ = [
 
 WEIGHTS: Final = "weights"  # (B,) float32, sum 1; 0 on padding
 
+Columns = Mapping[str, Tree]
+"""By name, trees of tensors (N, ...): one row per step."""
+
+STEPS, WINDOWS, UNITS, POOLS = 11, 12, 13, 14  # set these seeds apart from others drawn from the same run seed
+PLANS: Final = 2  # that are kept: while batches come from one epoch, the first pool of the next one is read
+
 
 class StepLoader:
     """Fills one batch, again and again.
@@ -148,10 +154,6 @@ def _rank(id_: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=str(seed).encode()[:64]).digest(), "big")
 
 
-Columns = Mapping[str, Tree]
-"""By name, trees of tensors (N, ...): one row per step."""
-
-
 class StoreReader(Protocol):
     """Reads a store for one loader, whose columns (B, ...) are filled again and again."""
 
@@ -215,10 +217,6 @@ class StoreBuilder(Protocol):
 
     def close(self) -> None:
         """Give back what the stores hold outside of memory."""
-
-
-STEPS, WINDOWS, UNITS, POOLS = 11, 12, 13, 14  # set these seeds apart from others drawn from the same run seed
-PLANS: Final = 2  # that are kept: while batches come from one epoch, the first pool of the next one is read
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -37,6 +37,12 @@ from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
 __all__ = ["MetricsFile", "RecordForm", "TrainResult"]
 
+EVERY: Final = 10.0  # seconds
+
+_log = logging.getLogger(__name__)
+
+WORD: Final = 8  # bytes
+
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
@@ -67,11 +73,6 @@ class TrainResult:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
-
-
-EVERY: Final = 10.0  # seconds
-
-_log = logging.getLogger(__name__)
 
 
 class MetricsFile:
@@ -159,9 +160,6 @@ def _append(path: str, line: bytes) -> int:
     with open(path, "ab") as file:
         file.write(line)
         return file.tell()
-
-
-WORD: Final = 8  # bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,9 @@ LOOKED: Final = 1 << 16  # more than the longest path takes as JSON
 JSON_FILES: Final = frozenset((RESULT, METRICS))  # to begin as JSON does is not enough: that would be anybody's
 REPLACED: Final = (RESULT, METRICS, WEIGHTS, LEARNED, CURVE)
 
+TRAINING: Final = "_training.json"
+TRIES: Final = 10  # at beginning in a folder where others begin and end meanwhile
+
 
 def has_run(folder: Location) -> bool:
     """Whether a run is in `folder`, of which files may be damaged. Raises StorageError."""
@@ -120,10 +123,6 @@ def _is_checkpoint(folder: Location) -> bool:
 def _foreign(place: Location, why: str) -> OutputExists:
     what = f"{place.name} is not of the run that is here: {why}"
     return OutputExists(what, where=place.url, fix="move it away, or choose another --out")
-
-
-TRAINING: Final = "_training.json"
-TRIES: Final = 10  # at beginning in a folder where others begin and end meanwhile
 
 
 class RunLock:

@@ -37,6 +37,11 @@ __all__ = ["FlatAdam", "Gather", "HostFeed", "Stepped", "Update", "captured", "u
 Gather = Callable[[int, Sequence[Tensor]], None]
 """Puts the batch of a number into tensors on the host, one for each target."""
 
+WARM_UPS = 3
+
+Launch = Callable[[int], None]
+"""Makes the update of a number, counted from 0."""
+
 
 class HostFeed:
     """Fills each target (B, ...) on `device` with what a `Gather` puts together on the host."""
@@ -142,12 +147,6 @@ def _check_alike(named: Sequence[tuple[str, nn.Parameter]]) -> None:
         problems = [f"parameter {name} is {form}, most are {usual}" for name, form in forms.items() if form != usual]
         fix = "bring the module to one dtype and device before training, for example with module.float()"
         raise BadConfig.of(problems, where="the parameters to train", fix=fix)
-
-
-WARM_UPS = 3
-
-Launch = Callable[[int], None]
-"""Makes the update of a number, counted from 0."""
 
 
 class Stepped:

@@ -27,6 +27,9 @@ from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AddObservationsFromEpisodesToBatch", "NumpyToTensor", "TensorToNumpy", "as_tensors", "first_rows"]
 
+KINDS = "biuf"
+CPU = torch.device("cpu")
+
 
 def first_rows(buffer: InfiniteLookbackBuffer, count: int) -> Any:
     """The first `count` records after the lookback buffer: leaves (count, ...), views, or a list where not numpy'ized."""
@@ -75,10 +78,6 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         """The latest observations (P, ...)."""
         batch.setdefault(Columns.OBS, slots.obs)
         return batch, slots
-
-
-KINDS = "biuf"
-CPU = torch.device("cpu")
 
 
 class NumpyToTensor(ConnectorV2):

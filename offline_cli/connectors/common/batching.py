@@ -27,6 +27,8 @@ from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AgentToModuleMapping", "BatchIndividualItems", "ModuleToAgentUnmapping", "joined", "stacked"]
 
+ModuleSpecs = Mapping[Any, Any] | Collection[Any]
+
 
 def stacked(entries: Iterable[Any]) -> Tree:
     """One tree of leaves (N, ...) of items and `Items`. Raises ValueError where they do not stack, or there are none."""
@@ -125,9 +127,6 @@ def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict
     if not any(isinstance(item, Items) for items in observations.values() for item in items):
         rows = [id_ for (id_, *_), items in observations.items() for id_ in [id_] * len(items)]
         shared_data["memorized_map_structure"] = rows
-
-
-ModuleSpecs = Mapping[Any, Any] | Collection[Any]
 
 
 class AgentToModuleMapping(ConnectorV2):

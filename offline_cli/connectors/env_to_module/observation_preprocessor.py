@@ -38,6 +38,10 @@ __all__ = [
     "wrapped",
 ]
 
+BY_PLACE, BY_NAME = "by place", "by name"
+
+_NOT_USABLE = (TransformObservation, AddRenderObservation)
+
 
 class SingleAgentObservationPreprocessor(ConnectorV2):
     """Calls `preprocess` with an observation, of every agent on its own. Subclasses define that, and the space it leads to.
@@ -129,9 +133,6 @@ def _own_part(space: Space | None, episode: Any) -> Space | None:
     return _part_of(space, episode.agent_id) if by_agent else space
 
 
-BY_PLACE, BY_NAME = "by place", "by name"
-
-
 def _way_to_give(preprocess: Callable[..., Any]) -> str | None:
     """How `preprocess` takes the episode; None: not at all."""
     parameters = inspect.signature(preprocess).parameters.values()
@@ -217,6 +218,3 @@ def _checked(name: str, options: Mapping[str, Any]) -> type[Any]:
         what = f"{name} has no option {', '.join(sorted(options.keys() - known))}"
         raise BadConfig(what, where=f"wrapper {name}", fix=f"it has {', '.join(sorted(known)) or 'none'}")
     return usable[name]
-
-
-_NOT_USABLE = (TransformObservation, AddRenderObservation)

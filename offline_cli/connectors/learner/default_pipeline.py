@@ -41,6 +41,19 @@ __all__ = [
     "own_episodes",
 ]
 
+LearnerPipeline = Custom
+"""A builder in RLlib's form, `lambda obs_space, act_space: piece or pieces`; or the pieces themselves."""
+
+ROWS_OF_STEPS: Final = (
+    Columns.OBS,
+    Columns.NEXT_OBS,
+    Columns.ACTIONS,
+    Columns.REWARDS,
+    Columns.TERMINATEDS,
+    Columns.TRUNCATEDS,
+    Columns.LOSS_MASK,
+)
+
 
 def have_names_of_their_own(episodes: Iterable[Any]) -> bool:
     """Whether no two episodes share an id, and multi-agent ones, taken apart, are told apart by theirs."""
@@ -101,20 +114,6 @@ def _rename_agents(episode: Any) -> None:
 
 def _shared(buffer: InfiniteLookbackBuffer) -> InfiniteLookbackBuffer:
     return buffer.part(0, buffer.len_incl_lookback(), buffer.lookback, space=buffer.space)
-
-
-LearnerPipeline = Custom
-"""A builder in RLlib's form, `lambda obs_space, act_space: piece or pieces`; or the pieces themselves."""
-
-ROWS_OF_STEPS: Final = (
-    Columns.OBS,
-    Columns.NEXT_OBS,
-    Columns.ACTIONS,
-    Columns.REWARDS,
-    Columns.TERMINATEDS,
-    Columns.TRUNCATEDS,
-    Columns.LOSS_MASK,
-)
 
 
 def learner_pipeline(

@@ -36,6 +36,8 @@ from offline_cli.trees import map_leaves
 
 __all__ = ["ClipRewards", "ComputeReturnsToGo", "GeneralAdvantageEstimation", "NStepReturns", "discounted", "factors"]
 
+Rows = Literal["all", "real", "none"]
+
 
 def discounted(values: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[np.float64]:
     """(N,) of values and factors (N,); the last factor is taken for 0."""
@@ -158,9 +160,6 @@ def _as_batch(episode: SingleAgentEpisode) -> EpisodeBatch:
         terminated=np.array([episode.is_terminated]),
         truncated=np.array([episode.is_truncated]),
     )
-
-
-Rows = Literal["all", "real", "none"]
 
 
 class GeneralAdvantageEstimation(ConnectorV2):

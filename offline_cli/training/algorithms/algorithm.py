@@ -50,6 +50,21 @@ __all__ = [
 
 CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
 
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+POLICY: Final = "policy"
+LOSS: Final = "loss"
+RESERVED: Final = frozenset(("", "val"))  # names that would give a column of metrics.jsonl a second meaning
+
+Batch = Mapping[str, Any]
+"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, 0 in rows that pad."""
+
+Modules = Mapping[str, nn.Module]
+"""Modules by name; the first is the policy, an RLModule."""
+
+BC: Final = "bc"
+OURS: Final = {BC: ("offline_cli.training.algorithms.bc", "BC")}
+
 
 @dataclass(slots=True, eq=False)
 class Task:
@@ -91,9 +106,6 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
-
-
 def frozen_copy(module: AnyModule) -> AnyModule:
     """A copy with the same weights, of which no gradient is taken."""
     return copy.deepcopy(module).requires_grad_(False)
@@ -106,17 +118,6 @@ def move_towards(target: nn.Module, source: nn.Module, step: float) -> None:
         mine.lerp_(theirs, step)
     for held, shown in zip(target.buffers(), source.buffers(), strict=True):
         held.copy_(shown)
-
-
-POLICY: Final = "policy"
-LOSS: Final = "loss"
-RESERVED: Final = frozenset(("", "val"))  # names that would give a column of metrics.jsonl a second meaning
-
-Batch = Mapping[str, Any]
-"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, 0 in rows that pad."""
-
-Modules = Mapping[str, nn.Module]
-"""Modules by name; the first is the policy, an RLModule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +184,6 @@ def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
     inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
     head = policy.action_head
     return {LOSS: -head.logp(inputs, batch[Columns.ACTIONS]), **head.scores(inputs, batch[Columns.ACTIONS])}
-
-
-BC: Final = "bc"
-OURS: Final = {BC: ("offline_cli.training.algorithms.bc", "BC")}
 
 
 def algorithm_kind(name: str, *, named: Collection[str] | None = None) -> type[Algorithm]:
