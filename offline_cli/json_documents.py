@@ -92,7 +92,7 @@ def fault_of_schema(schema: Any) -> str:
     import jsonschema
 
     if not isinstance(schema, Mapping):
-        return f"it is {schema!r}, and no mapping"
+        return f"it is {schema!r}, not a mapping"
     try:
         jsonschema.Draft202012Validator.check_schema(dict(schema))
     except jsonschema.SchemaError as err:

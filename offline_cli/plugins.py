@@ -136,7 +136,7 @@ def registered_class(
     loaded = found.load()
     said = f"{kind} {name!r} of the package {found.package}"
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
-        what = f"{said} is {loaded!r}, and no class derived from {base.__name__}"
+        what = f"{said} is {loaded!r}, not a class derived from {base.__name__}"
         raise BadConfig(what, where=where, fix=f"derive it from {derive_from}")
     lacking: frozenset[str] = getattr(loaded, "__abstractmethods__", frozenset())
     if lacking:
@@ -145,7 +145,7 @@ def registered_class(
     fault = _fault_of_schema(loaded)  # type: ignore[arg-type]  # classes are hashable
     if fault:
         fix = f"correct {loaded.__name__}.schema, a JSON Schema of draft 2020-12"
-        raise BadConfig(f"{said} has a schema that is none: {fault}", where=where, fix=fix)
+        raise BadConfig(f"{said} has an invalid schema: {fault}", where=where, fix=fix)
     return loaded
 
 

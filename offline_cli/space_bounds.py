@@ -63,7 +63,7 @@ class BoundReader:
     def _array(self, raw: bytes) -> NDArray[Any]:
         width = {1: 2, 2: 4, 3: 4}.get(raw[6] if len(raw) > 6 else 0)
         if not raw.startswith(MAGIC) or width is None:
-            raise self._unsafe("a space bound that is no .npy file")
+            raise self._unsafe("a space bound that is not a .npy file")
         start = 8 + width
         stop = start + int.from_bytes(raw[8:start], "little")
         header = HEADER.fullmatch(raw[start:stop].decode("latin-1"))

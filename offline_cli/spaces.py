@@ -335,7 +335,7 @@ def _space_from_rllib(node: Any, bounds: BoundReader, room: _Room, *, depth: int
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"a key that is no text: {key!r}")
+        raise TypeError(f"a key that is not text: {key!r}")
     return key
 
 

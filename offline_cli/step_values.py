@@ -30,7 +30,7 @@ def reward_of(value: Any) -> float:
         return float(value)
     array = np.asarray(_plain(value))
     if array.dtype.kind not in "biuf" or array.size != 1:
-        raise ValueError(f"a reward of {_shown(value)}, which is no number")
+        raise ValueError(f"a reward of {_shown(value)}, which is not a number")
     return float(array.item())
 
 

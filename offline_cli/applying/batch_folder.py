@@ -249,7 +249,9 @@ def write_batches(
 
 def _interrupted(folder: BatchFolder, *, overwrite: bool) -> Interrupted:
     if folder.committed:
-        return Interrupted("interrupted when all was written", where=folder.url, fix="nothing: the train batches are complete")
+        return Interrupted(
+            "interrupted after everything was written", where=folder.url, fix="nothing: the train batches are complete"
+        )
     left = "; what was there before is untouched" if overwrite else ""
     return Interrupted(f"interrupted; no train batch was kept{left}", where=folder.url, fix="run the command again")
 

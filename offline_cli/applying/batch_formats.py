@@ -120,7 +120,7 @@ def _by(name: str, added_by: Mapping[str, str]) -> str:
 def _column(name: str, held: Any, called: str, where: str, tally: Tally) -> Tree | list[str | None]:
     if is_filed(held):
         fix = "end the pipeline with batch_individual_items, or leave defaults = true"
-        raise BadPiece(f"{called} holds items by episode that nobody has stacked", where=where, fix=fix)
+        raise BadPiece(f"{called} holds items by episode that are not stacked", where=where, fix=fix)
     if _is_text(held):
         return list(held) if isinstance(held, list) else held.tolist()
     if isinstance(held, list):

@@ -253,7 +253,7 @@ def _made(
     for name in (*asked, Columns.LOSS_MASK):
         if is_filed(batch.get(name)):
             fix = "end the pipeline with batch_individual_items, or keep the default pieces (defaults = true)"
-            raise BadConfig(f"the pipeline leaves {name!r} as items by episode that nobody has stacked", where=PLACE, fix=fix)
+            raise BadConfig(f"the pipeline leaves {name!r} as items by episode that are not stacked", where=PLACE, fix=fix)
     return batch
 
 
@@ -318,7 +318,7 @@ def _check_finite(tree: Tree, name: str, where: str) -> None:
     """Raise BadData for a number that is none."""
     for path, leaf in flatten(tree, name):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            fix = "mend its pieces, or scale the data: numbers are float32 here"
+            fix = "fix its pieces, or scale the data: numbers are float32 here"
             raise BadData(f"after the learner pipeline {path} hold NaN or infinity", where=where, fix=fix)
 
 
@@ -328,7 +328,7 @@ def _check_choices(tree: Tree, space: Space, name: str, where: str) -> None:
         low, high = choices_of(part)
         if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any()):
             what = f"after the learner pipeline {path} hold choices outside {part}"
-            raise BadData(what, where=where, fix="mend its pieces, or the spaces that they announce")
+            raise BadData(what, where=where, fix="fix its pieces, or the spaces that they announce")
 
 
 def choices_of(space: Space) -> tuple[Any, Any]:

@@ -146,7 +146,7 @@ def _columns_after(pipeline: ConnectorPipelineV2, episodes: EpisodeBatch) -> tup
             found.append(seen_in_batch(batch))
     except OfflineCliError as err:
         name = [name for name, _ in pipeline.named()][min(len(found), len(pipeline) - 1)]
-        return found, f"piece {name} stops at invented episodes ({err.what}); --trace 1 takes real ones"
+        return found, f"piece {name} fails on sample episodes ({err.what}); --trace 1 uses real ones"
     return found, None
 
 

@@ -83,7 +83,7 @@ def json_object(text: str | None, *, option: str, example: str) -> dict[str, Any
     except ValueError as err:
         raise BadConfig(f"not JSON: {err}", where=option, fix=fix) from err
     if not isinstance(found, dict):
-        raise BadConfig(f"{type(found).__name__}, no JSON object", where=option, fix=fix)
+        raise BadConfig(f"{type(found).__name__}, not a JSON object", where=option, fix=fix)
     return found
 
 
@@ -97,7 +97,7 @@ def with_stdin(sources: Sequence[str]) -> Iterator[list[str | Location]]:
         raise UsageError("- is given twice", where="the sources", fix="a pipe can be read once: leave one out")
     if sys.stdin is None or is_terminal(sys.stdin):
         fix = "pipe JSON lines or CSV into the command, or name a file (./- for one that is called so)"
-        raise UsageError("- stands for what is piped in, and nothing is", where="stdin", fix=fix)
+        raise UsageError("- stands for piped input, and nothing is piped in", where="stdin", fix=fix)
     with tempfile.TemporaryDirectory(prefix="offline-cli-") as folder:
         piped = _kept(Path(folder) / "stdin")
         yield [piped if source == STDIN else source for source in sources]

@@ -362,5 +362,5 @@ def _set_spaces(name: str, piece: ConnectorV2, observations: Space | None, actio
         raise SpaceMismatch(what, where=f"piece {name}", fix="another order of pieces, or another piece") from err
     for space, given in ((piece.observation_space, observations), (piece.action_space, actions)):
         if given is not None and not isinstance(space, gym.Space):
-            what = f"piece {name} turned {given} into {space!r}, which is no space"
+            what = f"piece {name} turned {given} into {space!r}, which is not a space"
             raise SpaceMismatch(what, where=f"piece {name}", fix="return a gymnasium space from its recompute_output_... hooks")

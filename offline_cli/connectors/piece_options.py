@@ -91,7 +91,7 @@ def blaming_pieces(place: Callable[[], str]) -> Iterator[None]:
         piece = piece_of(err)
         if piece is None:
             raise
-        fix = "mend the piece; --debug shows the line that raised"
+        fix = "fix the piece; --debug shows the line that raised"
         raise BadData(f"connector piece {piece} raised {err!r}", where=place(), fix=fix) from err
 
 

@@ -261,7 +261,7 @@ def _made(file: PipelineFile, setting: Setting) -> list[tuple[PieceEntry, Connec
         except Exception as err:  # noqa: BLE001  a constructor may raise whatever it likes at options that it minds
             problems.append(f"{entry.label}: {what_it_wants(err)}")
     if problems:
-        raise BadConfig.of(problems, where=file.where, fix="mend the options of these pieces")
+        raise BadConfig.of(problems, where=file.where, fix="fix the options of these pieces")
     return found
 
 

@@ -95,7 +95,7 @@ def build_module(
         fix = "check the spaces (`offline-cli inspect`) and the widths of the hidden layers"
         raise BadConfig(f"a network of {numbers} weights", where="observation space, hidden layers, action space", fix=fix)
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is none of {list(ACTIVATIONS)}")
+        raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale)
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -163,7 +163,7 @@ def build_recurrent_module(
     UnsupportedSpace, and BadConfig for Box actions of unknown scale.
     """
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is none of {list(ACTIVATIONS)}")
+        raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

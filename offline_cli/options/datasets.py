@@ -58,7 +58,7 @@ WORKERS: Final = Option(
 
 
 @reworded(
-    env=f"Environment whose spaces hold, as in train-bc: {ENV_FORMS}.",
+    env=f"Environment whose spaces apply, as in train-bc: {ENV_FORMS}.",
     dry_run="Read and make every batch, and write none.",
 )
 class ApplyOptions(Tables, Environment, ActionScale, Limit, Overwriting, DryRun, Storage, total=False):
@@ -105,7 +105,7 @@ class ApplyFlags(Caching, Showing, total=False):
     sources: Annotated[
         list[str] | None,
         Option(
-            help="Recordings: folders, files or globs, as paths or URLs; - for what is piped in. {show} {env} needs none.",
+            help="Recordings: folders, files or globs, as paths or URLs; - for piped input. {show} {env} needs none.",
             group=Group.DATA,
             is_argument=True,
             metavar="SRC",
@@ -210,7 +210,7 @@ class ValidateFlags(Sources, Showing, total=False):
 
 @reworded(
     env=f"Environment whose spaces the data has, if nothing else says: {ENV_FORMS}.",
-    dry_run="Say what would be done, change nothing.",
+    dry_run="Report what would be done, change nothing.",
 )
 class RepairOptions(Environment, DryRun, Storage, total=False):
     """Keywords of `repair`."""

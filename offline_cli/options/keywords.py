@@ -100,7 +100,7 @@ def _wrong(one: Declared, value: Any) -> str:
     if not one.choices and not _is_of(one.kind, value):
         return f"must be {_told(one.kind)}, not {value!r}"
     if one.choices and value not in one.choices:
-        return f"{value!r} is none of {', '.join(one.choices)}"
+        return f"{value!r} is not one of {', '.join(one.choices)}"
     if not isinstance(value, int | float):
         return ""
     option = one.option

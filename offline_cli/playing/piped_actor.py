@@ -95,14 +95,14 @@ class PipedActor:
         return for_env
 
     def _check_extra(self, acts: SlotActs) -> None:
-        """Raise BadPiece for model outputs that are no numbers, or are not those of the steps before."""
+        """Raise BadPiece for model outputs that are not numbers, or are not those of the steps before."""
         found = [(path, leaf.shape[1:], leaf.dtype) for path, leaf in flatten(dict(acts.extra))]
         if found == self._like:
             return
         strange = [path for path, _, dtype in found if dtype.kind not in NUMBERS]
         fix = "have the pieces keep the model outputs alike, and numbers; what is not to be recorded, take out of the batch"
         if strange:
-            raise BadPiece(f"model outputs that are no numbers: {', '.join(strange)}", where="module-to-env", fix=fix)
+            raise BadPiece(f"model outputs that are not numbers: {', '.join(strange)}", where="module-to-env", fix=fix)
         if self._like is not None:
             what = f"model outputs {_told(found)}, which were {_told(self._like)} in the steps before"
             raise BadPiece(what, where="module-to-env", fix=fix)

@@ -256,5 +256,5 @@ class EvaluationPlan(Plan):
         piece = piece_of(cause)
         if isinstance(cause, Exception) and (piece is None or isinstance(cause, (MemoryError, ImportError))):
             return cause
-        fix = f"mend the piece; --debug shows the line that raised{seed}"
+        fix = f"fix the piece; --debug shows the line that raised{seed}"
         return BadData(f"connector piece {piece} raised {cause!r}", where=where, fix=fix)

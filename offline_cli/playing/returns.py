@@ -222,6 +222,6 @@ def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Ea
     every = Outcomes.in_order(parts)
     bad = np.flatnonzero(~np.isfinite(every.returns))
     if len(bad):
-        place, fix = f"{plan.env}, episode {bad[0]}", "mend the environment's rewards"
+        place, fix = f"{plan.env}, episode {bad[0]}", "fix the environment's rewards"
         raise BadData(f"a return of {every.returns[bad[0]]}", where=place, fix=fix)
     return Played(every.returns, every.lengths)

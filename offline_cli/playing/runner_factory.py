@@ -120,7 +120,7 @@ def _slots(
             return closing(OwnVectorSlots(environment.vector(count), space, plan.vector_seed(runner), plan.env))
         except SlotFailure as err:
             what = f"its vector class raised {err.cause} ({err.doing})"
-            raise BadData(what, where=plan.env, fix="--vectorize sync, or mend the class") from err
+            raise BadData(what, where=plan.env, fix="--vectorize sync, or fix the class") from err
     if plan.vectorize == "async":
         return closing(AsyncSlots(plan.env, plan.env_kwargs, plan.wrappers, count, space, padded))
     return closing(SyncSlots(environment.singles(count), space, padded))

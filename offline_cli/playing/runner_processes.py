@@ -238,7 +238,7 @@ class _Inbox(Generic[Taken]):
 
 def _going_on(plan: Plan) -> str:
     """For an error's fix: only what keeps whole episodes can be resumed."""
-    return "; the same command with --resume goes on" if plan.keeps_what_is_whole else ""
+    return "; the same command with --resume continues" if plan.keeps_what_is_whole else ""
 
 
 def _merged(inboxes: list[_Inbox[EpisodeBatch]], stop: _Stop) -> Iterator[EpisodeBatch]:

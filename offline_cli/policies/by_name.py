@@ -73,9 +73,7 @@ def open_policy(
     except StorageNotFound as err:
         if "://" in name or Path(name).exists():
             raise
-        raise not_found(
-            name, f"no folder {name} is here, and no policy is called that", where="--policy", fix=_forms()
-        ) from err
+        raise not_found(name, f"no folder {name} exists, and no policy has that name", where="--policy", fix=_forms()) from err
     return _of_run(play, loaded)
 
 

@@ -246,7 +246,7 @@ def _maker(described: dict[str, Any], path: Path) -> tuple[str, str]:
     policy = described.get("policy_class")
     home = str(policy.get("__module__", "")) if isinstance(policy, dict) else ""
     if home not in MAKERS:
-        what = f"a policy of {home or 'an unknown class'}, which is none of {', '.join(sorted(MAKERS))}"
+        what = f"a policy of {home or 'an unknown class'}, which is not one of {', '.join(sorted(MAKERS))}"
         raise BadConfig(what, where=str(path), fix="load it in Python, and name it with python:package.module:attribute")
     return MAKERS[home]
 

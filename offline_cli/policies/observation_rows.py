@@ -83,7 +83,7 @@ def fitted(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
     if values.dtype == dtype:
         return values
     if values.dtype.kind not in "biufO":
-        raise ValueError(f"an observation of {values.dtype}, which is no numbers")
+        raise ValueError(f"an observation of {values.dtype}, which is not numeric")
     with np.errstate(invalid="ignore", over="ignore"):  # NaN is no integer, which the comparison finds
         turned = values.astype(dtype)
     rounded = values.dtype.kind == turned.dtype.kind == "f"

@@ -252,7 +252,7 @@ def beside_learner(pipeline: GivenPipeline, env_to_module: Side) -> PlayPieces:
     if isinstance(pipeline.side, PipelineFile):
         _note_learners_alone(pipeline.side)
         return PlayPieces(pipeline.side)
-    what = f"which pieces belong beside the environment cannot be told from Python objects: {pipeline.name}"
+    what = f"which pieces belong beside the environment cannot be determined from Python objects: {pipeline.name}"
     fix = "give env_to_module as well ([] where none belong there), or a pipeline file for both"
     raise BadConfig(what, where="pipeline", fix=fix)
 

@@ -214,7 +214,7 @@ def _trained(
     told = description["pipeline"]
     document, pieces = told["document"], told["pieces"]
     if not isinstance(document, (dict, type(None))) or not isinstance(pieces, list):
-        raise ValueError(f"{POLICY} tells of no pipeline")
+        raise ValueError(f"{POLICY} describes no pipeline")
     check_learned(learned, told)
     assert learned is not None
     state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to

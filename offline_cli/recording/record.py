@@ -244,6 +244,4 @@ class _Recording:
 def _say_not_finite(result: RecordResult) -> None:
     counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
     if counts:
-        _log.warning(
-            "note: values that are no finite numbers are recorded as the environment and the policy gave them: %s", counts
-        )
+        _log.warning("note: values that are not finite are recorded as the environment and the policy gave them: %s", counts)

@@ -52,7 +52,7 @@ __all__ = [
     "state_lost",
 ]
 
-GO_ON = "the same command with --resume goes on from there"
+GO_ON = "the same command with --resume continues from there"
 REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
 
 
@@ -208,7 +208,7 @@ def partly_kept(
 def state_lost(result: RecordResult, lost: str) -> BadData:
     """All that was asked for has been committed, without what the pieces learned."""
     what = f"all {result.episodes} episodes are committed, but what the pieces learned is lost: {lost}"
-    fix = "what a filter learns can be learned from the dataset too; for other pieces mend their get_state and merge_states"
+    fix = "what a filter learns can be learned from the dataset too; for other pieces fix their get_state and merge_states"
     return BadData(what, where=result.out, fix=fix, details={"out": result.out, "episodes": result.episodes, "complete": True})
 
 
@@ -223,7 +223,7 @@ def nothing_kept(out: str, failure: BadData | None, signal_number: int | None) -
 def broken_off(out: str, kept: int, lost: int, signal_number: int | None) -> Interrupted:
     """One signal too many has broken in while what is whole was committed: episodes of complete shards are `kept`, for
     --resume, and whole ones that were not in one are `lost`."""
-    what = f"{_stopped_by(signal_number)}, and broken off by another signal while what is whole was committed; "
+    what = f"{_stopped_by(signal_number)}, and interrupted by another signal while what is whole was committed; "
     if not kept:
         what += f"nothing was kept of {lost} whole episodes"
         return Interrupted(what, where=out, fix="the same command again", details=_exit_code(signal_number))

@@ -174,8 +174,8 @@ def _columns() -> list[Column]:
     learner = learner_pipeline(both, both, custom=YourOwn(), mapping=mapping)
     acting, learning = "RLModule.forward_inference / _exploration", "RLModule.forward_train"
     return [
-        Column("env-to-module", "at every step of playing", "episodes that go on", _names(beside), acting),
-        Column("module-to-env", "at every step of playing", "what the forward pass put out", _names(out), "environment.step"),
+        Column("env-to-module", "at every step of playing", "growing episodes", _names(beside), acting),
+        Column("module-to-env", "at every step of playing", "outputs of the forward pass", _names(out), "environment.step"),
         Column("learner", "once per train batch", "recorded episodes", _names(learner), learning),
     ]
 

@@ -196,8 +196,8 @@ def _train(
     """
     state, folder, bound = session.state, session.folder, session.checks.bound
     if state.update > bound:
-        fix = f"{session.checks.least_bound(state.update)} or more, or train anew with --overwrite"
-        raise BadConfig(f"{state.update} updates are made, and {bound} asked for", where=folder.url, fix=fix)
+        fix = f"{session.checks.least_bound(state.update)} or more, or train again with --overwrite"
+        raise BadConfig(f"{state.update} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
     known = None if tensors is None else folder.result()
     if known is not None and (state.stopped_by is not None or state.update == bound):
         folder.remove_note(command)
@@ -226,7 +226,7 @@ def _setup(config: BCConfig) -> Setup:
     every = setup.algorithm.refresh_every
     if config.streaming and every is not None:
         name = config.algorithm["name"]
-        what = f"the algorithm {name!r} computes its columns anew every {every} updates, from episodes in memory"
+        what = f"the algorithm {name!r} recomputes its columns every {every} updates, from episodes in memory"
         raise BadConfig(what, where="--streaming", fix="leave out --streaming")
     return setup
 
@@ -262,7 +262,7 @@ def _resolve(
         _refuse_code(wanted.env, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)
     if changed:
-        fix = "leave these options out to resume, or train anew with --overwrite"
+        fix = "leave these options out to resume, or train again with --overwrite"
         raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
 
@@ -331,6 +331,6 @@ def _interrupted(session: Session, number: int) -> Interrupted:
         f"stopped by {signal.Signals(number).name} after {update} updates; all of them are saved, and the policy of this last "
         "checkpoint can be played until the run is resumed",
         where=session.folder.url,
-        fix="the same command with --resume goes on from there",
+        fix="the same command with --resume continues from there",
         details={"exit_code": exit_code_of(number), "updates": update, "policy_update": update, "run": session.folder.url},
     )

@@ -252,7 +252,7 @@ def check_same_learned(stored: Mapping[str, Any] | None, trained: TrainedPipelin
         if name not in before or name not in now or not _agree(before[name], now[name])
     ]
     if problems:
-        fix = "resume with the pipeline that the run was started with, or train anew with --overwrite"
+        fix = "resume with the pipeline that the run was started with, or train again with --overwrite"
         raise BadConfig.of(problems, where=where, fix=fix)
 
 

@@ -54,7 +54,7 @@ SCHEMA = "config.v2.json"  # says what each key means
 BOUNDS = ("updates", "epochs")
 NEEDS = (
     ("until_return", "env", "an environment to play in"),
-    ("patience", "val_fraction", "episodes held out to measure on"),
+    ("patience", "val_fraction", "episodes held out for validation"),
 )
 TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
 TYPES["object"] = "a table"

@@ -62,7 +62,7 @@ class StoreForm:
         """The sizes for so much memory. Raises UsageError where it does not hold a few records."""
         pool = pool_bytes // (record.nbytes + PERMUTATION)
         if min(pool, window_bytes // record.nbytes) < 2:
-            what = f"one step takes {record.nbytes / 1e6:,.1f} MB, of which the memory limit does not hold a few"
+            what = f"one step takes {record.nbytes / 1e6:,.1f} MB, too much for the memory limit"
             raise UsageError(what, where="--memory-limit", fix="raise it")
         unit = max(1, pool // UNITS_PER_POOL)
         return cls(window=max(1, window_bytes // record.nbytes // unit) * unit, pool=pool // unit * unit, unit=unit)

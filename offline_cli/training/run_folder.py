@@ -139,7 +139,7 @@ class RunFolder:
             self._place.check_writable()
             return
         if is_run:
-            fix = "--resume to go on with that run, --overwrite to replace it, or another --out"
+            fix = "--resume to continue that run, --overwrite to replace it, or another --out"
             raise OutputExists("a run is there already", where=self.url, fix=fix)
         raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
 

@@ -90,14 +90,14 @@ def refuse_foreign(folder: Location, note: str) -> None:
             raise _foreign(there[name], "it is a symbolic link, and train-bc writes and removes nothing through one")
     for name in (CONFIG, POLICY, note):
         if name in there and there[name].is_local and not is_regular(there[name]):
-            raise _foreign(there[name], "it is a folder, a pipe or a device, and no file")
+            raise _foreign(there[name], "it is a folder, a pipe or a device, not a file")
     for name in REPLACED:
         if name in there and not _is_own(there[name]):
             raise _foreign(there[name], "it is not what train-bc writes under this name")
     if CHECKPOINTS in there:
         for checkpoint in folder.join(CHECKPOINTS).children():
             if CHECKPOINT.fullmatch(checkpoint.name) and not _is_checkpoint(checkpoint):
-                raise _foreign(checkpoint, "it has the name of a checkpoint, and is none")
+                raise _foreign(checkpoint, "it has the name of a checkpoint, but is not one")
 
 
 def _is_own(place: Location) -> bool:
@@ -188,7 +188,7 @@ class RunLock:
 
     def somebody_was_here(self) -> Locked:
         """The error of a trainer that has read what is not true any more."""
-        what = "another trainer has begun a run here, or gone on with one, since this command looked"
+        what = "another process started or resumed a run here meanwhile"
         return Locked(what, where=self._folder.url, fix="the same command again, once the other one is done")
 
     def guard(self) -> AbstractContextManager[None]:
@@ -202,6 +202,6 @@ class RunLock:
 
 def _with_remedy(err: StorageError, saved: int | None) -> StorageError:
     """`err`, saying too how to go on."""
-    so_far = "nothing is saved yet, so that it begins the run" if saved is None else f"from its checkpoint at update {saved}"
-    fix = f"{err.fix}; then the same command with --resume goes on: {so_far}"
+    so_far = "nothing is saved yet, so it begins the run" if saved is None else f"from its checkpoint at update {saved}"
+    fix = f"{err.fix}; then the same command with --resume continues: {so_far}"
     return type(err)(err.what, where=err.where, fix=fix, details=err.details, result=err.result)

@@ -86,7 +86,7 @@ class Session:
         wanted |= prefixed(REFRESHED, self.learner.state()) if refreshed else {}
         wrong = [name for name, tensor in wanted.items() if name not in tensors or not _alike(tensors[name], tensor)]
         if wrong or (refreshed and self.data.columns_anew is None):
-            raise self._misfit(", ".join(wrong) or "columns that are computed anew")
+            raise self._misfit(", ".join(wrong) or "recomputed columns")
         self._refreshed = self._held(refreshed)
         if self._refreshed:
             copy_into(self.learner.state(), self._refreshed)
@@ -107,7 +107,7 @@ class Session:
             raise self._misfit(str(err)) from err
 
     def _misfit(self, what: str) -> BadData:
-        fix = "put config.toml back as it was, or train anew with --overwrite"
+        fix = "put config.toml back as it was, or train again with --overwrite"
         return BadData(f"the checkpoint does not fit the run's configuration: {what}", where=self.folder.url, fix=fix)
 
     def _held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -193,7 +193,7 @@ class Session:
         raise Diverged(
             f"training diverged: the loss is {loss} after {self.state.update} updates",
             where=self.folder.url,
-            fix=f"train anew with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data",
+            fix=f"train again with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data",
             details={"update": self.state.update},
         )
 
@@ -284,5 +284,5 @@ def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
         if one != other:
             problems.append(f"{text}: the run has {one or 'the default'}, this call {other or 'the default'}")
     if problems:
-        fix = "resume with what the run was started with, or train anew with --overwrite"
+        fix = "resume with what the run was started with, or train again with --overwrite"
         raise BadConfig.of(problems, where=where, fix=fix)

@@ -76,7 +76,7 @@ class RewardFaults:
         """In words; empty: there are none. `unused_by`: the algorithm, where it does not learn from rewards."""
         named = ", ".join(f"{kind} {count:,}" for kind, count in self.counts().items())
         why = "" if unused_by is None else f"; {unused_by} does not use them"
-        return [f"rewards that are no finite numbers, first in {self.first}: {named}{why}"] if named else []
+        return [f"rewards that are not finite, first in {self.first}: {named}{why}"] if named else []
 
 
 @dataclass(slots=True)

@@ -328,6 +328,6 @@ def _parts(state: Mapping[str, Any]) -> tuple[ByLeaf, ByLeaf]:
             {str(name): Moments.from_state(part) for name, part in state.get(key, {}).items()} for key in ("shared", "own")
         )
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as err:  # a state may come from a file
-        what = f"a state that is none of means and spreads: {err!r}"[:300]
+        what = f"not a state of means and standard deviations: {err!r}"[:300]
         raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter") from err
     return shared, own

@@ -56,7 +56,7 @@ def moments_from_rllib(state: Any, made: Callable[[Mapping[str, Any]], T]) -> di
     try:
         return {agent: [made(_moments(stat)) for stat in _stats(part)] for agent, part in _by_agent(state).items()}
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, UnsafeData) as err:
-        what = f"a state that is none of RLlib's MeanStdFilter: {err!r}"[:300]
+        what = f"not a state of RLlib's MeanStdFilter: {err!r}"[:300]
         raise BadPiece(what, where=PLACE, fix="the get_state() of RLlib's connector") from err
 
 

@@ -46,7 +46,7 @@ class WriteObservationsToEpisodes(ConnectorV2):
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):
-    """From episodes that go on to the batch of a forward pass, one row per episode or agent."""
+    """From growing episodes to the batch of a forward pass, one row per episode or agent."""
 
 
 def env_to_module_pipeline(

@@ -254,7 +254,7 @@ def _check(lengths: NDArray[np.int64], values: NDArray[Any], terminateds: NDArra
     ends = np.cumsum(lengths)[lengths > 0] - 1
     if len(values) == int(lengths.sum()) and (terminateds[ends].astype(np.bool_) | ~real[ends]).all():
         return
-    what = "episodes without the artificial step that the value of their last observation is asked at"
+    what = "episodes without the artificial step that the value of their last observation is computed at"
     raise BadPiece(what, where="GeneralAdvantageEstimation", fix="put AddOneTsToEpisodesAndTruncate first in the pipeline")
 
 
