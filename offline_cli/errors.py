@@ -60,7 +60,7 @@ def short_place(place: str) -> str:
 
 
 class OfflineCliError(Exception):
-    """Base of all errors a user can cause or meet: what happened, where, and what to try."""
+    """Base of all errors a user can cause or see: what happened, where, and what to try."""
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "offline-cli-error"
@@ -78,7 +78,7 @@ class OfflineCliError(Exception):
         details: Mapping[str, Any] | None = None,
         result: Mapping[str, Any] | None = None,
     ) -> None:
-        """`details`: more about the error, by name. `result`: what a command found all the same; `--json` tells it too."""
+        """`details`: more about the error, by name. `result`: what a command found all the same; `--json` reports it too."""
         super().__init__(what)
         self.what = what
         self.where = short_place(where)
@@ -107,7 +107,7 @@ class OfflineCliError(Exception):
 
     @property
     def what_in_one_line(self) -> str:
-        """`what`, for a sentence that goes on: mistakes that it lists are set apart by semicolons."""
+        """`what`, for a sentence that continues: mistakes that it lists are set apart by semicolons."""
         head, *mistakes = self.what_lines
         return " ".join((head, "; ".join(line.removeprefix(ITEM) for line in mistakes))) if mistakes else head
 
@@ -183,7 +183,7 @@ class BadMapping(BadConfig):
 
 
 class Diverged(BadConfig):
-    """Training whose loss or weights are no numbers any more."""
+    """Training whose loss or weights are not finite any more."""
 
 
 class SpaceMismatch(BadConfig):

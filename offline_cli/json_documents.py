@@ -25,7 +25,7 @@ MAX_SHOWN = 120  # letters of one offending value
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of `text` (bytes: UTF-8). Raises ValueError where it is no JSON, nests too deeply, or holds half letters."""
+    """The value of `text` (bytes: UTF-8). Raises ValueError where it is not JSON, nests too deeply, or holds half letters."""
     plain = text.decode("utf-8") if isinstance(text, bytes) else text
     try:
         value = json.loads(plain)
@@ -88,7 +88,7 @@ def mistakes_by(document: Any, schema: Mapping[str, Any]) -> list[str]:
 
 
 def fault_of_schema(schema: Any) -> str:
-    """What makes `schema`, somebody's own, no JSON Schema of an object's properties; empty where nothing does."""
+    """Why `schema`, another package's, is not a JSON Schema of an object's properties; empty where nothing does."""
     import jsonschema
 
     if not isinstance(schema, Mapping):

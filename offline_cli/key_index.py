@@ -150,7 +150,7 @@ def _value_words(column: Any) -> Iterator[Word]:
 
 
 def _text_words(column: Any) -> Iterator[Word]:
-    """Lengths, and the bytes of texts filled up with zeros; what is no text counts as it is written."""
+    """Lengths, and the bytes of texts filled up with zeros; what is not text counts as it is written."""
     binary = column if pa.types.is_large_binary(column.type) else _as_text(column).cast(pa.large_binary())
     binary = binary.fill_null(b"")
     lengths = np.diff(_offsets(binary))

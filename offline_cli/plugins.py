@@ -75,7 +75,7 @@ class Plugin:
         _loaded[self.entry.module.partition(".")[0]] = self.package
         try:
             return self.entry.load()
-        except (Exception, SystemExit) as err:  # it is somebody's code, and any may come of it
+        except (Exception, SystemExit) as err:  # it is user code, which may raise anything
             raise MissingPackage(
                 f"{self.kind} {self.name!r} of the package {self.package} cannot be imported: {err!r}",
                 where=f"{self.kind} {self.name}, registered by {self.package}",
@@ -123,7 +123,7 @@ def registered_class(
 ) -> type[Base]:
     """The class of that name in `group`, derived from `base`. `named`: see `plugin`; `ours`: names that need no package.
 
-    Raises BadConfig for an unknown name, a package that is not named, and what is no class of `base` (`derive_from` says where
+    Raises BadConfig for an unknown name, an unnamed package, and what is not a class of `base` (`derive_from` says where
     that is), lacks a part, or has a `schema` that is none; MissingPackage for a plug-in that cannot be imported.
     """
     kind, where = KINDS[group], f"{KINDS[group]}.name"

@@ -43,7 +43,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.doing = ""  # "reset", "step", ...; "": no code of a user's
-        self.calls = 0  # into that code, so that one call can be told from the next
+        self.calls = 0  # into that code, so that one call can be distinguished from the next
         self.entered = 0  # how often `doing` began
         self.slot: int | None = None  # the copy that is called, where it is one of several
         self.hurried = False  # whether what ends is to end soon: a stop was asked for, or something was overdue
@@ -85,7 +85,7 @@ class Waiting:
 
 
 class Mirrored(Waiting):
-    """One whose slot somebody else is told of at once, as another process can see it while this one's interpreter is held."""
+    """One whose slot is visible to another process at once, also while this one's interpreter is held."""
 
     __slots__ = ("_mirror", "_slot")
 

@@ -3,7 +3,7 @@
 Decisions:
 
 * A train batch is one call of the pipeline on whole episodes: consecutive ones, until `steps_per_batch` is reached.
-* Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without a step,
+* Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without steps,
   and extra outputs that are text, left out; the spaces of `env` where it is given. No module is passed: pieces for stateful
   modules do nothing. Values are not checked (NaN passes through, and `validate` finds it), and rows that `loss_mask` marks as
   False, which `train-bc` leaves out, stay.
@@ -51,7 +51,7 @@ class ApplyResult:
     rows: int  # of all batches: steps, unless a piece adds or takes away some
     columns: tuple[str, ...]  # names, in the order of the batch
     format: str  # "columns" | "safetensors"
-    episodes: int  # those without a step are left out
+    episodes: int  # those without steps are left out
     steps: int
     steps_per_batch: int
     bytes: int  # of all files with batches; 0 of a dry run

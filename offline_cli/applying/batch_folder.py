@@ -94,7 +94,7 @@ class BatchFolder:
             error.add_note(f"cleaning up failed too: {failed}")
 
     def _end(self) -> None:
-        """Of a writing that broke off: whatever becomes of it, nobody need wait for its beats afterwards."""
+        """Of a writing that was interrupted: whatever becomes of it, nobody need wait for its beats afterwards."""
         try:
             if not self._target.is_held or self.committed:
                 return
@@ -166,7 +166,7 @@ class BatchFolder:
 
 
 def _is_state(place: Location) -> bool:
-    """Whether a state of ours is here: its name and bytes say so, and it is no link."""
+    """Whether a state of ours is here: its name and bytes say so, and it is not a link."""
     return STATE.fullmatch(place.name) is not None and begins_as(place, place.name)
 
 

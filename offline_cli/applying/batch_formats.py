@@ -80,7 +80,7 @@ class TrainColumns:
     added_by: Mapping[str, str]  # the piece that put each column in
 
     def texts(self) -> list[str]:
-        """Names of the columns that are no numbers."""
+        """Names of the columns that are not numbers."""
         return [name for name, column in self.columns.items() if isinstance(column, list)]
 
 

@@ -1,6 +1,6 @@
 """Episodes as a learner pipeline gets them, for `train-bc` and `apply` alike, and what it makes of them.
 
-Decisions: one policy learns from the episodes of one module. Episodes without a step teach nothing and are left out. Extra
+Decisions: one policy learns from the episodes of one module. Episodes without steps teach nothing and are left out. Extra
 outputs that are text have no tensor form and are left out too. Box actions come in the units of networks, as RLlib's pieces
 know them, whatever the scale they were recorded in; an unknown scale is an error. Episodes are grouped until they have the
 steps that are asked for: a group closes with the episode that brings it there, so that it depends on the episodes and their
@@ -8,7 +8,7 @@ order alone, and not on how they were read.
 
 The default pipeline makes nothing of its own for a module without memory: the columns that an algorithm learns from are the
 recorded ones, and are taken as they are. Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are
-never learned from, and not measured on.
+never learned from, nor validated on.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_known_scale(stream: EpisodeStream) -> None:
 def learner_spaces(
     said: tuple[Space, Space], environment: Environment | None, *, inferred: bool, where: str
 ) -> tuple[Space, Space]:
-    """The spaces `said` by the data; the environment's where there is one: its bounds are what the policy will meet.
+    """The spaces `said` by the data; the environment's where there is one: its bounds are what the policy will see.
 
     Raises SpaceMismatch where a policy for the data could not play in `environment`.
     """

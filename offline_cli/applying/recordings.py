@@ -46,7 +46,7 @@ Spaces = tuple[Space, Space]  # of observations and of actions
 
 SHOWN: Final = 8  # values
 SHOWN_OF_ONE: Final = 16  # where one row has more
-SHOWN_LETTERS: Final = 60  # of a value that is no number
+SHOWN_LETTERS: Final = 60  # of a value that is not a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Recordings:
         return learner_spaces(said, self.environment, inferred=stream.spaces_inferred, where=self.where)
 
     def extras(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-        """Dtype and shape of each extra model output by path, from the first manifest; None: only reading would tell."""
+        """Dtype and shape of each extra model output by path, from the first manifest; None: only reading would show."""
         manifests = [source.info.manifest for source in self.opened]
         if None in manifests:
             return None
@@ -187,7 +187,7 @@ class Seen:
 
     name: str  # `obs`, `obs.camera`
     held: str  # "tensor" | "array" | "list" | "items"
-    dtype: str  # `float32`; of things that are no numbers the name of their type
+    dtype: str  # `float32`; of things that are not numbers the name of their type
     shape: tuple[int, ...]  # of one row
     rows: int | None  # None: it has no axis of rows
     first: tuple[Any, ...]  # its first values, row by row
@@ -244,7 +244,7 @@ def _listed(name: str, held: list[Any]) -> Seen:
 
 
 def _items(name: str, entries: list[Any]) -> Iterator[Seen]:
-    """Items that nobody has stacked yet, by the first one of them."""
+    """Items that are not stacked yet, by the first one of them."""
     rows = sum(entry.count if isinstance(entry, Items) else 1 for entry in entries)
     for path, leaf in flatten(_first_rows(entries), name):
         found = _leaf(path, leaf, "items")

@@ -43,7 +43,7 @@ __all__ = [
     "trace_pipeline",
 ]
 
-FEW: Final = 1  # episode that is read where nothing else tells the spaces
+FEW: Final = 1  # episode that is read where nothing else declares the spaces
 
 ALL: Final = 1 << 62  # steps: whatever there is, as one batch
 
@@ -75,7 +75,7 @@ class PieceShown:
 
 @dataclass(frozen=True, slots=True)
 class PipelineShown:
-    """What `apply --show` tells."""
+    """What `apply --show` reports."""
 
     pipeline: str  # the file
     sources: tuple[str, ...]
@@ -198,7 +198,7 @@ class PieceTraced:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTraced:
-    """What `apply --trace` tells."""
+    """What `apply --trace` reports."""
 
     pipeline: str  # the file
     sources: tuple[str, ...]
@@ -220,7 +220,7 @@ class PipelineTraced:
 
 
 def trace_pipeline(file: PipelineFile, said: Said, *, episodes: int) -> PipelineTraced:
-    """The first `episodes`, those without a step left out, as one train batch, after each piece.
+    """The first `episodes`, those without steps left out, as one train batch, after each piece.
 
     Raises what `apply` raises; where a piece raises, the error's `result` has the trace up to it.
     """

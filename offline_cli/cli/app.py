@@ -124,7 +124,7 @@ def _last_words(stdout: Any, invocation: Invocation) -> Callable[[Exception], in
 
 
 def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
-    """What `call` returns. A reader of stdout that has gone ends it early, and that is no failure."""
+    """What `call` returns. A reader of stdout that has gone ends it early, and that is not a failure."""
     try:
         return call()
     except BrokenPipeError as error:
@@ -174,7 +174,7 @@ def main() -> None:
     Ending.is_ours = True
     try:
         code = app(standalone_mode=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and told; Python's own end would have it kill the process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is reported; Python's own end would have it kill the process
     except KeyboardInterrupt:  # between the last two lines
         code = SIGNALLED[0]
     if code in SIGNALLED or Ending.has_left:

@@ -176,7 +176,7 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
 
 
 def _of_plugin(error: BaseException) -> BadData | None:
-    """`error` as that of a package which offline-cli was told to use; None: it is none."""
+    """`error` as that of a package which offline-cli was asked to use; None: it is none."""
     from offline_cli.plugins import plugin_behind
 
     found = plugin_behind(error)

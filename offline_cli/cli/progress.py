@@ -28,7 +28,7 @@ __all__ = ["Lines", "notes_in_one_line", "working"]
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")  # gymnasium's warnings are yellow
 
 LINE_SECONDS = 10.0  # between two lines of one stage
-END_SECONDS = 1.0  # between two lines that tell the end of a stage: evaluations may come often
+END_SECONDS = 1.0  # between two lines that report the end of a stage: evaluations may come often
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def working(*, quiet: bool) -> Iterator[OnProgress]:
 
 
 def _waits_shown_by(listener: Any) -> AbstractContextManager[None]:
-    """Within it, requests to a storage that are not answered are told of, unless all is to be quiet."""
+    """Within it, requests to a storage that are not answered are reported, unless all is to be quiet."""
     if listener is no_progress:
         return nullcontext()
     from offline_cli.storage.timeouts import waits_told_to

@@ -3,7 +3,7 @@
 * `signature_of`, `option_mistakes`: options are the arguments that the constructors of a piece's class and of its bases name,
   and no others.
 * `blaming_pieces`, `piece_of`: pipelines note on every exception which piece it came from, and let it pass as it is, for
-  debuggers. A command must end with an error of its own instead, because pieces may be anybody's code. An exception that no
+  debuggers. A command must end with an error of its own instead, because pieces may be user code. An exception that no
   piece raised is never hidden.
 * `what_it_wants`: the cause of an exception in one line, without additions. An assertion without a message says least, and yet
   its own condition is the best answer to "what did it want".
@@ -101,7 +101,7 @@ class Signature:
 
     options: Mapping[str, bool]  # whether each must be given
     spaces: tuple[str, ...]  # of SPACES, those it cannot be made without
-    takes_as_learner: bool  # whether it works in learner pipelines and in env-to-module ones, and is told which
+    takes_as_learner: bool  # whether it works in learner pipelines and in env-to-module ones, and is informed which
 
 
 def signature_of(maker: Maker) -> Signature:

@@ -144,7 +144,7 @@ def _hash(document: Mapping[str, Any]) -> str:
 
 def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
     """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
-    it has learned, alone. All of this package do; somebody's own have to say so (`ConnectorV2.per_episode`), and, where they
+    it has learned, alone. All of this package do; those of other code have to say so (`ConnectorV2.per_episode`), and, where they
     have a state, be able to learn no more: the data is read more than once.
     """
     kinds = list(dict.fromkeys(map(type, pieces)))
@@ -181,7 +181,7 @@ def _by_episode(kind: type[ConnectorV2]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TrainedPipeline:
-    """The learner pipeline that a policy was trained through, as its run folder tells."""
+    """The learner pipeline that a policy was trained through, as its run folder describes it."""
 
     document: Mapping[str, Any] | None  # of the pipeline file; None: it was given as Python objects
     state: Mapping[str, Any] = field(default_factory=dict)  # what its pieces had learned, by name

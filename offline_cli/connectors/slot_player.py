@@ -236,7 +236,7 @@ class SlotPlayer:
         self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))
 
     def drop(self, slot: int) -> None:
-        """Forget the slot's episode, which does not go on."""
+        """Forget the slot's episode, which does not continue."""
         self._episodes[slot] = None
         self._windows.end(np.array([slot]))
         self._live = self._windows.live.tolist()

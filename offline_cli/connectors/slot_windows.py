@@ -90,7 +90,7 @@ class SlotWindows:
         self._all = len(self.live) == self._slots
 
     def _advance(self) -> None:
-        """Go on to the next observations, once the last ones were acted on."""
+        """Move on to the next observations, once the last ones were acted on."""
         if not self._has_acted:
             return
         self._has_acted = False
@@ -181,7 +181,7 @@ class SlotWindows:
         self._find_live()
 
     def replace(self, slot: int, episode: SingleAgentEpisode) -> None:
-        """Go on with another object for the slot's episode."""
+        """Continue with another object for the slot's episode."""
         assert self._episodes is not None, "there is a piece that wants them"
         self._episodes[slot] = episode
 
@@ -239,7 +239,7 @@ class SlotWindows:
         else:
             map_leaves(lambda window, leaf: window.__setitem__((self.live, self._at), leaf), held, rows)
 
-    # ---- pieces that are somebody's own ----
+    # ---- pieces of other code ----
 
     @property
     def has_episodes(self) -> bool:

@@ -217,5 +217,5 @@ def network_kind(name: str, *, named: Collection[str] | None = None) -> type[Net
 
 
 def network_package(name: str) -> str | None:
-    """The package that registered the network; None: it is ours, or nobody's."""
+    """The package that registered the network; None: it is ours, or unknown."""
     return None if name in OURS else next((one.package for one in plugins(NETWORKS) if one.name == name), None)

@@ -36,7 +36,7 @@ Taken = TypeVar("Taken")
 
 
 def too_long(plan: Plan, where: str, *, doing: str = "reset", more: str = "") -> BadData:
-    """What a user is told where a step or reset takes longer than it may; `more`: of the fix."""
+    """The error for a step or reset that takes longer than it may; `more`: of the fix."""
     what = f"the environment takes longer than --step-timeout {plan.step_timeout or 0:g} s ({doing})"
     return BadData(what, where=where, fix=f"check the environment with this policy, or a longer --step-timeout{more}")
 

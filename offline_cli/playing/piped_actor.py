@@ -72,7 +72,7 @@ class PipedActor:
     # ---- actions ----
 
     def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
-        """See Actor. Observations are those that the slots were told of."""
+        """See Actor. Observations are those that the slots got."""
         if not self._all and not self._live.any():  # an environment's own vector class resets all its slots at once
             assert self._last is not None, "an episode has been played"
             return self._last

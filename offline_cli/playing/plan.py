@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def keeps_what_is_whole(self) -> bool:
-        """Whether episodes that are whole count where playing is broken off."""
+        """Whether episodes that are whole count where playing is interrupted."""
         return True
 
     # ---- episodes ----
@@ -156,7 +156,7 @@ class Plan:
     # ---- failures ----
 
     def policy_failed(self, failure: PolicyFailure, where: str, seed: str) -> Exception:
-        """What a user is told where the policy, or a piece around it, raised; `seed`: of the fix."""
+        """The error for a policy, or a piece around it, that raised; `seed`: of the fix."""
         what, fix = f"{failure.who} raised {failure.cause!r}", f"check {failure.who} with this environment"
         if isinstance(failure.cause, OfflineCliError):
             what, fix = f"{failure.who}: {failure.cause.what_in_one_line}", failure.cause.fix
@@ -180,7 +180,7 @@ class EvaluationPlan(Plan):
     """See Plan; `episodes` is not None, and `first` is 0."""
 
     purpose: Purpose = Purpose.EVALUATE
-    round_: int = 0  # tells apart the checks of one run
+    round_: int = 0  # distinguishes the checks of one run
 
     @property
     def count(self) -> int:
@@ -205,7 +205,7 @@ class EvaluationPlan(Plan):
 
     @property
     def keeps_what_is_whole(self) -> bool:
-        """Whether episodes that are whole count where playing is broken off: only all of them do."""
+        """Whether episodes that are whole count where playing is interrupted: only all of them do."""
         return False
 
     # ---- episodes ----

@@ -89,7 +89,7 @@ class Returns:
 
     @property
     def full(self) -> bool:
-        """Whether an episode has ended: progress is told by episode."""
+        """Whether an episode has ended: progress is reported by episode."""
         return bool(self._ended)
 
     def begin(self, slots: Index, episodes: Index) -> None:

@@ -62,7 +62,7 @@ def played_by_processes(
 ) -> Generator[EpisodeBatch, None, None]:
     """Whole episodes in order. Raises what a runner raises, after all episodes that come before the failure.
 
-    `states`: gets what the pieces of each runner have learned, or why that is not known; None: nobody wants it.
+    `states`: gets what the pieces of each runner have learned, or why that is not known; None: not needed.
     """
     return _played(plan, sink, _merged, stopped, states)
 
@@ -113,7 +113,7 @@ def _played(
 
 
 class _Stop:
-    """Whether to stop, for the runners to see, and since when they have been told."""
+    """Whether to stop, for the runners to see, and since when they know."""
 
     def __init__(self, value: Any, stopped: Callable[[], bool]) -> None:
         self.value, self._stopped = value, stopped
@@ -121,7 +121,7 @@ class _Stop:
         self.hurried = 0.0  # since when they are to be ended at once
 
     def is_over(self) -> bool:
-        """Tell the runners, if they are to stop; whether they have had their time."""
+        """Inform the runners if they have to stop; whether their time is up."""
         if not self.since and self._stopped():
             self.value.value, self.since = 1, time.monotonic()
         if not self.hurried and current().at_once:
@@ -162,7 +162,7 @@ class _Sight:
         return limit is not None and slot >= 0 and bool(when) and now > max(when, self._since) + limit + HELD
 
     def failure(self) -> BadData:
-        """What a user is told then."""
+        """The error for a step that takes too long."""
         what = f"the environment takes longer than --step-timeout {self.plan.step_timeout:g} s, and holds its interpreter"
         fix = "check the environment with this policy, or a longer --step-timeout"
         return BadData(what, where=self.told(), fix=f"{fix}{_going_on(self.plan)}")
@@ -208,7 +208,7 @@ class _Inbox(Generic[Taken]):
         return True
 
     def state(self, until: float, stop: _Stop) -> Mapping[str, Any] | str:
-        """What the runner's pieces have learned, or why that is not known. It has been told to stop; the rest is left aside."""
+        """What the runner's pieces have learned, or why that is not known. It has been asked to stop; the rest is ignored."""
         while self._state is None:
             if not self.pipe.poll(PATIENCE):
                 if self.is_held or stop.is_over() or time.monotonic() > until:

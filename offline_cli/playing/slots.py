@@ -77,7 +77,7 @@ def owned(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unchecked(info: Any) -> dict[str, Any]:
-    """The info, for pieces to look at; empty where it is no mapping."""
+    """The info, for pieces to look at; empty where it is not a mapping."""
     return dict(info) if isinstance(info, Mapping) else {}
 
 
@@ -108,7 +108,7 @@ class Purpose(IntEnum):
 
 
 def episode_seed(seed: int, purpose: Purpose, index: int, round_: int = 0) -> int:
-    """The environment's seed for the `index`-th episode started; `round_` tells apart the checks of one run."""
+    """The environment's seed for the `index`-th episode started; `round_` distinguishes the checks of one run."""
     return (int(purpose) << BITS_BELOW_PURPOSE) | (draw(seed, purpose, round_, index) & ((1 << BITS_BELOW_PURPOSE) - 1))
 
 
@@ -179,7 +179,7 @@ def any_of(flags: NDArray[np.bool_]) -> bool:
 
 
 class SlotFailure(Exception):
-    """An environment raised; `slot` None: nobody knows which copy."""
+    """An environment raised; `slot` None: which copy is unknown."""
 
     def __init__(self, slot: int | None, doing: str, cause: str) -> None:
         super().__init__(cause)

@@ -51,7 +51,7 @@ def open_policy(
     played through pipelines without them too, where it was trained so or carries a state. `example`: gives a real
     observation, for a policy that raises for invented ones. `plugins`: packages whose code a run folder may name.
 
-    Raises SpaceMismatch, naming both sides; BadConfig for what is no policy, and for pipelines around what is no module;
+    Raises SpaceMismatch, naming both sides; BadConfig for what is not a policy, and for pipelines around what is not a module;
     MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
     when it is imported, loaded or tried.
     """

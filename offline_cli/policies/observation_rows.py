@@ -84,7 +84,7 @@ def fitted(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         return values
     if values.dtype.kind not in "biufO":
         raise ValueError(f"an observation of {values.dtype}, which is not numeric")
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN is no integer, which the comparison finds
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN is not an integer, which the comparison finds
         turned = values.astype(dtype)
     rounded = values.dtype.kind == turned.dtype.kind == "f"
     if not rounded and not np.array_equal(turned, values):

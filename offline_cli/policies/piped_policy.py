@@ -155,7 +155,7 @@ class Pieces:
     env_to_module: Document | Custom = None
     module_to_env: Document | Custom = None
     lookback: int | None = None  # steps that pieces can look back on at least; None: the whole episode
-    learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with, of a recording gone on with
+    learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with, of a resumed recording
 
     def __bool__(self) -> bool:
         """Whether a pipeline was given."""
@@ -219,7 +219,7 @@ class PlayPieces:
             return play_pipelines(setting, trained=self.trained, env_to_module=beside, module_to_env=after)
         except (OfflineCliError, MemoryError, ImportError):
             raise
-        except Exception as err:  # a state from a run folder goes to pieces that may be anybody's
+        except Exception as err:  # a state from a run folder goes to pieces that may be user code
             what = f"what the pieces learned in training cannot be given to them: {err!r}"
             raise BadData(what, where=self.trained.where, fix="train again") from err
 

@@ -38,7 +38,7 @@ class Acted:
 class Policy(Protocol):
     """A policy ready to play in one environment."""
 
-    fingerprint: str  # tells it from others by content, where the content can be known
+    fingerprint: str  # distinguishes it from others by content, where the content can be known
     action_scale: str  # "env" | "normalized": of the recorded actions
     chance_size: int  # uniform numbers that a row takes per step; 0: it leaves nothing to chance
     rows_alike: bool  # a row's result depends on the row alone, whatever the shape of the batch

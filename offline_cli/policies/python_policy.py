@@ -181,7 +181,7 @@ def _rng(chance: NDArray[np.float64]) -> np.random.Generator:
 def _parameters(call: Callable[..., Any]) -> set[str]:
     try:
         return set(inspect.signature(call).parameters)
-    except (TypeError, ValueError):  # some built-in functions do not tell
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return set()
 
 

@@ -270,7 +270,7 @@ def seal_of(content: bytes) -> Any:
 
 
 def check_learned(content: bytes | None, told: Any) -> None:
-    """Raise ValueError unless `content` (None: no file) is what the pieces learned of whose pipeline policy.json tells so."""
+    """Raise ValueError unless `content` (None: no file) is what the pieces learned, as policy.json says."""
     if content is None:
         raise ValueError(f"{LEARNED} is missing, which holds what its connector pieces learned")
     if not isinstance(told, dict) or hashlib.sha256(content).hexdigest() != told.get("state_sha256"):

@@ -123,7 +123,7 @@ def load_policy(
     `plugins`: packages whose networks and pieces may be imported because the run folder names them. Raises MissingPackage for a
     package that is not installed, or cannot be imported; BadConfig where the run has a network of a package that is not named.
 
-    Raises StorageNotFound, NoData for a folder that is no run, Uncommitted for one without a checkpoint yet, BadData for broken
+    Raises StorageNotFound, NoData for a folder that is not a run, Uncommitted without a checkpoint yet, BadData for broken
     files.
     """
     check_plugins(plugins)

@@ -135,7 +135,7 @@ def merged(pipelines: PlayPipelines, states: Sequence[Mapping[str, Any] | str]) 
         return Learned(plain or None)
     except OfflineCliError as err:
         return Learned(lost=f"{err.what_in_one_line} ({err.where})")
-    except Exception as err:  # noqa: BLE001  merge_states may be anybody's
+    except Exception as err:  # noqa: BLE001  merge_states may be user code
         return Learned(lost=f"merging states raised {err!r}")
 
 
@@ -168,7 +168,7 @@ def going_on(plan: Plan, policy: Policy | PipedPolicy, target: Location, note: W
 
 
 def learned_before(target: Location, note: WritingNote | None) -> dict[str, Any] | None:
-    """What to go on from with `note`, which `check_target` gave; None: nothing was learned yet.
+    """What to resume from with `note`, which `check_target` gave; None: nothing was learned yet.
 
     Raises BadConfig where the state is lost: the process that had it was killed, or could not store it.
     """

@@ -73,7 +73,7 @@ def is_enough(plan: Plan, have: Amount) -> bool:
 
 
 def rest_of(plan: Plan, have: Amount) -> Plan:
-    """What is left of `plan` to play; it may be nothing, which `is_enough` tells."""
+    """What is left of `plan` to play; it may be nothing, which `is_enough` finds out."""
     return replace(
         plan,
         first=plan.first + have.episodes,
@@ -102,7 +102,7 @@ def _wanted(batch: EpisodeBatch, plan: Plan, have: Amount) -> int:
 
 
 def progress_at(plan: Plan, have: Amount, batch: EpisodeBatch) -> Progress:
-    """Where the recording is, after `batch`, whose mean return and length are told."""
+    """Where the recording is, after `batch`, whose mean return and length are reported."""
     figures = {"return": float(batch.rewards.sum()) / len(batch), "length": float(batch.lengths.mean())}
     if plan.episodes is not None:
         return Progress("recording", have.episodes, plan.episodes, "episodes", {**figures, "steps": float(have.steps)})

@@ -55,7 +55,7 @@ def fit(session: Session, stop: StopSignals) -> None:
     """Update, check and save until the session's checks end it. Raises Interrupted, saved, once a signal has come.
 
     Every checkpoint is of the moment before what belongs to its number of updates (row of metrics, check, end of the run), so
-    that a run which goes on from there to another bound is as if it had had that from the start: to one that is reached already
+    that a run which resumes there with another bound is as if it had had that from the start: to one that is reached already
     as well.
     """
     state, bound = session.state, session.checks.bound
@@ -70,7 +70,7 @@ def fit(session: Session, stop: StopSignals) -> None:
             session.save_if_due()
         try:
             session.settle(stop)
-        except StopRequested:  # the check that was cut short is made again by the run that goes on
+        except StopRequested:  # the check that was cut short is made again by the resumed run
             continue
         if state.stopped_by is not None:
             if state.update < bound:
@@ -103,14 +103,14 @@ def train_bc(
     and an `env` that is code, `module:EnvId` or `python:...`.
 
     With `streaming`, each epoch has the same steps once, in an order that depends on `memory_limit` too. What `config` or
-    `pipeline` names is imported without `plugins`. `command`: for the note that tells others who trains here.
+    `pipeline` names is imported without `plugins`. `command`: for the note that says who trains here.
 
     Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box actions
     of unknown scale; episodes of several modules, or none of `module_id`; resuming with other settings, data or pipelines), and
     before any data is read for pipelines that are wrong or do not fit; SpaceMismatch; UnknownEnvironment; MissingPackage;
     MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises on the data; BadData where the
     environment raises, or a piece beside it; Diverged; Interrupted, with all saved and a policy to play; StorageError, which
-    says from where `resume` goes on; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
+    says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
     kept all the same).
     """
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
@@ -191,8 +191,8 @@ def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
 def _train(
     session: Session, stop: StopSignals, tensors: Mapping[str, Tensor] | None, described: Mapping[str, Any], command: str
 ) -> TrainResult:
-    """Begin with the policy as `described`, or go on from a checkpoint's `tensors`, to the end; the result of a run that is
-    finished already, without a word to anybody.
+    """Begin with the policy as `described`, or resume from a checkpoint's `tensors`, to the end; the result of a run that is
+    finished already, without any message.
     """
     state, folder, bound = session.state, session.folder, session.checks.bound
     if state.update > bound:
@@ -254,7 +254,7 @@ def _resolve(
     resume: bool,
     plugins: Sequence[str],
 ) -> BCConfig:
-    """The configuration; for a run that goes on the stored one, or with another bound. Raises BadConfig for other changes."""
+    """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes."""
     if not (resume and folder.is_run):
         return resolve_config(options, file=file)
     wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins)

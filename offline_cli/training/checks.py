@@ -34,7 +34,7 @@ CONFIRMED = "confirm_return_mean"
 
 
 class Checks:
-    """Measures the policy of a learner; `val` and `environment` are None where there is nothing to measure on."""
+    """Measures the policy of a learner; `val` and `environment` are None where there is no validation data or environment."""
 
     def __init__(
         self,

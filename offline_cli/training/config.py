@@ -207,7 +207,7 @@ def _shown(value: Any) -> str:
 
 
 def read_config(file: str | PathLike[str]) -> dict[str, Any]:
-    """What a file of the user's says, unchecked. Raises BadConfig where it is no TOML, StorageNotFound."""
+    """What a file of the user's says, unchecked. Raises BadConfig where it is not TOML, StorageNotFound."""
     path = Path(file)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

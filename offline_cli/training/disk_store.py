@@ -45,7 +45,7 @@ UNITS_PER_POOL: Final = 256
 PERMUTATION: Final = 8  # bytes per record of a pool
 SCRATCH: Final = 1 << 20  # bytes of records that are put in order and written at a time
 PART_BYTES: Final = 1 << 20  # of the episodes that go through the pipeline together, unless one alone is larger
-TIDY: Final = 16  # parts, or batches, after which free memory is given back: else it comes to be twice of what is in use
+TIDY: Final = 16  # parts, or batches, after which free memory is returned to the system: else it becomes twice what is in use
 READ_BYTES: Final = 4 << 20  # read at a time where steps come in the order of the store
 
 

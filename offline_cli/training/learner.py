@@ -58,7 +58,7 @@ def check_losses(losses: Any, names: Collection[str], kind: str) -> None:
 def differentiating(kind: str) -> Iterator[None]:
     """Within it the gradients of an algorithm's losses are computed; BadConfig is raised where torch cannot.
 
-    An error that code of a package raises on the way stays what it is: it tells the package and the line.
+    An error that code of a package raises on the way stays what it is: it names the package and the line.
     """
     try:
         yield

@@ -191,7 +191,7 @@ class Store(Protocol):
         """Columns (1, ...) of its first step, on the CPU."""
 
     def close(self) -> None:
-        """Give back what it holds outside of memory."""
+        """Release what it holds outside of memory."""
 
 
 class StoreBuilder(Protocol):
@@ -216,7 +216,7 @@ class StoreBuilder(Protocol):
         """How steps are stored, as far as an update depends on it."""
 
     def close(self) -> None:
-        """Give back what the stores hold outside of memory."""
+        """Release what the stores hold outside of memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -159,7 +159,7 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def _resident() -> int | None:
-    """Bytes of this process in memory; None where the system does not tell."""
+    """Bytes of this process in memory; None where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):

@@ -91,7 +91,7 @@ class RunFolder:
     """The files of one run at `out`, which need not exist yet. Every method raises StorageError."""
 
     def __init__(self, out: str | os.PathLike[str] | Location) -> None:
-        self._place = replace(open_location(out), cache=None)  # what is written anew all the time is not worth keeping
+        self._place = replace(open_location(out), cache=None)  # what is rewritten all the time is not worth keeping
         self._checkpoints = Checkpoints(self._place)
         self._metrics = MetricsFile(self._place)
         self._pace = Pace(EVERY)
@@ -144,7 +144,7 @@ class RunFolder:
         raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
 
     def _state(self) -> tuple[bytes | None, str | None]:
-        """What tells whether somebody else has begun a run, or gone on with one."""
+        """Identifies the run, to see whether another process has started or resumed one meanwhile."""
         newest = self._checkpoints.newest()
         return whole_file(self._place.join(CONFIG)), None if newest is None else newest.name
 

@@ -136,7 +136,7 @@ class RunLock:
 
     @staticmethod
     def refuse_second(folder: Location) -> None:
-        """Raise Locked where another trainer is at work in `folder`, as far as can be told at once; changes nothing."""
+        """Raise Locked where another trainer is at work in `folder`, as far as can be seen at once; changes nothing."""
         place = folder.join(TRAINING)
         found = whole_file(place)
         note = None if found is None else WritingNote.if_any(found, where=place.url)
@@ -201,7 +201,7 @@ class RunLock:
 
 
 def _with_remedy(err: StorageError, saved: int | None) -> StorageError:
-    """`err`, saying too how to go on."""
+    """`err` with a fix that says how to resume."""
     so_far = "nothing is saved yet, so it begins the run" if saved is None else f"from its checkpoint at update {saved}"
     fix = f"{err.fix}; then the same command with --resume continues: {so_far}"
     return type(err)(err.what, where=err.where, fix=fix, details=err.details, result=err.result)

@@ -187,7 +187,7 @@ class Session:
         return {name: known[name] for name in self.learner.losses if name in known}
 
     def _check_numbers(self, loss: float | None, *, weights: bool) -> None:
-        """Raise Diverged rather than go on with, or keep, a policy that is no numbers. `weights`: look at these, too."""
+        """Raise Diverged rather than continue with, or keep, a policy that is not finite. `weights`: look at these, too."""
         if (loss is None or math.isfinite(loss)) and (not weights or self._update.is_finite()):
             return
         raise Diverged(
@@ -274,7 +274,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
-    """Raise BadConfig unless a run with the state `stored` can go on as `wanted`: same data, pipeline and device."""
+    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline and device."""
     problems = []
     if stored.data != wanted.data:
         differs = data_difference(stored.seen, wanted.seen, same_pipeline=stored.pipeline == wanted.pipeline)

@@ -168,7 +168,7 @@ class TrainingData:
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
-        """Give back what it holds on disk."""
+        """Release what it holds on disk."""
         for part in (self.train, self.val):
             if part is not None:
                 part.close()
@@ -194,7 +194,7 @@ def load_data(
     `setup`: the algorithm and network of the configuration; None: they are looked up. With `config.streaming` the steps go to a
     file in `temp_dir`, which `TrainingData.close` ends; `device` is where training will run, whose libraries take memory.
 
-    Raises what `read_episodes` raises, NoData without a step, BadData for values outside the spaces; BadConfig for an unknown
+    Raises what `read_episodes` raises, NoData where no episode has steps, BadData outside the spaces; BadConfig for an unknown
     scale of Box actions, where the memory limit does not do, and for episodes of several modules of which `module_id` names
     none. Before the data is read: SpaceMismatch where the policy could
     not play in `environment` or a piece cannot take the spaces, BadConfig where either pipeline is wrong, or cannot stream;

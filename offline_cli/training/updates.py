@@ -97,7 +97,7 @@ class FlatAdam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        """`parameters`: of a module, with or without their names, which errors then tell. Raises BadConfig for parameters of
+        """`parameters`: of a module, with or without their names, which errors then name. Raises BadConfig for parameters of
         several dtypes or devices: one tensor would change the dtype of some.
         """
         named = [part if isinstance(part, tuple) else (str(number), part) for number, part in enumerate(parameters)]

@@ -162,11 +162,11 @@ class AgentToModuleMapping(ConnectorV2):
     # ---- spaces ----
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be told."""
+        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be determined."""
         return self._by_module(input_observation_space, "observation_space")
 
     def recompute_output_action_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be told."""
+        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be determined."""
         return self._by_module(input_action_space, "action_space")
 
     def _by_module(self, space: Space, which: str) -> Space:

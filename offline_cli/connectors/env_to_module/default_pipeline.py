@@ -60,7 +60,7 @@ def env_to_module_pipeline(
     num_envs: int = 1,
     add_default_connectors_to_env_to_module_pipeline: bool = True,
 ) -> EnvToModulePipeline:
-    """Custom pieces and, unless told not to, the default ones.
+    """Custom pieces and, unless turned off, the default ones.
 
     `mapping`: which module each agent plays with, for episodes of several agents. `device`: where tensors go, and what builders
     get. Raises BadConfig as `custom_pieces` does, and what the pieces raise for spaces that do not fit.

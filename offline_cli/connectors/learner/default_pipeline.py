@@ -56,7 +56,7 @@ ROWS_OF_STEPS: Final = (
 
 
 def have_names_of_their_own(episodes: Iterable[Any]) -> bool:
-    """Whether no two episodes share an id, and multi-agent ones, taken apart, are told apart by theirs."""
+    """Whether no two episodes share an id, and multi-agent ones, taken apart, are distinguished by theirs."""
     names = [(episode.id_, getattr(episode, "agent_id", None)) for episode in episodes]
     return len(set(names)) == len(names)
 
@@ -125,10 +125,10 @@ def learner_pipeline(
     device: Any = None,
     add_default_connectors_to_learner_pipeline: bool = True,
 ) -> LearnerConnectorPipeline:
-    """Custom pieces first, then, unless told not to, the default ones.
+    """Custom pieces first, then, unless turned off, the default ones.
 
     `mapping` (made with `as_learner_connector=True`): which module learns from each agent's data, for several agents. `device`:
-    where tensors go, the CPU unless told. Raises BadPiece where `custom` gives something else than pieces, SpaceMismatch where
+    where tensors go, the CPU by default. Raises BadPiece where `custom` gives something else than pieces, SpaceMismatch where
     spaces do not fit.
     """
     pieces = [] if custom is None else custom_pieces(custom, "learner", observation_space, action_space)

@@ -143,7 +143,7 @@ def module_to_env_pipeline(
     num_envs: int = 1,
     add_default_connectors_to_module_to_env_pipeline: bool = True,
 ) -> ModuleToEnvPipeline:
-    """Custom pieces and, unless told not to, the default ones around them.
+    """Custom pieces and, unless turned off, the default ones around them.
 
     `normalize_actions` (RLlib's default) fits modules that put out Box actions in [-1, 1]; for one that puts out the
     environment's units say `normalize_actions=False, clip_actions=True`. Raises BadConfig as `custom_pieces` does.
