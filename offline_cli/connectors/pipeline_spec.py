@@ -144,7 +144,7 @@ def _hash(document: Mapping[str, Any]) -> str:
 
 def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
     """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
-    it has learned, alone. All of this package do; those of other code have to say so (`ConnectorV2.per_episode`), and, where they
+    it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`), and, where they
     have a state, be able to learn no more: the data is read more than once.
     """
     kinds = list(dict.fromkeys(map(type, pieces)))

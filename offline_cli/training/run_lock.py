@@ -110,7 +110,7 @@ def _is_own(place: Location) -> bool:
 
 
 def _is_checkpoint(folder: Location) -> bool:
-    """Whether one of its two files is what it should be, or a kill has left neither: damage makes a checkpoint nobody's not."""
+    """Whether one of its two files is what it should be, or a kill has left neither: a damaged one still counts."""
     if is_link(folder) or (folder.is_local and not folder.is_dir()):
         return False
     names = {child.name for child in folder.children()} & {STATE, TENSORS}

@@ -287,7 +287,7 @@ def _trained(given: GivenPipeline, pipeline: ConnectorPipelineV2) -> TrainedPipe
 
 
 def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str) -> None:
-    """Raise BadData, naming episode and step, for a value in `tree` (leaves (N, ...)) that is not finite, or not a choice of its space."""
+    """Raise BadData, naming episode and step, for a value of `tree` (leaves (N, ...)) that is not finite, or not a choice."""
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             place = place_of_first(episodes, ~np.isfinite(leaf))
