@@ -160,7 +160,7 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     spec = _spec(name)
     wrapped = bool(spec.additional_wrappers) or bool(wrappers) or spec.vector_entry_point is None
     vector = None if wrapped else lambda count: gym.make_vec(name, count, vectorization_mode="vector_entry_point", **given)
-    # The checker prints about style and slows each step; what comes back is held against the spaces by who plays.
+    # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
     return Environment(
         name, _fitted_out(name, lambda **own: gym.make(name, disable_env_checker=True, **own), given, around), vector
     )

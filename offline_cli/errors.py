@@ -55,7 +55,7 @@ MAX_PROBLEMS: Final = 8000  # letters of the mistakes that one error lists
 
 
 def short_place(place: str) -> str:
-    """`place` for a message: ids are as long as somebody made them."""
+    """`place` for a message, shortened: ids may have any length."""
     return place if len(place) <= MAX_PLACE else f"{place[:MAX_PLACE]}..."
 
 
@@ -217,11 +217,11 @@ class StorageNotFound(StorageError):
 
 
 class Locked(StorageError):
-    """A dataset that somebody else is writing."""
+    """A dataset that another process is writing."""
 
 
 class TakenOver(StorageError):
-    """A dataset whose writing somebody else has taken over, because this writer was not heard from for too long."""
+    """A dataset that another writer has taken over, because this writer sent no beat for too long."""
 
 
 class MissingPackage(OfflineCliError):

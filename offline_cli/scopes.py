@@ -71,7 +71,7 @@ class Scope:
 
 
 def part_of(scope: Scope | None) -> Scope:
-    """A part of `scope`; without one, a scope of its own, which a generator that is dropped leaves to nobody."""
+    """A part of `scope`; without one, a scope of its own, which a dropped generator leaves without an owner."""
     return Scope() if scope is None else scope.part()
 
 

@@ -118,7 +118,7 @@ class Rejects:
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Raise `error` under FAIL; otherwise count `rows`, and under QUARANTINE keep `raw` (bytes or text).
 
-        A row whose own space nobody can store is a bad row, although UnsupportedSpace is also what a config may raise.
+        A row whose own space cannot be stored is a bad row, although UnsupportedSpace is also what a config may raise.
         """
         if self.on_error is OnError.FAIL:
             raise error

@@ -48,7 +48,7 @@ class Waiting:
         self.slot: int | None = None  # the copy that is called, where it is one of several
         self.hurried = False  # whether what ends is to end soon: a stop was asked for, or something was overdue
         self.at_once = False  # whether nothing is to be waited for any more
-        self.overseen = False  # whether somebody looks at this already
+        self.overseen = False  # whether an overseer looks at this already
         self.words: Callable[[], str] | None = None
 
     def enter(self, doing: str) -> None:
@@ -79,7 +79,7 @@ class Waiting:
         return self.doing not in ("", WORKERS)
 
     def told(self) -> str:
-        """In words, as well as is known; asked from other threads."""
+        """As text, as far as is known; called from other threads."""
         words = self.words
         return words() if words is not None else "code that is not ours"
 

@@ -94,7 +94,7 @@ class BatchFolder:
             error.add_note(f"cleaning up failed too: {failed}")
 
     def _end(self) -> None:
-        """Of a writing that was interrupted: whatever becomes of it, nobody need wait for its beats afterwards."""
+        """Of a writing that was interrupted: whatever happens to it, no other writer has to wait for its beats afterwards."""
         try:
             if not self._target.is_held or self.committed:
                 return
@@ -186,7 +186,7 @@ def _bytes(document: Mapping[str, Any]) -> bytes:
     text = json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False)
     wrong = mistakes(json.loads(text), SCHEMA)
     if wrong:
-        raise ValueError(f"a batches.json that nobody could read: {wrong}")
+        raise ValueError(f"an unreadable batches.json: {wrong}")
     return text.encode() + b"\n"
 
 

@@ -284,7 +284,7 @@ def _check_rows(columns: Mapping[str, Tree]) -> None:
 
 
 def _column(batch: Mapping[str, Any], name: str, space: Space | None) -> Tree:
-    """A column as tensors, in the structure that the pipeline announced; None: nobody has. Raises BadConfig for another."""
+    """A column as tensors, in the announced structure; None: the pipeline announced none. Raises BadConfig for another."""
     if name not in batch:
         fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
         raise BadConfig(f"the pipeline gives no {name!r}, but {sorted(map(str, batch))}", where=PLACE, fix=fix)

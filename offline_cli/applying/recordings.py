@@ -137,7 +137,7 @@ class Recordings:
             check_known_scale(stream)
             spaces = self.spaces_of(stream)
             ready = Ready(stream, *spaces, pipeline or file.build(Setting(*spaces)), self.where)
-            scope.moved()  # whoever has the stream closes it
+            scope.moved()  # the owner of the stream closes it
         return ready
 
     def spaces_of(self, stream: EpisodeStream) -> Spaces:

@@ -65,7 +65,7 @@ class PieceShown:
     columns: tuple[Seen, ...] | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values: each space as JSON (null where it has no such form), and in words beside it."""
+        """Plain values: each space as JSON (null where it has no such form), and as text beside it."""
         names = ("input_observation_space", "observation_space", "input_action_space", "action_space")
         spaces = {name: space_as_json(getattr(self, name)) for name in names}
         texts = {f"{name}_text": describe(getattr(self, name)) for name in names}
@@ -119,7 +119,7 @@ def _known(recordings: Recordings) -> _Setting | None:
 
 
 def _read(recordings: Recordings) -> _Setting:
-    """As the first episode has it."""
+    """As the first episode says."""
     with recordings.stream(limit=FEW) as stream:
         first = next(map(with_steps, stream))
         return recordings.spaces_of(stream), stream.spaces_inferred, stream.action_scale, _extras_of(first)

@@ -33,7 +33,7 @@ END_SECONDS = 1.0  # between two lines that report the end of a stage: evaluatio
 
 @contextmanager
 def notes_in_one_line() -> Iterator[None]:
-    """Within it, records of `logging` that nobody else takes, and Python's warnings, are shown in one line each."""
+    """Within it, records of `logging` that no other handler takes, and Python's warnings, are shown in one line each."""
     last_resort, formatting = logging.lastResort, warnings.formatwarning
     logging.lastResort, warnings.formatwarning = _Notes(logging.WARNING), _of_warning
     try:

@@ -92,7 +92,7 @@ def _lines(text: str) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether `stream` is there and somebody sits before it."""
+    """Whether `stream` is there and is a terminal."""
     return stream is not None and stream.isatty()
 
 

@@ -52,7 +52,7 @@ Episodes = Sequence[Any] | EpisodeBatch
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made per column and episode, and frozen ones take three times as long
 class Items:
-    """`count` items of one episode, already stacked: leaves (count, ...), which others may hold, too: nobody writes to them."""
+    """`count` items of one episode, already stacked: leaves (count, ...), which others may hold, too, and never written to."""
 
     tree: Tree
     count: int

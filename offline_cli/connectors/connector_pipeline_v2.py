@@ -85,7 +85,7 @@ class ConnectorPipelineV2(ConnectorV2):
         return batch, left
 
     def observe(self, slots: SlotWindows, **call: Any) -> None:
-        """Have the pieces see last observations, which nobody acts on; pieces that fill the batch learn nothing from them."""
+        """Show the pieces last observations, which are never acted on; pieces that fill the batch learn nothing from them."""
         batch: Batch = {}
         for piece in itertools.takewhile(lambda piece: not piece.fills_obs, self.connectors):
             batch, _ = self._step(piece, batch, slots, call)

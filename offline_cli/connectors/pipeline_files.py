@@ -52,7 +52,7 @@ PAGE: Final = "docs/connectors.md lists the pieces and shows such files"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a pipeline is built for."""
+    """What a pipeline is built for: the setting."""
 
     observation_space: Space
     action_space: Space

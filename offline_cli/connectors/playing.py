@@ -69,7 +69,7 @@ def _in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 class RecordedActions:
-    """Both forms of what comes out of a module-to-env pipeline, in the dtypes of an action space."""
+    """Both forms of a module-to-env pipeline's output, in the dtypes of an action space."""
 
     def __init__(self, space: Space) -> None:
         parts = leaf_spaces(space)

@@ -266,7 +266,7 @@ class _InBlocks:
     def __init__(self, module: RLModule, rows: int) -> None:
         self._module, self._rows = module, rows
         self._input = PolicyInput(module)
-        watched = {"forward_inference", "forward_exploration"} & vars(module).keys()  # somebody looks at the calls
+        watched = {"forward_inference", "forward_exploration"} & vars(module).keys()  # calls are watched
         straight = None if watched else straight_forward(module)
         self._straight = None if straight is None else _named(straight)
 
@@ -320,5 +320,5 @@ def _info(infos: NDArray[Any] | None, row: int) -> Mapping[str, Any] | None:
 
 
 def _copied(observation: Tree) -> Tree:
-    """Pieces may write into it, and whose it is may write over it."""
+    """A copy, because pieces may write into it, and its owner may overwrite it."""
     return map_leaves(np.array, observation)

@@ -127,7 +127,7 @@ class SlotWindows:
         self._write_episodes()
 
     def act(self, actions: Tree | None, states: Tree | None) -> None:
-        """What the slots that play do now: leaves (P, ...); `actions` None: nobody looks back on them."""
+        """What the slots that play do now: leaves (P, ...); `actions` None: no piece looks back on them."""
         self._has_acted = True
         if self._steps and actions is not None:
             self._actions = self._windowed(self._actions, actions)

@@ -100,7 +100,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 def seed_generators(seed: int) -> None:
-    """As `torch.manual_seed`, which formats the caller's whole stack for a GPU that nobody has used yet: 1 ms each time."""
+    """As `torch.manual_seed`, which formats the caller's whole stack for a GPU that is not in use yet: 1 ms each time."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch types only half of itself
         torch.cuda.manual_seed_all(seed)

@@ -56,7 +56,7 @@ class FeedForwardPolicy(RLModule):
 
 
 def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int]) -> int:
-    """The weights that such a policy has at least: counted before anything is made, because a space may say any size."""
+    """The fewest weights that such a policy can have: counted before anything is made: a space may declare any size."""
     first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
     inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
     seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if not is_image(leaf))

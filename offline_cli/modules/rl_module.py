@@ -133,7 +133,7 @@ class RLModule(nn.Module):
         return self._limited(self._forward_inference(batch))
 
     def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing with chance."""
+        """For playing with sampled actions."""
         return self._limited(self._forward_exploration(batch))
 
     def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class RLModule(nn.Module):
         return self.action_dist_cls
 
     def get_exploration_action_dist_cls(self) -> Any:
-        """The same, to play with chance by."""
+        """The same, for playing with sampled actions."""
         return self.action_dist_cls or self.get_inference_action_dist_cls()
 
     def get_initial_state(self) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class MultiRLModule(nn.Module):
         return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
 
     def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing with chance, as above."""
+        """For playing with sampled actions, as above."""
         return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
 
     def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:

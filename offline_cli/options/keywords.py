@@ -81,7 +81,7 @@ def spelled(name: str) -> str:
 
 
 def wrong_values(options: type[Any], given: Mapping[str, Any]) -> list[str]:
-    """Each value of `given` that its declaration in `options` does not allow, in words; None is always allowed."""
+    """Each value of `given` that its declaration in `options` does not allow, as text; None is always allowed."""
     return [
         f"{one.flag} {wrong}"
         for name, one in in_order(declared_in(options)).items()
@@ -131,7 +131,7 @@ def _is_of(kind: Any, value: Any) -> bool:
 
 
 def _told(kind: Any) -> str:
-    """A declared type in words."""
+    """A declared type as text."""
     origin = get_origin(kind) or kind
     if origin in (Union, UnionType):
         return " or ".join(map(_told, get_args(kind)))

@@ -127,7 +127,7 @@ class TempDir(TypedDict, total=False):
 
 
 class Tables(SourceFormat, TempDir, total=False):
-    """Recordings that may be tables of anybody's."""
+    """Recordings that may be tables of other programs."""
 
     mapping: Annotated[
         str | os.PathLike[str] | None,

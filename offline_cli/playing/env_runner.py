@@ -243,7 +243,7 @@ class EnvRunner(Generic[Taken]):
     # ---- blame ----
 
     def place(self) -> str:
-        """What is waited for, in words; asked from other threads, too."""
+        """What is waited for, as text; called from other threads, too."""
         doing, slot = self._waiting.doing, self._waiting.slot
         who = f"runner {self._runner}, " if self._plan.in_processes else ""
         if doing == "policy":

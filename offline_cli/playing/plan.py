@@ -57,7 +57,7 @@ def environment_seed(seed: int, episode: int) -> int:
 
 
 def chance_seed(seed: int, episode: int) -> list[int]:
-    """Entropy of the generator that a policy's chance in episode `episode` comes from."""
+    """Entropy of the generator of the policy's random numbers in episode `episode`."""
     return [seed, int(Purpose.RECORD), CHANCE, episode]
 
 
@@ -146,7 +146,7 @@ class Plan:
         return environment_seed(self.seed, self.first)
 
     def chance_key(self, episode: int) -> list[int]:
-        """Entropy of the generator that the policy's chance in an episode comes from."""
+        """Entropy of the generator of the policy's random numbers in an episode."""
         return chance_seed(self.seed, episode)
 
     def vector_seed(self, runner: int) -> int:
@@ -164,7 +164,7 @@ class Plan:
 
 
 def dealt(episodes: int, runner: int, runners: int) -> int:
-    """How many of so many episodes runner `runner` gets where they are dealt in turn."""
+    """How many of `episodes` episodes runner `runner` gets where they are assigned in turn."""
     return max(0, -(-(episodes - runner) // runners))
 
 

@@ -55,7 +55,7 @@ class EvaluateResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """What E whole episodes came to, in any order."""
+    """The outcomes of E whole episodes, in any order."""
 
     indices: Index  # (E,) which they are
     returns: NDArray[np.float64]  # (E,) undiscounted, in the environment's units

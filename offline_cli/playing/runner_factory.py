@@ -84,7 +84,7 @@ def open_runner(
 
 @contextmanager
 def _words_kept() -> Iterator[None]:
-    """Whoever says within it what is waited for is let go of at the end."""
+    """What is registered within it as waited for is unregistered at the end."""
     waiting = current()
     before = waiting.words
     try:

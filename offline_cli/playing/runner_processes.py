@@ -148,7 +148,7 @@ class _Sight:
         self._seen[1:] = (-1, 0, 0) if runner is None else runner.at()
 
     def told(self) -> str:
-        """In words."""
+        """As text."""
         _, slot, episode, step = self._seen
         place = "" if slot < 0 else f", slot {slot:.0f}, episode {episode:.0f}, step {step:.0f}"
         return f"runner {self._number}: {self.plan.env}{place}"
@@ -237,7 +237,7 @@ class _Inbox(Generic[Taken]):
 
 
 def _going_on(plan: Plan) -> str:
-    """For an error's fix: only what keeps whole episodes can be resumed."""
+    """For an error's fix: only a plan that keeps whole episodes can be resumed."""
     return "; the same command with --resume continues" if plan.keeps_what_is_whole else ""
 
 
@@ -263,7 +263,7 @@ def _first_of(inbox: _Inbox[EpisodeBatch], count: int) -> EpisodeBatch:
 
 
 def _gathered(inboxes: list[_Inbox[Taken]], stop: _Stop) -> Iterator[Taken]:
-    """All that comes, whoever has it first."""
+    """Everything that comes, in order of arrival."""
     open_ = list(inboxes)
     while open_:
         ready = wait_for([inbox.pipe for inbox in open_], PATIENCE)
@@ -277,7 +277,7 @@ def _gathered(inboxes: list[_Inbox[Taken]], stop: _Stop) -> Iterator[Taken]:
 
 
 def _waited(inboxes: list[_Inbox[Any]], stop: _Stop) -> tuple[int, OfflineCliError | None]:
-    """How many of the inboxes, from the first on, have a batch, and what the next one failed with."""
+    """How many inboxes, from the first on, have a batch, and the failure of the next one."""
     for have, inbox in enumerate(inboxes):
         try:
             if not inbox.wait(stop):
@@ -309,7 +309,7 @@ class _Runner:
         self._playing: EnvRunner[Any] | None = None
 
     def run(self) -> None:
-        """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where nobody listens."""
+        """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where the parent is gone."""
         plan, failure = self._plan, None
         Ending.is_ours = True
         self._sight.look(None)  # the first sign of life
@@ -363,7 +363,7 @@ def _tell(state: Mapping[str, Any], pipe: Connection) -> None:
 
 
 def _to_stop(stop: Any) -> Callable[[], bool]:
-    """Whether the parent says so, or is gone, which is looked at every hundredth time."""
+    """Whether the parent says so, or is gone, which is checked every hundredth time."""
     parent = multiprocessing.parent_process()
     asked = 0
 

@@ -69,7 +69,7 @@ KeepInfo = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def owned(info: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy whose arrays, dicts and lists nobody else writes to: some environments fill the same ones at every step.
+    """A copy whose arrays, dicts and lists are not shared: some environments fill the same ones at every step.
 
     Raises ValueError, naming the key, for a value that no dataset can hold.
     """

@@ -47,7 +47,7 @@ def open_policy(
 ) -> Policy | PipedPolicy:
     """The policy of that name, ready to play in the environment.
 
-    `explore`: with chance, where the policy knows any; `random` always is. `pieces`: pipelines that the user gave; a module is
+    `explore`: sample actions, where the policy can; `random` always does. `pieces`: pipelines that the user gave; a module is
     played through pipelines without them too, where it was trained so or carries a state. `example`: gives a real
     observation, for a policy that raises for invented ones. `plugins`: packages whose code a run folder may name.
 
@@ -189,7 +189,7 @@ def _made(kind: type[Any], environment: Environment) -> Any:
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # weights that nobody loads are the same in each process
+        torch.manual_seed(0)  # weights that are not loaded are the same in each process
         return kind(**given)
 
 

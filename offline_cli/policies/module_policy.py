@@ -52,7 +52,7 @@ MAKERS: Final = {  # by the module of the policy's class: what loads and plays i
     "stable_baselines3.td3.policies": ("stable_baselines3", "TD3"),
 }
 SEED_BITS = 53  # of a uniform number
-SMALL: Final = {"buffer_size": 1}  # a replay buffer of the size used in training takes gigabytes, and nobody replays here
+SMALL: Final = {"buffer_size": 1}  # a replay buffer of the size used in training takes gigabytes, and is not used here
 
 
 class ForwardPass:
@@ -65,7 +65,7 @@ class ForwardPass:
     shows_numbers = True
 
     def __init__(self, module: RLModule, observation_space: Space, *, explore: bool, device: torch.device) -> None:
-        """`observation_space`: of what comes out of the env-to-module pipeline."""
+        """`observation_space`: of the output of the env-to-module pipeline."""
         self._forward = module.forward_exploration if explore else module.forward_inference
         self._stateful = module.is_stateful()
         self._to_tensor, self._input = NumpyToTensor(device=device), PolicyInput(module)

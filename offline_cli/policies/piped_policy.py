@@ -129,7 +129,7 @@ class PipedPolicy:
 
 
 def _learns(piece: ConnectorV2, *, frozen: bool) -> bool:
-    """Whether it keeps a state, and is not kept from changing it."""
+    """Whether it keeps a state and may change it."""
     kind = type(piece)
     if kind.get_state is ConnectorV2.get_state or (frozen and kind.freeze is not ConnectorV2.freeze):
         return False
@@ -227,7 +227,7 @@ class PlayPieces:
         """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `pipelines` raises, too;
         BadConfig for a lookback that is too short for a piece.
 
-        Actions are held against the environment's only where no pieces of the user's lie between.
+        Actions are checked against the environment's only where no pieces of the user's lie between.
         """
         pipelines = self.pipelines(environment)
         check_lookback(pipelines, self.lookback, where=where)
@@ -258,7 +258,7 @@ def beside_learner(pipeline: GivenPipeline, env_to_module: Side) -> PlayPieces:
 
 
 def _note_learners_alone(file: PipelineFile) -> None:
-    """Log which pieces of other code play no part beside the environment: if they change observations, they should."""
+    """Log which pieces of other code are not used beside the environment: if they change observations, they should."""
     ours = set(own_pieces().values())
     others = [entry.label for entry in file.pieces if not entry.signature.takes_as_learner and entry.maker not in ours]
     if others:

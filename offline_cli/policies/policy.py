@@ -28,7 +28,7 @@ Chance = NDArray[np.float64]
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made at every step, which that would slow down threefold
 class Acted:
-    """What a policy made of B observations."""
+    """The actions of a policy for B observations."""
 
     actions: Tree  # leaves (B, ...): as they are recorded
     for_env: Tree  # leaves (B, ...): as the environment takes them
@@ -58,7 +58,7 @@ def uniform_size(space: Space) -> int:
 
 
 def uniform_drawer(space: Space) -> Callable[[Chance], Tree]:
-    """`uniform_values` of one space, for who draws at every step."""
+    """`uniform_values` of one space, for callers that draw at every step."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return lambda chance: uniform_values(space, chance)
     draw, shape = _leaf(space), (-1, *(space.shape or ()))
@@ -76,7 +76,7 @@ def uniform_values(space: Space, chance: Chance) -> Tree:
 
 
 def sampled(space: Space, count: int) -> Tree:
-    """`count` everyday values of `space`, always the same: floats within a few units of 0 where the bounds allow it."""
+    """`count` typical values of `space`, always the same: floats within a few units of 0 where the bounds allow it."""
     return _everyday(space, np.random.default_rng(0), count)
 
 
@@ -129,7 +129,7 @@ def _unbounded(chance: Chance, low: Any, high: Any) -> Chance:
 
 
 class RandomPolicy:
-    """Draws actions and looks at nothing."""
+    """Samples actions and ignores observations."""
 
     fingerprint = "random"
     action_scale = "env"

@@ -133,7 +133,7 @@ def record(
 def _of_policy(
     policy: str, out: str | os.PathLike[str] | Location, options: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Those of the storage options that are not for `out` alone. Raises UsageError for one that neither place takes."""
+    """The storage options that are not for `out` alone. Raises UsageError for one that neither place takes."""
     if not options:
         return options
     target = out.url if isinstance(out, Location) else os.fspath(out)

@@ -73,7 +73,7 @@ def is_enough(plan: Plan, have: Amount) -> bool:
 
 
 def rest_of(plan: Plan, have: Amount) -> Plan:
-    """What is left of `plan` to play; it may be nothing, which `is_enough` finds out."""
+    """What is left of `plan` to play; `is_enough` says whether that is nothing."""
     return replace(
         plan,
         first=plan.first + have.episodes,
@@ -94,7 +94,7 @@ def limited(batches: Iterator[EpisodeBatch], plan: Plan) -> Iterator[EpisodeBatc
 
 
 def _wanted(batch: EpisodeBatch, plan: Plan, have: Amount) -> int:
-    """How many of the batch's episodes."""
+    """How many of the batch's episodes are wanted."""
     if plan.episodes is not None:
         return min(len(batch), plan.episodes - have.episodes)
     last = int(np.searchsorted(np.cumsum(batch.lengths), (plan.steps or 0) - have.steps))  # the one that reaches them
@@ -221,7 +221,7 @@ def nothing_kept(out: str, failure: BadData | None, signal_number: int | None) -
 
 
 def broken_off(out: str, kept: int, lost: int, signal_number: int | None) -> Interrupted:
-    """One signal too many has broken in while what is whole was committed: episodes of complete shards are `kept`, for
+    """A further signal interrupted the commit of whole episodes: episodes of complete shards are `kept`, for
     --resume, and whole ones that were not in one are `lost`."""
     what = f"{_stopped_by(signal_number)}, and interrupted by another signal while what is whole was committed; "
     if not kept:

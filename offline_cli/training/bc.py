@@ -181,7 +181,7 @@ def _notes(data: TrainingData, config: BCConfig) -> list[str]:
 
 
 def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
-    """Log what is as asked for, but may not be what was meant."""
+    """Log what was asked for but may not be intended."""
     if config.precision == "bf16" and device == "cpu":
         _log.warning("warning: bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
     if new:
@@ -216,7 +216,7 @@ def _train(
 
 
 def _own_chance(state: TrainState) -> AbstractContextManager[None]:
-    """Within it torch's random generators are the run's; afterwards they are as they were."""
+    """Within it torch's random generators are the run's; afterwards they are restored."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if state.device == "cuda" else [])
 
 

@@ -176,7 +176,7 @@ def _packed(trained: TrainedPipeline) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A checkpoint that counts for nothing yet."""
+    """A checkpoint that is not committed yet."""
 
     folder: Location
     older: list[Location]  # what it replaces
@@ -236,7 +236,7 @@ def _new_name(update: int, taken: set[str]) -> str:
 
 
 def _remove(folder: Location, name: str) -> None:
-    """Remove a file that is most likely there, without asking beforehand."""
+    """Remove a file that most likely exists, without checking first."""
     file = folder.join(name)
     if not is_link(file):
         with suppress(StorageNotFound):

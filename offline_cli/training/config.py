@@ -179,14 +179,14 @@ def _made(merged: dict[str, Any]) -> BCConfig:
 
 
 def _sources(file: str | PathLike[str] | None, given: Mapping[str, Any], stored: Mapping[str, Any] | None) -> str:
-    """Where the keys came from, in words."""
+    """Where the keys came from, as text."""
     sources = {"options": given, "the run's config.toml": stored, str(file): file}
     return " and ".join(name for name, used in sources.items() if used) or "options"
 
 
 def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
-    """What sets the two apart, in words, but for their bounds, and a limit on memory where nothing streams: no update depends
-    on these.
+    """What distinguishes the two, as text, except their bounds, and a limit on memory where nothing streams: no update
+    depends on these.
     """
     free = BOUNDS if stored.streaming or wanted.streaming else (*BOUNDS, "memory_limit")
     before, now = _flat(stored), _flat(wanted)
@@ -275,7 +275,7 @@ def _as_text(value: Any) -> str:
 
 
 def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict[str, bool]:
-    """Each in words, and whether options alone are at fault."""
+    """Each as text, and whether options alone are at fault."""
     found = {}
     if config.keys() >= set(BOUNDS):
         asked = set(BOUNDS) <= set(options)  # of two sources, the one above the other has replaced what that says

@@ -219,7 +219,7 @@ class _Pools:
         if self._now is None or self._now.number != number:
             if self._now is not None:
                 self._spare.append(self._now.records)
-            if self._next is not None and self._next[0] != number:  # somebody goes back, or begins elsewhere
+            if self._next is not None and self._next[0] != number:  # the reader goes back, or begins elsewhere
                 self._spare.append(self._next[1].result().records)
                 self._next = None
             asked = self._ask_for(number) if self._next is None else self._next[1]

@@ -88,8 +88,10 @@ def check_training_fits(limit: int | None, device: str, learner: Learner, store:
 
 
 def _network_bytes(learner: Learner, store: Store, rows: int) -> int:
-    """Found by sending one step through: what a layer makes does not follow from its weights alone. The modules stay as they
-    are, and so does chance; layers that want several rows to learn from get by with one in evaluation mode.
+    """Measured by sending one step through: the size of a layer's output does not follow from its weights alone.
+
+    The modules and the random generators stay as they are; layers that need several rows in training mode can do with one in
+    evaluation mode.
     """
     taken, made, learned = [0], [0], [0]  # numbers that layers take, that they make, and that those with weights make
 

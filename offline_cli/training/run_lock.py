@@ -55,7 +55,7 @@ MARKS: Final = {
 }
 """One of these is in such a file, among its first `LOOKED` bytes."""
 LOOKED: Final = 1 << 16  # more than the longest path takes as JSON
-JSON_FILES: Final = frozenset((RESULT, METRICS))  # to begin as JSON does is not enough: that would be anybody's
+JSON_FILES: Final = frozenset((RESULT, METRICS))  # to begin as JSON does is not enough: any file may
 REPLACED: Final = (RESULT, METRICS, WEIGHTS, LEARNED, CURVE)
 
 TRAINING: Final = "_training.json"
@@ -75,12 +75,12 @@ def has_run(folder: Location) -> bool:
 
 
 def holds_nothing_else(folder: Location, note: str) -> bool:
-    """Whether nothing is in `folder`, or no more than a kill leaves of the first files: parts, and the note of that name."""
+    """Whether `folder` is empty, or has no more than a kill leaves of the first files: parts, and the note of that name."""
     return all(is_own_part(child) or (child.name == note and is_note(child)) for child in folder.children())
 
 
 def refuse_foreign(folder: Location, note: str) -> None:
-    """Raise OutputExists for what stands in `folder`, which holds a run, under a run's names and is none of its own.
+    """Raise OutputExists for files in `folder`, which holds a run, that have a run's names but are not its own.
 
     `note`: the name of the trainer's note. Nothing is changed.
     """
@@ -126,7 +126,7 @@ def _foreign(place: Location, why: str) -> OutputExists:
 
 
 class RunLock:
-    """One trainer's word that it works in `folder`."""
+    """A trainer's claim on `folder` while it works there."""
 
     def __init__(self, folder: Location, command: str) -> None:
         """`command`: what trains, as a shell would take it, without secrets."""

@@ -73,7 +73,7 @@ class RewardFaults:
         return {kind: count for kind, count in found.items() if count}
 
     def notes(self, unused_by: str | None) -> list[str]:
-        """In words; empty: there are none. `unused_by`: the algorithm, where it does not learn from rewards."""
+        """As text; empty: there are none. `unused_by`: the algorithm, where it does not learn from rewards."""
         named = ", ".join(f"{kind} {count:,}" for kind, count in self.counts().items())
         why = "" if unused_by is None else f"; {unused_by} does not use them"
         return [f"rewards that are not finite, first in {self.first}: {named}{why}"] if named else []
@@ -232,7 +232,7 @@ def load_data(
             builder = DiskStoreBuilder(source, shares, seed=config.seed, holds_out=split is not None, temp_dir=temp_dir)
         unfinished.callback(builder.close)
         data = _built(source, split, builder)
-        unfinished.pop_all()  # whoever has the data closes it
+        unfinished.pop_all()  # the owner of the data closes it
     return data
 
 
@@ -298,7 +298,7 @@ def _settle(split: ValidationSplit, source: TrainingSource, builder: StoreBuilde
 
 
 def data_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any], *, same_pipeline: bool) -> str | None:
-    """What differs of two data whose digests do, in words; None where the other pipeline alone may be the reason.
+    """What differs between data with different digests, as text; None where the other pipeline alone may be the reason.
 
     Empty figures are those of a run that did not keep any.
     """

@@ -44,7 +44,7 @@ Launch = Callable[[int], None]
 
 
 class HostFeed:
-    """Fills each target (B, ...) on `device` with what a `Gather` puts together on the host."""
+    """Fills each target (B, ...) on `device` with what a `Gather` collects on the host."""
 
     def __init__(self, targets: Sequence[Tensor], device: torch.device) -> None:
         self._targets = list(targets)
@@ -265,7 +265,7 @@ def is_due(number: int, every: int) -> bool:
 
 @contextmanager
 def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Whatever happens inside, `tensors` hold the same numbers, in the same memory, afterwards."""
+    """Whatever happens inside, `tensors` have their old values, in the same memory, afterwards."""
     before = [tensor.clone() for tensor in tensors]
     try:
         yield

@@ -123,7 +123,7 @@ def _stacked(column: str, held: Any) -> Tree:
 
 
 def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict[str, Any]) -> None:
-    """The episode's id for each row. Not for stacked items: those are train batches, which nobody takes apart again."""
+    """The episode's id for each row. Not for stacked items: those are train batches, which are never taken apart again."""
     if not any(isinstance(item, Items) for items in observations.values() for item in items):
         rows = [id_ for (id_, *_), items in observations.items() for id_ in [id_] * len(items)]
         shared_data["memorized_map_structure"] = rows

@@ -166,7 +166,7 @@ def change_observations(episode: SingleAgentEpisode, change: Callable[[Tree], Tr
         rows = change(held.shared() if held.finalized else stack(held.data, held.space))
         if held.finalized:
             held.replace(rows)
-            held.shared()  # leaves that did not change are still held by somebody else
+            held.shared()  # leaves that did not change are still held elsewhere
         else:
             held.data = unstack(rows)
     episode.observation_space = space

@@ -180,7 +180,7 @@ class GymnasiumWrapper(ObservationTransform):
 
 
 class _Observed(gym.Env[Any, Any]):
-    """An environment of which nothing is known but the space of its observations."""
+    """An environment that declares the space of its observations and nothing else."""
 
     def __init__(self, space: Space) -> None:
         self.observation_space, self.action_space = space, gym.spaces.Discrete(1)

@@ -5,8 +5,8 @@ that a second call gives the same batch. What pieces of your own write into a li
 there are such copies.
 
 Each copy (`own_episodes`) has a unique name: two chunks of one episode in one call, or the same chunk twice, need two, because
-items are filed by name, and sequences must not run from one chunk into another. Arrays are copied only once somebody writes to
-them.
+items are filed by name, and sequences must not run from one chunk into another. Arrays are copied only on the
+first write.
 """
 
 from __future__ import annotations

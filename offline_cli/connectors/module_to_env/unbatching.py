@@ -213,7 +213,7 @@ class GetActions(ConnectorV2):
 def _from_head(
     head: ActionHead, inputs: Tensor, *, explore: bool, chance: Tensor | None, generator: torch.Generator | None
 ) -> tuple[Tree, Tensor]:
-    """Actions and their likelihood, by one of our action heads."""
+    """Actions and their likelihood, from one of our action heads."""
     rows = inputs.reshape(-1, inputs.shape[-1])
     if not explore:
         actions, logp = head.greedy(rows), torch.zeros(len(rows), device=rows.device)
