@@ -135,7 +135,7 @@ class AsyncSlots:
         return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
 
     def close(self) -> None:
-        """Have each worker close its copy; end those that do not come back."""
+        """Have each worker close its copy; kill those that do not answer."""
         for pipe in self._pipes:
             pipe.close()
         ended(self._workers, HURRIED if self._waiting.hurried else GRACE)

@@ -100,7 +100,7 @@ class Blocks:
             raise PolicyFailure(start + row, err) from err
 
     def _first_bad_row(self, observations: Tree, chance: NDArray[np.float64]) -> int:
-        """The first row that the policy raises for in a block of copies of it; 0 where it minds none alone."""
+        """The first row that the policy raises for in a block of copies of it; 0 where it raises for no single row."""
         for row in range(len(chance)):
             same = np.full(len(chance), row)
             try:

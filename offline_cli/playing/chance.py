@@ -30,7 +30,7 @@ class Chance(Protocol):
 
 
 class EpisodeChance:
-    """Each episode has a generator of its own."""
+    """One generator per episode."""
 
     def __init__(self, plan: Plan, slots: int, size: int) -> None:
         self._plan = plan

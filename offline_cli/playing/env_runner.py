@@ -55,7 +55,7 @@ class EnvRunner(Generic[Taken]):
         *,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stopped` is asked before every step; when it says yes, `batches` gives what is whole and ends."""
+        """`stopped` is asked before every step; when it returns True, `batches` yields the whole episodes and ends."""
         self._plan, self._runner = plan, runner
         self._waiting = current()
         self._waiting.words = self.place
@@ -113,7 +113,7 @@ class EnvRunner(Generic[Taken]):
             raise failure
 
     def _fill_padding(self) -> None:
-        """A real observation in the rows that no slot has, so that a policy need not cope with any other."""
+        """Put a real observation into the rows without a slot, so that a policy never sees any other."""
         for leaf in leaves(self._slots.obs):
             if len(leaf) > len(self._live):
                 leaf[len(self._live) :] = leaf[0]
@@ -136,7 +136,7 @@ class EnvRunner(Generic[Taken]):
         return self._whole == self._wanted or (steps is not None and self._whole_steps >= steps)
 
     def _count_whole(self) -> None:
-        """Find how many episodes in line are whole: when it matters, and not at every end."""
+        """Count the whole episodes at the head of the queue: only when needed, not at every end."""
         if not self._just_ended or self._has_enough():
             return
         numbers, first, stop = zip(*self._just_ended, strict=True)
@@ -253,7 +253,7 @@ class EnvRunner(Generic[Taken]):
         return f"{who}slot {slot}: {self._place(slot)} ({doing})"
 
     def at(self) -> tuple[int, int, int]:
-        """Slot, episode and step that are waited for, -1 for the slot where it is none of one slot; from other threads, too."""
+        """Slot (-1: not of one slot), episode and step that are waited for; called from other threads, too."""
         slot = self._waiting.slot
         if slot is None or not self._waiting.doing:
             return -1, 0, 0

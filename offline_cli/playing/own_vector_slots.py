@@ -115,7 +115,7 @@ class OwnVectorSlots:
                 self._turn_over(infos)
 
     def _rewards(self, given: Any, live: NDArray[np.bool_]) -> NDArray[Any]:
-        """As numbers; what slots without an episode say is not looked at. Raises SlotFailure, ValueError."""
+        """As numbers; slots without an episode are ignored. Raises SlotFailure, ValueError."""
         found = rewards_of(given, self._count)
         if found is not None:
             return found
@@ -190,7 +190,7 @@ class OwnVectorSlots:
         return taken, None if infos is None else infos[slots]
 
     def close(self) -> None:
-        """Nothing: who opened the vector closes it."""
+        """Nothing: the vector is closed by its opener."""
 
 
 class RoundSlots(OwnVectorSlots):
@@ -281,10 +281,10 @@ class Sink(Protocol[Taken]):
         """These slots begin these episodes at the next step."""
 
     def act(self, obs: Tree, infos: NDArray[Any] | None, acted: Acted) -> None:
-        """What was seen, leaves (at least S, ...), and done about it; rows of slots without an episode say nothing."""
+        """Observations, leaves (at least S, ...), and the actions; rows of slots without an episode are meaningless."""
 
     def reward(self, rewards: NDArray[Any]) -> None:
-        """What came of it, (S,); ends the step."""
+        """The rewards (S,); ends the step."""
 
     def end(self, slots: Index, flags: tuple[NDArray[Any], NDArray[Any]], finals: Tree, infos: NDArray[Any] | None) -> None:
         """The episodes of these k slots have ended with the last step; flags: terminated and truncated, (k,) each.

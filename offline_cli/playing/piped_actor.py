@@ -89,7 +89,7 @@ class PipedActor:
         return self._last
 
     def _filled(self, for_env: Tree, first: int) -> Tree:
-        """With a valid action in the rows of idle slots: that of another slot."""
+        """The actions, with a valid one in the rows of idle slots: that of another slot."""
         if not self._all:
             map_leaves(lambda leaf: leaf.__setitem__(~self._live, leaf[first]), for_env)
         return for_env

@@ -63,7 +63,7 @@ def chance_seed(seed: int, episode: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that the episodes follow from, and how the work is shared."""
+    """Everything that determines the episodes, and how the work is shared."""
 
     env: str
     env_kwargs: Mapping[str, Any]  # plain JSON values
@@ -109,7 +109,7 @@ class Plan:
     # ---- episodes ----
 
     def identity(self, fingerprint: str) -> str:
-        """The same text for recordings of which one is a beginning of the other; `fingerprint`: the policy's."""
+        """The same text for two recordings where one is a prefix of the other; `fingerprint`: the policy's."""
         known = [self.env, dict(self.env_kwargs), self.wrappers, fingerprint, self.explore, self.seed]
         known += [OWN_CLASS, self.num_envs, self.runners] if self.own_class else []
         known += [self.pieces.described()] if self.pieces.described() else []

@@ -66,7 +66,7 @@ class Outcomes:
 
     @classmethod
     def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
-        """All of them, by index."""
+        """All episodes, by index."""
         indices, returns, lengths = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "returns", "lengths")
         )

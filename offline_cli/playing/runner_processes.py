@@ -169,7 +169,7 @@ class _Sight:
 
 
 class _Inbox(Generic[Taken]):
-    """What has come from one runner and has not been taken."""
+    """What one runner has sent and has not been taken yet."""
 
     def __init__(self, process: Any, pipe: Connection, sight: _Sight) -> None:
         self.process, self.pipe, self.sight = process, pipe, sight

@@ -90,7 +90,7 @@ def _checked(key: str, value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """The same value with arrays, dicts and lists of its own."""
+    """A deep copy of arrays, dicts and lists."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
@@ -123,12 +123,12 @@ def draw(*key: int) -> int:
 
 
 def for_torch(seed: int) -> int:
-    """`seed`, which is not negative, as torch takes one: itself where there is room for it, else bits that follow from it."""
+    """`seed`, which is not negative, as torch takes one: itself where it fits, else bits that follow from it."""
     return seed if seed < 1 << BITS_OF_TORCH else draw(seed)
 
 
 def started(process: Any) -> None:
-    """Start a process of multiprocessing. Raises BadData where the server that makes it does not answer, or dies over it.
+    """Start a process of multiprocessing. Raises BadData where the fork server does not answer, or dies.
 
     The server imports what its workers need; one that is killed meanwhile, for memory maybe, ends like a file.
     """
@@ -155,7 +155,7 @@ def guard_hint() -> str:
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Signals that would break in come after the block: a worker that gets half of what it is to do dies with a traceback."""
+    """Delay interrupting signals until after the block: a worker that receives half of its task dies with a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -174,7 +174,7 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def any_of(flags: NDArray[np.bool_]) -> bool:
-    """Whether one of them is true; asked at every step, where `flags.any()` takes several times as long."""
+    """Whether any of them is true; called at every step, where `flags.any()` takes several times as long."""
     return bool(np.count_nonzero(flags))
 
 
@@ -187,7 +187,7 @@ class SlotFailure(Exception):
 
 
 class Slots(Protocol):
-    """S slots, and where each of them is."""
+    """S slots, and the state of each."""
 
     obs: Tree  # leaves (padded, *shape): the observation each slot is at; may be other arrays after each call
     infos: NDArray[np.object_] | None  # (S,) the info that came with it, or None; None: there never was any
@@ -209,7 +209,7 @@ class Slots(Protocol):
         """The real last observations, leaves (k, *shape), and infos of slots that ended in the last step: new arrays."""
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release everything."""
 
 
 class SyncSlots:
@@ -285,4 +285,4 @@ class SyncSlots:
         return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
 
     def close(self) -> None:
-        """Nothing: who opened the copies closes them."""
+        """Nothing: the copies are closed by their opener."""

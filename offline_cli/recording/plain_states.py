@@ -65,7 +65,7 @@ def to_plain(state: Any, *, where: str, depth: int = MAX_DEPTH) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is text that UTF-8 can hold."""
+    """Whether it is text that UTF-8 can encode."""
     if not isinstance(value, str):
         return False
     try:

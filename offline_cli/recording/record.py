@@ -191,7 +191,7 @@ class _Recording:
                     break
 
     def _write(self, batch: EpisodeBatch) -> None:
-        """Write episodes, one by one where they are large; after a stop no more of those than there is time for."""
+        """Write episodes, one by one where they are large; after a stop only as many of those as there is time for."""
         one_by_one = raw_bytes(batch).sum() > LARGE_BYTES
         began = time.monotonic()
         for number in range(len(batch) if one_by_one else 1):

@@ -313,7 +313,7 @@ def _result(session: Session, kept: int) -> TrainResult:
 
 
 def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
-    """`result`, or TargetNotMet where a return was wanted and not confirmed."""
+    """`result`, or TargetNotMet where a target return was given and not confirmed."""
     if config.until_return is None or result.stopped_by == "target":
         return result
     best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"

@@ -223,7 +223,7 @@ def config_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list
 
 
 def option_contradictions(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
-    """Those of `config_mistakes` that are between options alone: whatever a file says, they cannot be meant."""
+    """Those of `config_mistakes` that are between options alone: no file can resolve them."""
     return [text for text, asked in _contradictions(config, options).items() if asked]
 
 
@@ -357,7 +357,7 @@ def _no_json(table: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def _of_all_together(options: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """Mistakes that no key alone has: one that is required, for instance."""
+    """Mistakes that belong to no single key: a missing required one, for instance."""
     whole = {name: value for name, value in schema.items() if name not in ("properties", "additionalProperties")}
     return [text.removeprefix("the document: ") for text in mistakes_by(options, whole)]
 

@@ -94,7 +94,7 @@ class DiskStore:
         self._file.read_into(first * self.record.nbytes, _bytes(target))
 
     def reader(self, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> _DiskReader:
-        """See Store. What does not live on the CPU gets its batches by way of the host."""
+        """See Store. Batches on other devices than the CPU are copied through the host."""
         return _DiskReader(self, batch, order, device)
 
     def first(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class DiskStore:
         return columns
 
     def close(self) -> None:
-        """Give memory and disk back, once a read that is under way has ended."""
+        """Release memory and disk, once a pending read has ended."""
         self.thread.shutdown(wait=True, cancel_futures=True)
         self._file.__exit__(None, None, None)
 
@@ -129,7 +129,7 @@ class ShuffledWriter:
                 self._write()
 
     def finish(self) -> None:
-        """Write what is left; nothing can be added any more."""
+        """Write what is left; nothing can be added afterwards."""
         if self._held:
             self._write()
         del self._window
@@ -190,7 +190,7 @@ class _Pool:
 
 
 class _Pools:
-    """The steps of every epoch in their order. Two pools have memory, and take turns."""
+    """The steps of every epoch in their order. Two pools in memory take turns."""
 
     def __init__(self, store: DiskStore, order: EpochOrder) -> None:
         self._store, self._order = store, order

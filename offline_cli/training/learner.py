@@ -122,7 +122,7 @@ class Learner:
 
     @classmethod
     def of(cls, algorithm: Algorithm, task: Task) -> Self:
-        """Raises BadConfig for an algorithm whose modules and groups do not fit together: its author's mistakes."""
+        """Raises BadConfig for an algorithm whose modules and groups do not fit together, which is its author's mistake."""
         modules = algorithm.modules(task)
         kind = type(algorithm).__name__
         where = f"algorithm {kind}"
@@ -176,7 +176,7 @@ class Learner:
         self.whole.to(device).train()
 
     def parameters_of(self, group: Group) -> list[tuple[str, nn.Parameter]]:
-        """Each parameter once, with a name for errors; what needs no gradient is not stepped. Raises BadConfig for none."""
+        """Each parameter that requires a gradient, once, with a name for errors. Raises BadConfig for none."""
         prefixed = len(self.modules) > 1
         named = [
             (f"{module}.{name}" if prefixed else name, parameter)
@@ -202,7 +202,7 @@ class Learner:
 
 
 def cloning_learner(policy: RLModule) -> Learner:
-    """Behaviour cloning of a policy that is there already."""
+    """Behaviour cloning of an existing policy."""
     algorithm = own_algorithms(BC)[BC]({})
     modules = {POLICY: policy}
     return Learner(algorithm, modules, algorithm.groups(modules))

@@ -228,7 +228,7 @@ class PoolPlan:
 
 
 class EpochOrder:
-    """The orders that one seed gives; may be asked by two threads."""
+    """The orders that one seed gives; may be called by two threads."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

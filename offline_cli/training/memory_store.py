@@ -143,7 +143,7 @@ class InMemory:
     fetched: bool = False  # ahead, from an object store
 
     def checked(self, batches: Iterable[EpisodeBatch], *, where: str) -> Iterator[EpisodeBatch]:
-        """`batches`; raises BadConfig, naming --streaming, as soon as all so far will not fit."""
+        """`batches`; raises BadConfig, naming --streaming, as soon as the data so far does not fit."""
         size = steps = 0
         program = PROGRAM[self.device] + (CLIENT + WINDOW if self.fetched else 0)
         learned = sum(_bytes_of(leaf) for space in self.announced for leaf in leaf_spaces(space).values())
@@ -213,7 +213,7 @@ class MemoryStoreBuilder:
 
     @property
     def layout(self) -> str:
-        """Empty: memory has no other."""
+        """Empty: memory has one layout."""
         return ""
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class MemoryStore:
         return {name: map_leaves(lambda leaf: leaf[:1], tree) for name, tree in self.columns.items()}
 
     def close(self) -> None:
-        """Nothing: memory goes with the last reference."""
+        """Nothing: memory is freed with the last reference."""
 
 
 class _MemoryReader:

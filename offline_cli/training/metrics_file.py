@@ -111,7 +111,7 @@ class MetricsFile:
         return not (self._is_stored or self._place.is_local) and self._pace.is_due
 
     def flush(self) -> None:
-        """See to it that every row is in the file, and stays there whatever happens to the machine."""
+        """Make sure that every row is in the file, and survives a crash of the machine."""
         if self._is_stored:
             return
         if self._place.is_local:
@@ -136,7 +136,7 @@ class MetricsFile:
         self.flush()
 
     def begin(self) -> None:
-        """Know that there is no file."""
+        """Begin without a file."""
         self._content, self._is_stored = bytearray(), True
 
     def _known(self) -> bytearray:
@@ -202,7 +202,7 @@ class RecordForm:
 
     @property
     def name(self) -> str:
-        """Text that is the same for the same form alone."""
+        """Text that identifies the form."""
         return "; ".join(f"{field.path} {field.dtype} {field.shape} at {field.offset}" for field in self.fields)
 
     def packed(self, columns: Mapping[str, Tree]) -> Tensor:

@@ -102,14 +102,14 @@ class RunFolder:
 
     @property
     def url(self) -> str:
-        """The folder, as people read it."""
+        """The folder's URL, for people."""
         return self._place.url
 
     # ---- what is there ----
 
     @property
     def is_run(self) -> bool:
-        """Whether a run was started here, whatever has become of its files."""
+        """Whether a run was started here, even if its files are damaged."""
         return has_run(self._place)
 
     @property
@@ -252,7 +252,7 @@ class RunFolder:
                 self._write(LEARNED, learned)
 
     def go_on(self, config: BCConfig, metrics_bytes: int) -> None:
-        """Make ready for the updates after a checkpoint; `config` may have another bound. A policy stays until its successor.
+        """Prepare for the updates after a checkpoint; `config` may have another bound. A policy stays until it is replaced.
 
         Rows after the checkpoint, which had `metrics_bytes` of them, are cut off: they will be written again.
         """
@@ -265,7 +265,7 @@ class RunFolder:
                 self._write_config(config)
 
     def _remove_parts(self) -> None:
-        """Remove what a killed trainer left half written."""
+        """Remove half-written files of a killed trainer."""
         for child in self._place.children():
             if is_own_part(child):
                 child.remove()

@@ -177,7 +177,7 @@ class RunLock:
         raise self.somebody_was_here()
 
     def _end_after(self, error: BaseException, made: list[Location]) -> None:
-        """Remove the note and folders that stayed empty; a failure of that is no news beside `error`."""
+        """Remove the note and folders that stayed empty; a failure of that is not reported beside `error`."""
         try:
             if self._lock.held:
                 self._lock.release()
@@ -187,16 +187,16 @@ class RunLock:
             error.add_note(f"cleaning up failed too: {failed}")
 
     def somebody_was_here(self) -> Locked:
-        """The error of a trainer that has read what is not true any more."""
+        """The error of a trainer whose view of the run is outdated."""
         what = "another process started or resumed a run here meanwhile"
         return Locked(what, where=self._folder.url, fix="the same command again, once the other one is done")
 
     def guard(self) -> AbstractContextManager[None]:
-        """Around whatever makes something count. Raises TakenOver where another trainer has taken over."""
+        """Use it around every commit. Raises TakenOver where another trainer has taken over."""
         return self._lock.guard()
 
     def check(self) -> None:
-        """Raise TakenOver where it is known by now that another trainer has taken over."""
+        """Raise TakenOver where another trainer is already known to have taken over."""
         self._lock.check()
 
 

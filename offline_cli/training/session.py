@@ -143,7 +143,7 @@ class Session:
         self.state.train_seconds += time.perf_counter() - before
 
     def _compute_columns(self) -> None:
-        """Have the learner pipeline make all columns anew, with the modules as they are."""
+        """Have the learner pipeline recompute all columns with the current modules."""
         assert self.data.columns_anew is not None, "data in memory, of an algorithm that asks for it"
         for loader, columns in zip((self.loader, self._val), self.data.columns_anew(), strict=True):
             if loader is not None and columns is not None:
@@ -175,7 +175,7 @@ class Session:
         state.settled = state.update
 
     def _losses(self) -> dict[str, float]:
-        """The mean of each over the updates since the last row; of one whose group took no step since, what it was then.
+        """The mean of each over the updates since the last row; of one whose group was not stepped since, the last known value.
 
         Waits for the device, so the wait is time spent in updates.
         """
@@ -241,14 +241,14 @@ class Session:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of this moment. Raises Diverged, and leaves the one before, where it would hold no numbers."""
+        """Write a checkpoint of this moment. Raises Diverged, and keeps the previous one, where weights are not finite."""
         losses = self._losses()
         self._check_numbers(sum(losses.values()) if losses else None, weights=True)
         self._tick()
         self.folder.save_checkpoint(self.state, self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All that makes the next update what it is, by name."""
+        """Everything that determines the next update, by name."""
         kept = prefixed(BEST, self._best) | prefixed(REFRESHED, self._refreshed)
         return self._changing() | self._generators() | kept
 
@@ -261,7 +261,7 @@ class Session:
         return found | ({"generator_cuda": torch.cuda.get_rng_state()} if self._update.device.type == "cuda" else {})
 
     def keep_best(self) -> int:
-        """Put the policy that the run keeps into its module; gives the update it is from."""
+        """Load the policy that the run keeps into its module; returns its update number."""
         best = self.state.best
         if best is None or not self._best or self.state.stopped_by == "target":
             return self.state.update

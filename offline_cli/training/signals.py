@@ -44,7 +44,7 @@ class Pace:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Around it, whether it was due or not."""
+        """Use it around the task, whether it was due or not."""
         began = time.monotonic()
         try:
             yield

@@ -68,7 +68,7 @@ class RewardFaults:
         self.first = self.first or place_of_first(episodes, ~finite)
 
     def counts(self) -> dict[str, int]:
-        """By kind, as `validate` calls them; what there is none of has no key."""
+        """By kind, as `validate` calls them; kinds that do not occur have no key."""
         found = {"nan-in-rewards": self.nan, "infinite-in-rewards": self.infinite}
         return {kind: count for kind, count in found.items() if count}
 
@@ -189,7 +189,7 @@ def load_data(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
 ) -> TrainingData:
-    """Read `sources` whole, and put them through the learner pipeline: what it learns, it learns from what is not held out.
+    """Read `sources` whole, and put them through the learner pipeline: it learns from training episodes only.
 
     `setup`: the algorithm and network of the configuration; None: they are looked up. With `config.streaming` the steps go to a
     file in `temp_dir`, which `TrainingData.close` ends; `device` is where training will run, whose libraries take memory.
@@ -287,7 +287,7 @@ def _columns(source: TrainingSource, *parts: EpisodeBatch | None) -> list[Mappin
 
 
 def _settle(split: ValidationSplit, source: TrainingSource, builder: StoreBuilder) -> None:
-    """Find which episodes are held out. Raises BadConfig where one episode is all there is."""
+    """Find which episodes are held out. Raises BadConfig where there is only one episode."""
     for ids in builder.ids():
         split.see(ids)
     try:

@@ -276,7 +276,7 @@ def _opened(
 
 
 def _leaves_pipeline(kind: type[Algorithm]) -> bool:
-    """Whether such algorithms add nothing to the learner pipeline, and have its pieces see the policy."""
+    """Whether such algorithms leave the learner pipeline as it is, with the policy as its module."""
     return kind.extend is Algorithm.extend and kind.rl_module is Algorithm.rl_module
 
 

@@ -107,7 +107,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def frozen_copy(module: AnyModule) -> AnyModule:
-    """A copy with the same weights, of which no gradient is taken."""
+    """A copy with the same weights, without gradients."""
     return copy.deepcopy(module).requires_grad_(False)
 
 
@@ -138,7 +138,7 @@ class Group:
 
 
 class Algorithm(ABC):
-    """One way of learning. An object holds the run's options; modules come from `modules` and are handed back in."""
+    """One way of learning. An object holds the run's options; modules come from `modules` and are passed back in."""
 
     schema: ClassVar[Mapping[str, Any]] = {"properties": {}}  # a JSON Schema; `properties` are the options of the table
 
