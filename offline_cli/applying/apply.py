@@ -152,7 +152,7 @@ def _spaces_of_columns(ready: Ready) -> dict[str, Space | None]:
 
 
 def _begun(batches: Iterator[TrainBatch], where: str) -> Iterator[TrainBatch]:
-    """`batches`, the first of which is made: what no file can hold is refused before the folder is touched."""
+    """`batches`, with the first one already made: what no file can hold is refused before the folder is touched."""
     first = next(batches, None)
     if first is None:
         raise NoData("no episode has any steps", where=where, fix="record again")

@@ -60,7 +60,7 @@ class BatchFile:
 
 
 class BatchFolder:
-    """One writing, within a `with`: the note comes first; without `commit` everything is taken back at the end.
+    """One write, within a `with`: the note comes first; without `commit` everything is removed at the end.
 
     Raises StorageError throughout, and TakenOver where another writer has taken over.
     """
@@ -94,7 +94,7 @@ class BatchFolder:
             error.add_note(f"cleaning up failed too: {failed}")
 
     def _end(self) -> None:
-        """Of a writing that was interrupted: whatever happens to it, no other writer has to wait for its beats afterwards."""
+        """End an interrupted write: whatever its outcome, no other writer has to wait for its beats afterwards."""
         try:
             if not self._target.is_held or self.committed:
                 return
@@ -157,7 +157,7 @@ class BatchFolder:
             self._target.finish()
 
     def _take_back(self) -> None:
-        """Remove what this writing has written, and then the note."""
+        """Remove what this write has written, and then the note."""
         mine = [*self._target.own_files(), *([] if self._state is None else [self._state])]
         with self._target.guard():  # asks after the listing too
             for file in mine:
@@ -182,7 +182,7 @@ def _plain(value: Any) -> Any:
 
 
 def _bytes(document: Mapping[str, Any]) -> bytes:
-    """The file. Raises ValueError for one that its own schema refuses: our bug."""
+    """The file's bytes. Raises ValueError where its own schema refuses it: our bug."""
     text = json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False)
     wrong = mistakes(json.loads(text), SCHEMA)
     if wrong:
@@ -202,7 +202,7 @@ class Asked:
     command: tuple[str, ...]
 
     def options(self) -> dict[str, Any]:
-        """For the note beside a writing, which people may read."""
+        """For the note beside a write, which people may read."""
         names = ("format", "steps_per_batch", "limit")
         return {**{name: getattr(self, name) for name in names}, "pipeline": self.file.where, "sources": list(self.sources)}
 

@@ -315,7 +315,7 @@ def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
 
 
 def _check_finite(tree: Tree, name: str, where: str) -> None:
-    """Raise BadData for a number that is none."""
+    """Raise BadData for a number that is not finite."""
     for path, leaf in flatten(tree, name):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             fix = "fix its pieces, or scale the data: numbers are float32 here"
@@ -323,7 +323,7 @@ def _check_finite(tree: Tree, name: str, where: str) -> None:
 
 
 def _check_choices(tree: Tree, space: Space, name: str, where: str) -> None:
-    """Raise BadData for a choice that is none of `space`."""
+    """Raise BadData for a choice outside `space`."""
     for (path, leaf), part in zip(flatten(tree, name), leaf_spaces(space).values(), strict=True):
         low, high = choices_of(part)
         if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any()):

@@ -113,7 +113,7 @@ def show_pipeline(file: PipelineFile, said: Said) -> PipelineShown:
 
 
 def _known(recordings: Recordings) -> _Setting | None:
-    """What manifests and environment say, if that is all there is to say."""
+    """What manifests and environment declare, if nothing else does."""
     spaces, extras = recordings.spaces(), recordings.extras()
     return None if spaces is None or extras is None else (spaces, recordings.inferred, _scale(recordings), extras)
 
@@ -139,7 +139,7 @@ def _extras_of(batch: EpisodeBatch) -> Extras:
 
 
 def _columns_after(pipeline: ConnectorPipelineV2, episodes: EpisodeBatch) -> tuple[list[tuple[Seen, ...]], str | None]:
-    """The batch's columns after each piece, as far as the pieces take invented episodes, and why not further."""
+    """The batch's columns after each piece, as far as the pieces take sample episodes, and why not further."""
     found: list[tuple[Seen, ...]] = []
     try:
         for _, batch, _ in stepped(pipeline, episodes, where="invented episodes"):

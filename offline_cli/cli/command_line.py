@@ -173,7 +173,7 @@ def parse(command: Command, given: Mapping[str, Any]) -> tuple[dict[str, Any], d
 
 
 def _value(one: Declared, given: Any) -> Any:
-    """What a text, or several, stand for."""
+    """The value of one text, or several."""
     if one.option.form is Form.JSON:
         return json_object(given, option=one.flag, example=one.option.example)
     if one.option.form is Form.PAIRS and given:

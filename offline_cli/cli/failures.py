@@ -72,7 +72,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def _is_half_loaded(error: BaseException) -> bool:
-    """Whether code of others failed under a limit of address space that is tight."""
+    """Whether other packages' code failed under a tight limit of address space."""
     if not isinstance(error, (NameError, AttributeError, SystemError, ImportError)) or not _is_tight():
         return False
     frame = error.__traceback__

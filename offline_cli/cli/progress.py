@@ -65,7 +65,7 @@ def working(*, quiet: bool) -> Iterator[OnProgress]:
 
 
 def _waits_shown_by(listener: Any) -> AbstractContextManager[None]:
-    """Within it, requests to a storage that are not answered are reported, unless all is to be quiet."""
+    """Within it, requests to a storage that are not answered are reported, unless --quiet is given."""
     if listener is no_progress:
         return nullcontext()
     from offline_cli.storage.timeouts import waits_told_to
@@ -109,7 +109,7 @@ class Lines:
             self._next_line = now + LINE_SECONDS
 
     def tell(self, line: str) -> None:
-        """Show a line that is no progress."""
+        """Show a line that is not progress."""
         write(self._stream, printable(line) + "\n")
 
     def _end_stage(self, now: float) -> None:

@@ -47,7 +47,7 @@ def signal_exit_code(error: BaseException) -> int:
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt that `error` is, or came from: a C module that is interrupted while it loads says ImportError."""
+    """The interrupt that `error` is, or came from: a C module interrupted while loading raises ImportError."""
     return next((one for one in causes(error) if isinstance(one, KeyboardInterrupt)), None)
 
 

@@ -23,7 +23,7 @@ COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write `text` and flush. A pipe or terminal that was closed swallows this text and what follows, as does no stream.
+    """Write `text` and flush. A closed pipe or terminal, or a missing stream, swallows this text and what follows.
 
     Raises OSError where the text cannot be stored (a full disk); what is written after that is swallowed.
     """

@@ -45,7 +45,7 @@ def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
 
 
 def _shown(pair: str, option: str) -> str:
-    """What was given; of a storage option, which may be a secret, the first letters."""
+    """What was given; only the first letters of a storage option, which may be a secret."""
     return repr(pair) if option != STORAGE_OPTION or len(pair) < 4 else repr(f"{pair[:3]}...")
 
 

@@ -54,5 +54,5 @@ COMMAND = Command(
 
 
 def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rows that this run has: what was not asked for is not measured."""
+    """The rows of the table; what was not measured is left out."""
     return {name: value for name, value in told.items() if value is not None and value not in ([], {})}

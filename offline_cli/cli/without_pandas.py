@@ -31,7 +31,7 @@ class DataCommand(TyperCommand):
 
 @cache  # each finder asks the others: many of them, where pandas is not installed, would never come to an end
 def without_pandas() -> None:
-    """Let pyarrow look for pandas in vain, unless it has been imported; once for all commands of a process."""
+    """Hide pandas from pyarrow, unless it has been imported; once for all commands of a process."""
     if PANDAS in sys.modules:
         return
     import pyarrow as pa

@@ -114,7 +114,7 @@ class NumpyToTensor(ConnectorV2):
 
 
 def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool = False) -> Tree:
-    """The leaves of a column as tensors on `device`; `pin`: by way of pinned memory. Raises BadPiece for text and objects."""
+    """The leaves of a column as tensors on `device`; `pin`: through pinned memory. Raises BadPiece for text and objects."""
 
     def tensor(leaf: Any) -> Tensor | None:
         if leaf is None:

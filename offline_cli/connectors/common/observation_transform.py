@@ -107,7 +107,7 @@ class ObservationTransform(ConnectorV2):
         return groups
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Write over the last observation of each."""
+        """Overwrite the last observation of each."""
         rows = stack([episode.get_observations(-1) for episode in episodes], self.space_before(agent_id))
         changed = unstack(self.transform_last(rows, self.space_before(agent_id), agent_id))
         for episode, observation in zip(episodes, changed, strict=True):
@@ -115,7 +115,7 @@ class ObservationTransform(ConnectorV2):
             episode.set_observations(at_indices=-1, new_data=observation)
 
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Write over all observations of each."""
+        """Overwrite all observations of each."""
         before, after = self.space_before(agent_id), self.space_after(agent_id)
         for episode in episodes:
             change_observations(episode, lambda rows: self.transform(rows, before, agent_id), after)
