@@ -73,7 +73,7 @@ def test_of_two_that_looked_at_once_the_later_one_is_refused(write_dataset: Writ
     late = RunFolder(place)
     late.claim(resume=False, overwrite=False)
     train_bc(write_dataset(), place, updates=3)
-    with pytest.raises(Locked, match="since this command looked"), late.at_work("late"):
+    with pytest.raises(Locked, match="started or resumed a run here meanwhile"), late.at_work("late"):
         pytest.fail("it must not get this far")
     assert not place.join(NOTE).exists()
     assert RunFolder(place).result() is not None
