@@ -45,6 +45,7 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def random_batch() -> Callable[..., EpisodeBatch]:
     """A function that makes a batch of whole, terminated episodes sampled from spaces: the same one for the same arguments."""
+    from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 
     def make(observation_space: Space, action_space: Space, lengths: Sequence[int] = (3, 1, 5), seed: int = 0) -> EpisodeBatch:

@@ -172,6 +172,6 @@ def test_others_that_come_and_go_all_the_time_end_in_an_error(place: Location, m
         raise run_lock.Changed
 
     monkeypatch.setattr(run_lock.WritingLock, "acquire", gone)
-    with pytest.raises(Locked, match="another trainer"), RunFolder(place).at_work("train"):
+    with pytest.raises(Locked, match="another process started or resumed"), RunFolder(place).at_work("train"):
         pytest.fail("it must not get this far")
     assert not place.exists()
