@@ -1,4 +1,4 @@
-"""What `offline_cli.testing` draws spaces, batches and episodes from; refuses to be imported without hypothesis."""
+"""The hypothesis strategies of `offline_cli.testing`: spaces, batches and episodes; needs the package hypothesis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them; refuses what is no size."""
+"""Sizes in bytes as people write them: `256MiB`, `1.5GB`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every column name, once; refuses to hold anything but names. Source: `ray.rllib.core.columns.Columns` as documented."""
+"""The names of all columns, each once. Source: `ray.rllib.core.columns.Columns` as documented."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Environments by name: a gymnasium id, `module:EnvId` or `python:package.module:make_env`; refuses unknown names.
+"""Environments by name: a gymnasium id, `module:EnvId` or `python:package.module:make_env`.
 
 One place for every command that takes `--env`. Code is imported because the caller names it, never because a dataset, manifest
-or run folder does; it may also lie in the current folder, which is looked at last, so that it hides no installed package.
+or run folder does; it may also lie in the current folder, which is searched last, so that it hides no installed package.
 
 Whatever an environment raises while it is imported, made or closed is BadData with its name; a package that it lacks is
-MissingPackage.
+MissingPackage; a name that gymnasium does not know is UnknownEnvironment.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     spec = _spec(name)
     wrapped = bool(spec.additional_wrappers) or bool(wrappers) or spec.vector_entry_point is None
     vector = None if wrapped else lambda count: gym.make_vec(name, count, vectorization_mode="vector_entry_point", **given)
-    # The checker prints about style and slows each step; what comes back is held against the spaces by who plays.
+    # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
     return Environment(
         name, _fitted_out(name, lambda **own: gym.make(name, disable_env_checker=True, **own), given, around), vector
     )

@@ -1,4 +1,4 @@
-"""Every error a user can cause or meet, as one tree; refuses to describe our own bugs (those stay ordinary exceptions).
+"""Every error a user can cause or see, as one tree; our own bugs stay ordinary exceptions.
 
 An error says what happened, where, and what to try. Its class decides the exit code (README, "Exit codes") and, in
 kebab case, the `code` that programs read under `--json`.
@@ -55,12 +55,12 @@ MAX_PROBLEMS: Final = 8000  # letters of the mistakes that one error lists
 
 
 def short_place(place: str) -> str:
-    """`place` for a message: ids are as long as somebody made them."""
+    """`place` for a message, shortened: ids may have any length."""
     return place if len(place) <= MAX_PLACE else f"{place[:MAX_PLACE]}..."
 
 
 class OfflineCliError(Exception):
-    """Base of all errors a user can cause or meet: what happened, where, and what to try."""
+    """Base of all errors a user can cause or see: what happened, where, and what to try."""
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "offline-cli-error"
@@ -78,7 +78,7 @@ class OfflineCliError(Exception):
         details: Mapping[str, Any] | None = None,
         result: Mapping[str, Any] | None = None,
     ) -> None:
-        """`details`: more about the error, by name. `result`: what a command found all the same; `--json` tells it too."""
+        """`details`: more about the error, by name. `result`: what a command found all the same; `--json` reports it too."""
         super().__init__(what)
         self.what = what
         self.where = short_place(where)
@@ -107,7 +107,7 @@ class OfflineCliError(Exception):
 
     @property
     def what_in_one_line(self) -> str:
-        """`what`, for a sentence that goes on: mistakes that it lists are set apart by semicolons."""
+        """`what`, for a sentence that continues: mistakes that it lists are set apart by semicolons."""
         head, *mistakes = self.what_lines
         return " ".join((head, "; ".join(line.removeprefix(ITEM) for line in mistakes))) if mistakes else head
 
@@ -183,7 +183,7 @@ class BadMapping(BadConfig):
 
 
 class Diverged(BadConfig):
-    """Training whose loss or weights are no numbers any more."""
+    """Training whose loss or weights are not finite any more."""
 
 
 class SpaceMismatch(BadConfig):
@@ -217,11 +217,11 @@ class StorageNotFound(StorageError):
 
 
 class Locked(StorageError):
-    """A dataset that somebody else is writing."""
+    """A dataset that another process is writing."""
 
 
 class TakenOver(StorageError):
-    """A dataset whose writing somebody else has taken over, because this writer was not heard from for too long."""
+    """A dataset that another writer has taken over, because this writer sent no beat for too long."""
 
 
 class MissingPackage(OfflineCliError):

@@ -1,4 +1,4 @@
-"""Where modules are looked for: the current folder comes last, here and in every process that is started.
+"""Where modules are searched: the current folder comes last, here and in every process that is started.
 
 A file that happens to lie there must not pass for a module of the standard library or of an installed package; a module that
 the user names, and that is nowhere else, is found.
@@ -45,7 +45,7 @@ def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliErr
     except OfflineCliError as err:
         err.where = f"{where}: {err.where}"
         raise
-    except (Exception, SystemExit) as err:  # it is somebody's code, and any may come of it
+    except (Exception, SystemExit) as err:  # it is user code, which may raise anything
         raise raised(f"importing {module} raised {err!r}", where=where, fix="import it by itself, in Python") from err
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -74,7 +74,7 @@ def without_current_folder_first() -> None:
 
 
 def safe_flags() -> list[str]:
-    """Flags for an interpreter that is started: nothing comes before its path, and it heeds what this one heeds."""
+    """Flags for an interpreter that is started: nothing comes before its path, and it has the same settings as this one."""
     if sys.flags.isolated:
         return ["-I"]
     given = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}

@@ -1,7 +1,7 @@
-"""JSON documents: parsed as any program could take them over, and checked against the JSON Schemas that ship with the package.
+"""JSON documents: parsed so that every other program can read them, and checked against the JSON Schemas of the package.
 
-Python's parser follows any nesting until its stack ends, and takes halves of surrogate pairs for letters, which neither UTF-8
-nor msgpack nor Arrow can hold: both raise the ValueErrors that broken JSON raises anyway. NaN and Infinity are read.
+Python's parser follows any nesting until its stack ends, and accepts lone surrogates, which neither UTF-8 nor msgpack nor Arrow
+can hold: both raise the ValueErrors that broken JSON raises anyway. NaN and Infinity are read.
 
 The schemas lie in `offline_cli/schemas` of an installed package and in `schemas/` of a checkout. References between them are
 resolved from the same folder, never from the network. A check lists all mistakes of a document.
@@ -25,7 +25,7 @@ MAX_SHOWN = 120  # letters of one offending value
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of `text` (bytes: UTF-8). Raises ValueError where it is no JSON, nests too deeply, or holds half letters."""
+    """The value of `text` (bytes: UTF-8). Raises ValueError where it is not JSON, nests too deeply, or holds half letters."""
     plain = text.decode("utf-8") if isinstance(text, bytes) else text
     try:
         value = json.loads(plain)
@@ -88,11 +88,11 @@ def mistakes_by(document: Any, schema: Mapping[str, Any]) -> list[str]:
 
 
 def fault_of_schema(schema: Any) -> str:
-    """What makes `schema`, somebody's own, no JSON Schema of an object's properties; empty where nothing does."""
+    """Why `schema`, another package's, is not a JSON Schema of an object's properties; empty where nothing does."""
     import jsonschema
 
     if not isinstance(schema, Mapping):
-        return f"it is {schema!r}, and no mapping"
+        return f"it is {schema!r}, not a mapping"
     try:
         jsonschema.Draft202012Validator.check_schema(dict(schema))
     except jsonschema.SchemaError as err:

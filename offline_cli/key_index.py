@@ -1,4 +1,4 @@
-"""Keys numbered in the order of their first appearance, in 16 bytes each however long they are; refuses to give them back.
+"""Numbers keys in the order of their first appearance, in 16 bytes each however long they are; keys cannot be read back.
 
 Keys are ids of episodes, or the columns that name the episode of a table's row. A key is known by a 96-bit hash of its values,
 the same on every machine: two of 10^7 keys share one by a chance of 1 in 10^15. Hashes are kept in a few sorted arrays, each at
@@ -25,6 +25,9 @@ MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 SHIFT = np.uint64(31)
 WORD = 8  # bytes
 LONG = 256  # bytes of text; longer ones count by their digest, so that one of them does not widen all rows
+
+Word = tuple[NDArray[np.uint64], NDArray[np.bool_] | np.bool_]
+"""(M,) 8 bytes of each of M values, and which of the values have so many: a hash may not depend on values beside its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +130,6 @@ def _mix(state: NDArray[np.uint64], seed: np.uint64) -> NDArray[np.uint64]:
     return state ^ (state >> SHIFT)
 
 
-Word = tuple[NDArray[np.uint64], NDArray[np.bool_] | np.bool_]
-"""(M,) 8 bytes of each of M values, and which of the values have so many: a hash may not depend on values beside its own."""
-
-
 def _words(column: Any) -> Iterator[Word]:
     """The values of a pa.Array, null as a word of its own."""
     missing = column.is_null().to_numpy(zero_copy_only=False)
@@ -151,7 +150,7 @@ def _value_words(column: Any) -> Iterator[Word]:
 
 
 def _text_words(column: Any) -> Iterator[Word]:
-    """Lengths, and the bytes of texts filled up with zeros; what is no text counts as it is written."""
+    """Lengths, and the bytes of texts filled up with zeros; what is not text counts as it is written."""
     binary = column if pa.types.is_large_binary(column.type) else _as_text(column).cast(pa.large_binary())
     binary = binary.fill_null(b"")
     lengths = np.diff(_offsets(binary))

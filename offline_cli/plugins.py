@@ -76,7 +76,7 @@ class Plugin:
         _loaded[self.entry.module.partition(".")[0]] = self.package
         try:
             return self.entry.load()
-        except (Exception, SystemExit) as err:  # it is somebody's code, and any may come of it
+        except (Exception, SystemExit) as err:  # it is user code, which may raise anything
             raise MissingPackage(
                 f"{self.kind} {self.name!r} of the package {self.package} cannot be imported: {err!r}",
                 where=f"{self.kind} {self.name}, registered by {self.package}",
@@ -124,7 +124,7 @@ def registered_class(
 ) -> type[Base]:
     """The class of that name in `group`, derived from `base`. `named`: see `plugin`; `ours`: names that need no package.
 
-    Raises BadConfig for an unknown name, a package that is not named, and what is no class of `base` (`derive_from` says where
+    Raises BadConfig for an unknown name, an unnamed package, and what is not a class of `base` (`derive_from` says where
     that is), lacks a part, or has a `schema` that is none; MissingPackage for a plug-in that cannot be imported.
     """
     kind, where = KINDS[group], f"{KINDS[group]}.name"
@@ -137,7 +137,7 @@ def registered_class(
     loaded = found.load()
     said = f"{kind} {name!r} of the package {found.package}"
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
-        what = f"{said} is {loaded!r}, and no class derived from {base.__name__}"
+        what = f"{said} is {loaded!r}, not a class derived from {base.__name__}"
         raise BadConfig(what, where=where, fix=f"derive it from {derive_from}")
     lacking: frozenset[str] = getattr(loaded, "__abstractmethods__", frozenset())
     if lacking:
@@ -146,7 +146,7 @@ def registered_class(
     fault = _fault_of_schema(loaded)  # type: ignore[arg-type]  # classes are hashable
     if fault:
         fix = f"correct {loaded.__name__}.schema, a JSON Schema of draft 2020-12"
-        raise BadConfig(f"{said} has a schema that is none: {fault}", where=where, fix=fix)
+        raise BadConfig(f"{said} has an invalid schema: {fault}", where=where, fix=fix)
     return loaded
 
 

@@ -1,4 +1,4 @@
-"""Text from outside as a terminal may show it: one line, in the order it is stored; refuses every character that acts instead.
+"""Text from outside as a terminal may show it: one line, in the order it is stored, with control characters spelled out.
 
 Ids, names, infos and paths are what somebody else made them. A line break in one begins a line that looks like our own, an
 escape sequence moves the cursor, and U+202E shows `3pm.exe` where `exe.mp3` is stored.

@@ -1,4 +1,4 @@
-"""How long-running functions tell their caller how far they are; refuses to print (the command line does that)."""
+"""How long-running functions report their progress to the caller; nothing is printed here (the command line does that)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who closes what a reading holds open: files, pools of threads, processes.
 
-A generator cannot own these. One that is dropped half read ends when the garbage collector comes by, in whatever thread that
+A generator cannot own these. One that is dropped half read ends when the garbage collector runs, in whatever thread that
 is, maybe in the middle of `threading`'s own locks: to join a thread or wait for a lock there is a deadlock. So a generator
 takes what it needs from a scope, in a part of its own:
 
@@ -11,7 +11,7 @@ The part is closed when its block ends, normally or by an error. A generator tha
 owner closes that with `with` on every path. A scope that is dropped too does nothing: its files go with the last reference, its
 threads end by themselves.
 
-What is entered must hold to the same: a class (`ExitStack`, a file, `ReadingPool`), not a generator made a context manager.
+What is entered must follow the same rule: a class (`ExitStack`, a file, `ReadingPool`), not a generator made a context manager.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Scope:
 
 
 def part_of(scope: Scope | None) -> Scope:
-    """A part of `scope`; without one, a scope of its own, which a generator that is dropped leaves to nobody."""
+    """A part of `scope`; without one, a scope of its own, which a dropped generator leaves without an owner."""
     return Scope() if scope is None else scope.part()
 
 

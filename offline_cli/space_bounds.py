@@ -1,7 +1,8 @@
-"""Bounds of spaces as RLlib writes them, base64 of zlib of a .npy file, both ways; refuses pickles, bombs and lies about sizes.
+"""Bounds of spaces as RLlib writes them: base64 of zlib of a .npy file, both ways, safe for hostile bytes.
 
-numpy's own `load` evaluates the header, makes room for whatever it promises, and opens zip archives. Here the header must be
-the one line that numpy writes, its dtype one of plain numbers, and its shape must account for every byte that follows.
+Pickles, decompression bombs and false sizes raise UnsafeData. numpy's own `load` evaluates the header, allocates whatever it
+promises, and opens zip archives. Here the header must be the one line that numpy writes, its dtype one of plain numbers, and
+its shape must account for every byte that follows.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class BoundReader:
     def _array(self, raw: bytes) -> NDArray[Any]:
         width = {1: 2, 2: 4, 3: 4}.get(raw[6] if len(raw) > 6 else 0)
         if not raw.startswith(MAGIC) or width is None:
-            raise self._unsafe("a space bound that is no .npy file")
+            raise self._unsafe("a space bound that is not a .npy file")
         start = 8 + width
         stop = start + int.from_bytes(raw[8:start], "little")
         header = HEADER.fullmatch(raw[start:stop].decode("latin-1"))

@@ -1,7 +1,7 @@
-"""Gymnasium spaces to JSON, to RLlib's dict form and back; refuses spaces that episodes cannot be stored in.
+"""Gymnasium spaces to JSON, to RLlib's dict form and back; spaces that episodes cannot be stored in raise UnsupportedSpace.
 
 Supported for observations and actions: Box of any dtype and rank, Discrete, MultiDiscrete, MultiBinary, and nested Dict
-and Tuple of these. Text, Graph, Sequence and OneOf raise UnsupportedSpace. Two written forms exist:
+and Tuple of these. Not supported: Text, Graph, Sequence and OneOf. Two written forms exist:
 
 * JSON (manifests, schemas/): readable, bounds as one number where they are all equal, infinities as "inf" and "-inf".
 * RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file; read in `space_bounds`.
@@ -335,7 +335,7 @@ def _space_from_rllib(node: Any, bounds: BoundReader, room: _Room, *, depth: int
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"a key that is no text: {key!r}")
+        raise TypeError(f"a key that is not text: {key!r}")
     return key
 
 

@@ -1,4 +1,4 @@
-"""Rewards and end flags of environments as numbers and truth values; refuses what says neither.
+"""Rewards and end flags of environments as numbers and truth values; ValueError for anything that is neither.
 
 Python and numpy alone would take None for NaN, '1.0' for 1.0 and any text for true.
 """
@@ -21,7 +21,7 @@ SHOWN: Final = 60  # characters of a value
 
 
 def reward_of(value: Any) -> float:
-    """The number that a reward says, of whatever type; NaN and infinities too. Raises ValueError for what is no number."""
+    """The number that a reward says, of whatever type; NaN and infinities too. Raises ValueError for what is not a number."""
     if type(value) in REWARDS:
         return float(value)
     if isinstance(value, Real):
@@ -30,7 +30,7 @@ def reward_of(value: Any) -> float:
         return float(value)
     array = np.asarray(_plain(value))
     if array.dtype.kind not in "biuf" or array.size != 1:
-        raise ValueError(f"a reward of {_shown(value)}, which is no number")
+        raise ValueError(f"a reward of {_shown(value)}, which is not a number")
     return float(array.item())
 
 
@@ -50,7 +50,7 @@ def flag_of(value: Any) -> bool:
 
 
 def rewards_of(values: Any, count: int) -> NDArray[Any] | None:
-    """The rewards (count,) of a vector of environments; None where one of them is no number. Raises ValueError for a shape."""
+    """The rewards (count,) of a vector of environments; None where one is not a number. Raises ValueError for a shape."""
     if type(values) is np.ndarray and values.dtype in _FLOATS and len(values) == count and values.ndim == 1:
         return values  # the usual case, and quick
     array = _rows(values, count, "rewards")

@@ -1,4 +1,4 @@
-"""What a reading or conversion had to assume, drop, repair or set aside, counted by kind; refuses to stay silent.
+"""What a reading or conversion had to assume, drop, repair or set aside, counted by kind; no silent guesses.
 
 Every reader gets one `Tally` and one `Rejects`. The tally ends up in the command's result and in the manifest; the
 rejects decide what a bad row does: stop everything, be counted, or be written to `quarantine/` with reason and place.
@@ -16,12 +16,12 @@ from offline_cli.errors import BadData, UnsupportedSpace
 
 __all__ = ["DROPPED", "UNFINISHED", "Lost", "OnError", "Places", "Reject", "Rejects", "RejectsAhead", "Tally"]
 
-UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording broke off was truncated there
+UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
 DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
 SHOWN: Final = 10  # rejects that a result lists
 KEPT_ROWS: Final = 1000  # rejects that are held before they are handed on
 KEPT_BYTES: Final = 4 << 20  # of them
-Places = Callable[[], Iterable[str]]  # where something was met, put into words only for those who ask
+Places = Callable[[], Iterable[str]]  # where something was seen, put into words only for those who ask
 NOT_COPIED: Final = "not copied: it is still where it was found"
 
 
@@ -40,7 +40,7 @@ class Lost(StrEnum):
     UNREADABLE = "lost-episode-unreadable"  # a packed episode, or a line or file of episodes, which counts as one
     CONFLICT = "lost-episode-conflict"  # another one has its id, or its own rows contradict each other
     GAP = "lost-episode-gap"  # steps of it are missing
-    STEPS_AFTER_END = "lost-episode-steps-after-end"  # it goes on after an end flag
+    STEPS_AFTER_END = "lost-episode-steps-after-end"  # it continues after an end flag
     MIXED_STRUCTURES = "lost-episode-mixed-structures"  # its parts have other columns or shapes
 
 
@@ -118,7 +118,7 @@ class Rejects:
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Raise `error` under FAIL; otherwise count `rows`, and under QUARANTINE keep `raw` (bytes or text).
 
-        A row whose own space nobody can store is a bad row, although UnsupportedSpace is also what a config may raise.
+        A row whose own space cannot be stored is a bad row, although UnsupportedSpace is also what a config may raise.
         """
         if self.on_error is OnError.FAIL:
             raise error
@@ -155,7 +155,7 @@ class Rejects:
 
 @dataclass(slots=True)
 class RejectsAhead(Rejects):
-    """What a reader that is ahead of its turn would have added: kept, in order, to be told when its turn comes."""
+    """What a reader that is ahead of its turn would have added: kept, in order, to be reported when its turn comes."""
 
     told: list[tuple[BadData | UnsupportedSpace, Any, int]] = field(default_factory=list)
 

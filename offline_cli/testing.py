@@ -1,4 +1,4 @@
-"""Help for tests of code that handles episodes: strategies for hypothesis, and comparisons; refuses to be lenient about dtypes.
+"""Help for tests of code that handles episodes: strategies for hypothesis, and comparisons that are strict about dtypes.
 
 ```python
 @given(episodes())

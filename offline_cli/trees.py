@@ -1,4 +1,4 @@
-"""Nested observations as trees of arrays: dicts and tuples with leaves; refuses lists as structure (they are data).
+"""Nested observations as trees of arrays: dicts and tuples with leaves; lists are data, not structure.
 
 A tree mirrors a gymnasium space: Dict is a dict by key, Tuple a tuple, anything else a leaf. All functions keep the
 order of keys as given and name the place of a mismatch.

@@ -1,7 +1,7 @@
-"""What a thread that plays waits for: code of a user's that may not come back; refuses to look at a clock.
+"""Which code of the user's a playing thread waits for, and how the wait is ended.
 
-Whoever calls such code says so in the thread's `Waiting`, by plain attributes, because it is done at every step. Somebody else
-(`engines/overseer.py`) looks at them from time to time, and may have `Overdue` raised out of that code.
+Whoever calls such code says so in the thread's `Waiting`, by plain attributes, because it is done at every step; no clock is
+read here. `engines/overseer.py` looks at them from time to time, and may have `Overdue` raised out of that code.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Waiting:
 
     def __init__(self) -> None:
         self.doing = ""  # "reset", "step", ...; "": no code of a user's
-        self.calls = 0  # into that code, so that one call can be told from the next
+        self.calls = 0  # into that code, so that one call can be distinguished from the next
         self.entered = 0  # how often `doing` began
         self.slot: int | None = None  # the copy that is called, where it is one of several
         self.hurried = False  # whether what ends is to end soon: a stop was asked for, or something was overdue
         self.at_once = False  # whether nothing is to be waited for any more
-        self.overseen = False  # whether somebody looks at this already
+        self.overseen = False  # whether an overseer looks at this already
         self.words: Callable[[], str] | None = None
 
     def enter(self, doing: str) -> None:
@@ -79,13 +79,13 @@ class Waiting:
         return self.doing not in ("", WORKERS)
 
     def told(self) -> str:
-        """In words, as well as is known; asked from other threads."""
+        """As text, as far as is known; called from other threads."""
         words = self.words
         return words() if words is not None else "code that is not ours"
 
 
 class Mirrored(Waiting):
-    """One whose slot somebody else is told of at once, as another process can see it while this one's interpreter is held."""
+    """One whose slot is visible to another process at once, also while this one's interpreter is held."""
 
     __slots__ = ("_mirror", "_slot")
 

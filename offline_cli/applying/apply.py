@@ -1,11 +1,11 @@
-"""A learner pipeline over any source to train batches on disk: all of them, or nothing is kept.
+"""Applies a learner pipeline to any source and writes its train batches to disk: all of them, or nothing is kept.
 
 Decisions:
 
 * A train batch is one call of the pipeline on whole episodes: consecutive ones, until `steps_per_batch` is reached.
-* Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without a step,
+* Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without steps,
   and extra outputs that are text, left out; the spaces of `env` where it is given. No module is passed: pieces for stateful
-  modules do nothing. Values are not judged (NaN passes through, and `validate` finds it), and rows that `loss_mask` marks as
+  modules do nothing. Values are not checked (NaN passes through, and `validate` finds it), and rows that `loss_mask` marks as
   False, which `train-bc` leaves out, stay.
 * Pieces that learn (a mean-std filter) learn batch by batch, and nothing freezes them: earlier batches are changed by less.
 * Columns have one kind in all batches, that of the first.
@@ -51,7 +51,7 @@ class ApplyResult:
     rows: int  # of all batches: steps, unless a piece adds or takes away some
     columns: tuple[str, ...]  # names, in the order of the batch
     format: str  # "columns" | "safetensors"
-    episodes: int  # those without a step are left out
+    episodes: int  # those without steps are left out
     steps: int
     steps_per_batch: int
     bytes: int  # of all files with batches; 0 of a dry run
@@ -152,7 +152,7 @@ def _spaces_of_columns(ready: Ready) -> dict[str, Space | None]:
 
 
 def _begun(batches: Iterator[TrainBatch], where: str) -> Iterator[TrainBatch]:
-    """`batches`, the first of which is made: what no file can hold is refused before the folder is touched."""
+    """`batches`, with the first one already made: what no file can hold is refused before the folder is touched."""
     first = next(batches, None)
     if first is None:
         raise NoData("no episode has any steps", where=where, fix="record again")

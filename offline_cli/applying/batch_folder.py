@@ -1,16 +1,14 @@
-"""The folder that train batches are written into, committed by `batches.json`; nothing of a write that broke off stays.
+"""The folder that train batches are written into, committed by `batches.json`; nothing of an interrupted write stays.
 
     D/batches.json                 the commit, written last (schemas/batches.v1.json)
     D/data/batch-000000.parquet    or .safetensors; complete files only
     D/connectors.msgpack           what the pieces learned, if any did
     D/_writing.json                a writer is, or was, at work; it is the lock that keeps a second one out
 
-An error, or a Ctrl-C, takes back all that was written: with a state that grows from batch to batch nobody could go on in the
-middle. What a killed process leaves has no new `batches.json`; `--overwrite` begins again. Over older batches the new ones
-stand beside them, with `-1` in their names, until the new `batches.json` stands. Whatever gets a name, or loses it, does so
-while the lock is held: a writer that another one has taken over from touches nothing more, not even what it wrote itself.
-
-Train batches into their folder, with `batches.json` to say what they are.
+An error, or a Ctrl-C, removes all that was written: with a state that grows from batch to batch a write cannot be resumed in
+the middle. What a killed process leaves has no new `batches.json`; `--overwrite` begins again. Over older batches the new ones
+stand beside them, with `-1` in their names, until the new `batches.json` is there. Files get and lose their names only while
+the lock is held: a writer that another one has taken over from touches nothing more, not even what it wrote itself.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class BatchFile:
 
 
 class BatchFolder:
-    """One writing, within a `with`: the note comes first; without `commit` everything is taken back at the end.
+    """One write, within a `with`: the note comes first; without `commit` everything is removed at the end.
 
     Raises StorageError throughout, and TakenOver where another writer has taken over.
     """
@@ -96,7 +94,7 @@ class BatchFolder:
             error.add_note(f"cleaning up failed too: {failed}")
 
     def _end(self) -> None:
-        """Of a writing that broke off: whatever becomes of it, nobody need wait for its beats afterwards."""
+        """End an interrupted write: whatever its outcome, no other writer has to wait for its beats afterwards."""
         try:
             if not self._target.is_held or self.committed:
                 return
@@ -159,7 +157,7 @@ class BatchFolder:
             self._target.finish()
 
     def _take_back(self) -> None:
-        """Remove what this writing has written, and then the note."""
+        """Remove what this write has written, and then the note."""
         mine = [*self._target.own_files(), *([] if self._state is None else [self._state])]
         with self._target.guard():  # asks after the listing too
             for file in mine:
@@ -168,7 +166,7 @@ class BatchFolder:
 
 
 def _is_state(place: Location) -> bool:
-    """Whether a state of ours is here: its name and bytes say so, and it is no link."""
+    """Whether a state of ours is here: its name and bytes say so, and it is not a link."""
     return STATE.fullmatch(place.name) is not None and begins_as(place, place.name)
 
 
@@ -184,11 +182,11 @@ def _plain(value: Any) -> Any:
 
 
 def _bytes(document: Mapping[str, Any]) -> bytes:
-    """The file. Raises ValueError for one that its own schema refuses: our bug."""
+    """The file's bytes. Raises ValueError where its own schema refuses it: our bug."""
     text = json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False)
     wrong = mistakes(json.loads(text), SCHEMA)
     if wrong:
-        raise ValueError(f"a batches.json that nobody could read: {wrong}")
+        raise ValueError(f"an unreadable batches.json: {wrong}")
     return text.encode() + b"\n"
 
 
@@ -204,7 +202,7 @@ class Asked:
     command: tuple[str, ...]
 
     def options(self) -> dict[str, Any]:
-        """For the note beside a writing, which people may read."""
+        """For the note beside a write, which people may read."""
         names = ("format", "steps_per_batch", "limit")
         return {**{name: getattr(self, name) for name in names}, "pipeline": self.file.where, "sources": list(self.sources)}
 
@@ -251,7 +249,9 @@ def write_batches(
 
 def _interrupted(folder: BatchFolder, *, overwrite: bool) -> Interrupted:
     if folder.committed:
-        return Interrupted("interrupted when all was written", where=folder.url, fix="nothing: the train batches are complete")
+        return Interrupted(
+            "interrupted after everything was written", where=folder.url, fix="nothing: the train batches are complete"
+        )
     left = "; what was there before is untouched" if overwrite else ""
     return Interrupted(f"interrupted; no train batch was kept{left}", where=folder.url, fix="run the command again")
 

@@ -1,8 +1,7 @@
-"""A train batch as columns that files can hold: stacked, without objects, and of one number of rows.
+"""Train batches as files: Parquet with a column per column, safetensors with a tensor per leaf.
 
-Every column has one row for each row of the batch. Infos are JSON text, one per row, null where one is empty.
-
-Train batches as files: Parquet with a column per column, safetensors with a tensor per leaf.
+`TrainColumns`: a train batch as columns that files can hold: stacked, without objects, one row for each row of the batch. Infos
+are JSON text, one per row, null where one is empty.
 
 `columns`: one row of the table per row of the batch, types as in our `columns` datasets (`storage/arrow_trees.py`), with the
 dtypes of the batch, which need not be those of the spaces; zstd. `safetensors`: tensors named `obs`, `obs.camera`, no text. The
@@ -53,6 +52,11 @@ __all__ = [
 JSON: Final = "json"  # JSON text
 TEXT: Final = "text"
 
+COLUMNS: Final = "columns"
+SAFETENSORS: Final = "safetensors"
+COMPRESSION: Final = "zstd"
+Guard = Callable[[], AbstractContextManager[None]]
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnKind:
@@ -76,7 +80,7 @@ class TrainColumns:
     added_by: Mapping[str, str]  # the piece that put each column in
 
     def texts(self) -> list[str]:
-        """Names of the columns that are no numbers."""
+        """Names of the columns that are not numbers."""
         return [name for name, column in self.columns.items() if isinstance(column, list)]
 
 
@@ -116,7 +120,7 @@ def _by(name: str, added_by: Mapping[str, str]) -> str:
 def _column(name: str, held: Any, called: str, where: str, tally: Tally) -> Tree | list[str | None]:
     if is_filed(held):
         fix = "end the pipeline with batch_individual_items, or leave defaults = true"
-        raise BadPiece(f"{called} holds items by episode that nobody has stacked", where=where, fix=fix)
+        raise BadPiece(f"{called} holds items by episode that are not stacked", where=where, fix=fix)
     if _is_text(held):
         return list(held) if isinstance(held, list) else held.tolist()
     if isinstance(held, list):
@@ -152,12 +156,6 @@ def _counts(leaf: Any) -> bool:
     if isinstance(leaf, np.ndarray):
         return leaf.dtype.kind in "biuf"
     return isinstance(leaf, Tensor) and not leaf.is_complex()
-
-
-COLUMNS: Final = "columns"
-SAFETENSORS: Final = "safetensors"
-COMPRESSION: Final = "zstd"
-Guard = Callable[[], AbstractContextManager[None]]
 
 
 class BatchFormat(Protocol):

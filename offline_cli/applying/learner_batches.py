@@ -1,6 +1,6 @@
 """Episodes as a learner pipeline gets them, for `train-bc` and `apply` alike, and what it makes of them.
 
-Decisions: one policy learns from the episodes of one module. Episodes without a step teach nothing and are left out. Extra
+Decisions: one policy learns from the episodes of one module. Episodes without steps teach nothing and are left out. Extra
 outputs that are text have no tensor form and are left out too. Box actions come in the units of networks, as RLlib's pieces
 know them, whatever the scale they were recorded in; an unknown scale is an error. Episodes are grouped until they have the
 steps that are asked for: a group closes with the episode that brings it there, so that it depends on the episodes and their
@@ -8,7 +8,7 @@ order alone, and not on how they were read.
 
 The default pipeline makes nothing of its own for a module without memory: the columns that an algorithm learns from are the
 recorded ones, and are taken as they are. Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are
-never learned from, and not measured on.
+never learned from, nor validated on.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_known_scale(stream: EpisodeStream) -> None:
 def learner_spaces(
     said: tuple[Space, Space], environment: Environment | None, *, inferred: bool, where: str
 ) -> tuple[Space, Space]:
-    """The spaces `said` by the data; the environment's where there is one: its bounds are what the policy will meet.
+    """The spaces `said` by the data; the environment's where there is one: its bounds are what the policy will see.
 
     Raises SpaceMismatch where a policy for the data could not play in `environment`.
     """
@@ -253,7 +253,7 @@ def _made(
     for name in (*asked, Columns.LOSS_MASK):
         if is_filed(batch.get(name)):
             fix = "end the pipeline with batch_individual_items, or keep the default pieces (defaults = true)"
-            raise BadConfig(f"the pipeline leaves {name!r} as items by episode that nobody has stacked", where=PLACE, fix=fix)
+            raise BadConfig(f"the pipeline leaves {name!r} as items by episode that are not stacked", where=PLACE, fix=fix)
     return batch
 
 
@@ -284,7 +284,7 @@ def _check_rows(columns: Mapping[str, Tree]) -> None:
 
 
 def _column(batch: Mapping[str, Any], name: str, space: Space | None) -> Tree:
-    """A column as tensors, in the structure that the pipeline announced; None: nobody has. Raises BadConfig for another."""
+    """A column as tensors, in the announced structure; None: the pipeline announced none. Raises BadConfig for another."""
     if name not in batch:
         fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
         raise BadConfig(f"the pipeline gives no {name!r}, but {sorted(map(str, batch))}", where=PLACE, fix=fix)
@@ -315,20 +315,20 @@ def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
 
 
 def _check_finite(tree: Tree, name: str, where: str) -> None:
-    """Raise BadData for a number that is none."""
+    """Raise BadData for a number that is not finite."""
     for path, leaf in flatten(tree, name):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            fix = "mend its pieces, or scale the data: numbers are float32 here"
+            fix = "fix its pieces, or scale the data: numbers are float32 here"
             raise BadData(f"after the learner pipeline {path} hold NaN or infinity", where=where, fix=fix)
 
 
 def _check_choices(tree: Tree, space: Space, name: str, where: str) -> None:
-    """Raise BadData for a choice that is none of `space`."""
+    """Raise BadData for a choice outside `space`."""
     for (path, leaf), part in zip(flatten(tree, name), leaf_spaces(space).values(), strict=True):
         low, high = choices_of(part)
         if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any()):
             what = f"after the learner pipeline {path} hold choices outside {part}"
-            raise BadData(what, where=where, fix="mend its pieces, or the spaces that they announce")
+            raise BadData(what, where=where, fix="fix its pieces, or the spaces that they announce")
 
 
 def choices_of(space: Space) -> tuple[Any, Any]:

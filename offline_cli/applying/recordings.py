@@ -1,12 +1,11 @@
-"""The sources that a pipeline is applied to: spaces, if possible without reading, and episodes.
+"""The sources that a pipeline is applied to (spaces, if possible without reading, and episodes), and summaries of batches.
 
 Spaces are those that `train-bc` would use with the same options: what the sources declare, or `env`'s where it is given and
-the data fits it. Only where nothing says them are they inferred from what is read.
+the data fits it. Only where neither declares them are they inferred from what is read.
 
-What a batch or episodes hold at some point of a pipeline, in figures for people.
-
-Columns come in every form that pieces leave them in (`connectors/batch_items.py`): `items`, not stacked yet; `array`; `tensor`;
-`list`, of infos for instance. Nested columns are named by path, `obs.camera`.
+`Seen`: what a batch or episodes hold at some point of a pipeline, in figures for people. Columns come in every form that pieces
+leave them in (`connectors/batch_items.py`): `items`, not stacked yet; `array`; `tensor`; `list`, of infos for instance. Nested
+columns are named by path, `obs.camera`.
 """
 
 from __future__ import annotations
@@ -44,6 +43,10 @@ __all__ = ["Ready", "Recordings", "Said", "Seen", "dtype_name", "seen_in_batch",
 
 NO_EXTRA: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 Spaces = tuple[Space, Space]  # of observations and of actions
+
+SHOWN: Final = 8  # values
+SHOWN_OF_ONE: Final = 16  # where one row has more
+SHOWN_LETTERS: Final = 60  # of a value that is not a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class Recordings:
             check_known_scale(stream)
             spaces = self.spaces_of(stream)
             ready = Ready(stream, *spaces, pipeline or file.build(Setting(*spaces)), self.where)
-            scope.moved()  # whoever has the stream closes it
+            scope.moved()  # the owner of the stream closes it
         return ready
 
     def spaces_of(self, stream: EpisodeStream) -> Spaces:
@@ -143,7 +146,7 @@ class Recordings:
         return learner_spaces(said, self.environment, inferred=stream.spaces_inferred, where=self.where)
 
     def extras(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-        """Dtype and shape of each extra model output by path, from the first manifest; None: only reading would tell."""
+        """Dtype and shape of each extra model output by path, from the first manifest; None: only reading would show."""
         manifests = [source.info.manifest for source in self.opened]
         if None in manifests:
             return None
@@ -178,18 +181,13 @@ def _agreed(spaces: Sequence[Space | None]) -> Space | None:
     return first if all(same_space(first, other) for other in spaces[1:]) else None
 
 
-SHOWN: Final = 8  # values
-SHOWN_OF_ONE: Final = 16  # where one row has more
-SHOWN_LETTERS: Final = 60  # of a value that is no number
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
     """One column, or one leaf of a nested one."""
 
     name: str  # `obs`, `obs.camera`
     held: str  # "tensor" | "array" | "list" | "items"
-    dtype: str  # `float32`; of things that are no numbers the name of their type
+    dtype: str  # `float32`; of things that are not numbers the name of their type
     shape: tuple[int, ...]  # of one row
     rows: int | None  # None: it has no axis of rows
     first: tuple[Any, ...]  # its first values, row by row
@@ -246,7 +244,7 @@ def _listed(name: str, held: list[Any]) -> Seen:
 
 
 def _items(name: str, entries: list[Any]) -> Iterator[Seen]:
-    """Items that nobody has stacked yet, by the first one of them."""
+    """Items that are not stacked yet, by the first one of them."""
     rows = sum(entry.count if isinstance(entry, Items) else 1 for entry in entries)
     for path, leaf in flatten(_first_rows(entries), name):
         found = _leaf(path, leaf, "items")

@@ -1,13 +1,11 @@
-"""Shows a pipeline without data: its pieces, the spaces before and after each, and the columns of the batch.
+"""Shows a pipeline without data, or traces a batch of the first episodes through it.
 
-Columns come from a few invented episodes. Where a piece of the user's own cannot take those, spaces alone are shown from it on.
-Only of a source that does not say its spaces one episode is read.
-
-Traces a batch through a pipeline: what it holds after each piece, for the first episodes of the data.
-
-A few episodes made up from spaces, for pipelines to be looked at without data.
-
-Values lie within the spaces and near zero, dtypes and shapes are those of recordings. The same spaces give the same ones.
+* `show_pipeline`: its pieces, the spaces before and after each, and the columns of the batch. Columns come from a few sample
+  episodes. Where a piece of the user's own cannot take those, spaces alone are shown from it on. Only of a source that does not
+  declare its spaces one episode is read.
+* `trace_pipeline`: what the batch holds after each piece, for the first episodes of the data.
+* `invented_episodes`: the sample episodes, made up from spaces. Values lie within the spaces and near zero, dtypes and shapes
+  are those of recordings. The same spaces give the same ones.
 """
 
 from __future__ import annotations
@@ -45,7 +43,13 @@ __all__ = [
     "trace_pipeline",
 ]
 
-FEW: Final = 1  # episode that is read where nothing else tells the spaces
+FEW: Final = 1  # episode that is read where nothing else declares the spaces
+
+ALL: Final = 1 << 62  # steps: whatever there is, as one batch
+
+LENGTHS: Final = (3, 2)  # steps
+Extras = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape of one row, by path
+_Setting = tuple[tuple[Space, Space], bool, str, Extras]  # spaces, whether they are inferred, action scale, extra outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class PieceShown:
     columns: tuple[Seen, ...] | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values: each space as JSON (null where it has no such form), and in words beside it."""
+        """Plain values: each space as JSON (null where it has no such form), and as text beside it."""
         names = ("input_observation_space", "observation_space", "input_action_space", "action_space")
         spaces = {name: space_as_json(getattr(self, name)) for name in names}
         texts = {f"{name}_text": describe(getattr(self, name)) for name in names}
@@ -71,7 +75,7 @@ class PieceShown:
 
 @dataclass(frozen=True, slots=True)
 class PipelineShown:
-    """What `apply --show` tells."""
+    """What `apply --show` reports."""
 
     pipeline: str  # the file
     sources: tuple[str, ...]
@@ -109,13 +113,13 @@ def show_pipeline(file: PipelineFile, said: Said) -> PipelineShown:
 
 
 def _known(recordings: Recordings) -> _Setting | None:
-    """What manifests and environment say, if that is all there is to say."""
+    """What manifests and environment declare, if nothing else does."""
     spaces, extras = recordings.spaces(), recordings.extras()
     return None if spaces is None or extras is None else (spaces, recordings.inferred, _scale(recordings), extras)
 
 
 def _read(recordings: Recordings) -> _Setting:
-    """As the first episode has it."""
+    """As the first episode says."""
     with recordings.stream(limit=FEW) as stream:
         first = next(map(with_steps, stream))
         return recordings.spaces_of(stream), stream.spaces_inferred, stream.action_scale, _extras_of(first)
@@ -135,14 +139,14 @@ def _extras_of(batch: EpisodeBatch) -> Extras:
 
 
 def _columns_after(pipeline: ConnectorPipelineV2, episodes: EpisodeBatch) -> tuple[list[tuple[Seen, ...]], str | None]:
-    """The batch's columns after each piece, as far as the pieces take invented episodes, and why not further."""
+    """The batch's columns after each piece, as far as the pieces take sample episodes, and why not further."""
     found: list[tuple[Seen, ...]] = []
     try:
         for _, batch, _ in stepped(pipeline, episodes, where="invented episodes"):
             found.append(seen_in_batch(batch))
     except OfflineCliError as err:
         name = [name for name, _ in pipeline.named()][min(len(found), len(pipeline) - 1)]
-        return found, f"piece {name} stops at invented episodes ({err.what}); --trace 1 takes real ones"
+        return found, f"piece {name} fails on sample episodes ({err.what}); --trace 1 uses real ones"
     return found, None
 
 
@@ -178,9 +182,6 @@ def space_as_json(space: Space | None) -> dict[str, Any] | None:
         return None
 
 
-ALL: Final = 1 << 62  # steps: whatever there is, as one batch
-
-
 @dataclass(frozen=True, slots=True)
 class PieceTraced:
     """What there is after one piece."""
@@ -197,7 +198,7 @@ class PieceTraced:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTraced:
-    """What `apply --trace` tells."""
+    """What `apply --trace` reports."""
 
     pipeline: str  # the file
     sources: tuple[str, ...]
@@ -219,7 +220,7 @@ class PipelineTraced:
 
 
 def trace_pipeline(file: PipelineFile, said: Said, *, episodes: int) -> PipelineTraced:
-    """The first `episodes`, those without a step left out, as one train batch, after each piece.
+    """The first `episodes`, those without steps left out, as one train batch, after each piece.
 
     Raises what `apply` raises; where a piece raises, the error's `result` has the trace up to it.
     """
@@ -243,11 +244,6 @@ def trace_pipeline(file: PipelineFile, said: Said, *, episodes: int) -> Pipeline
         err.result = traced().as_dict()
         raise
     return traced()
-
-
-LENGTHS: Final = (3, 2)  # steps
-Extras = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape of one row, by path
-_Setting = tuple[tuple[Space, Space], bool, str, Extras]  # spaces, whether they are inferred, action scale, extra outputs
 
 
 def invented_episodes(observation_space: Space, action_space: Space, extras: Extras) -> EpisodeBatch:

@@ -37,7 +37,7 @@ class TrainBatches:
         self.names: tuple[str, ...] = ()  # of its columns
 
     def __iter__(self) -> Iterator[TrainBatch]:
-        """Raises what reading raises; BadPiece for pieces that raise or give what no batch can be; BadConfig for the format."""
+        """Raises what reading raises; BadPiece for pieces that raise or return no batch; BadConfig for the format."""
         moving = filter(len, map(with_steps, self._ready.stream))
         for episodes in grouped(moving, self._steps_per_batch):
             made = self._made(episodes)

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and the boundary that no error passes; refuses to load anything heavy.
+"""The command line: its commands, and the boundary where every error becomes a message; loads nothing heavy.
 
 Every command parses, calls one library function and shows its result. What the function raises becomes one message and one
 exit code here, from the shell and from a test runner alike.
@@ -37,6 +37,17 @@ Exit codes:
     6  this machine lacks a package, a device or memory
     7  a target or gate was not met
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
+
+COMMANDS = (
+    record.COMMAND,
+    convert.COMMAND,
+    apply.COMMAND,
+    train_bc.COMMAND,
+    evaluate.COMMAND,
+    inspect.COMMAND,
+    validate.COMMAND,
+    repair.COMMAND,
+)
 
 
 class ErrorBoundary(TyperGroup):
@@ -113,7 +124,7 @@ def _last_words(stdout: Any, invocation: Invocation) -> Callable[[Exception], in
 
 
 def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
-    """What `call` returns. A reader of stdout that has gone ends it early, and that is no failure."""
+    """What `call` returns. A reader of stdout that has gone ends it early, and that is not a failure."""
     try:
         return call()
     except BrokenPipeError as error:
@@ -154,16 +165,6 @@ def _root(
         raise typer.Exit(2)
 
 
-COMMANDS = (
-    record.COMMAND,
-    convert.COMMAND,
-    apply.COMMAND,
-    train_bc.COMMAND,
-    evaluate.COMMAND,
-    inspect.COMMAND,
-    validate.COMMAND,
-    repair.COMMAND,
-)
 for command in COMMANDS:
     add(app, command)
 
@@ -173,7 +174,7 @@ def main() -> None:
     Ending.is_ours = True
     try:
         code = app(standalone_mode=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and told; Python's own end would have it kill the process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is reported; Python's own end would have it kill the process
     except KeyboardInterrupt:  # between the last two lines
         code = SIGNALLED[0]
     if code in SIGNALLED or Ending.has_left:

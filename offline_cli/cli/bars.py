@@ -1,4 +1,4 @@
-"""Progress as one bar per stage on a terminal of any width; refuses to wrap a line or to cut a word.
+"""Progress as one bar per stage on a terminal of any width, without wrapped lines or cut words.
 
 What does not fit is left out. Loads rich, so it is loaded only where there is a terminal.
 """

@@ -1,8 +1,7 @@
-"""Commands of other packages: the entry points `offline_cli.commands`, each a `Command`, imported when it is called.
+"""Commands from their declarations: the parameters that typer parses, and the call with what was given.
 
+Other packages add commands as entry points `offline_cli.commands`, each a `Command`, imported when it is called.
 `offline-cli --help` lists them by name and package. A command of ours is never replaced.
-
-Commands from their declarations: the parameters that typer parses, and the call with what was given.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ __all__ = ["Command", "add", "names_of_others", "other_command", "parse"]
 
 METADATA: Final = (".dist-info", ".egg-info")
 GROUP: Final = b"[offline_cli.commands]"
+
+STORAGE, CACHE, CACHE_SIZE = "storage_options", "cache", "cache_size"
 
 
 def names_of_others() -> Mapping[str, str]:
@@ -69,9 +70,6 @@ def other_command(name: str) -> Any:
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     add(alone, found)
     return typer.main.get_command(alone)
-
-
-STORAGE, CACHE, CACHE_SIZE = "storage_options", "cache", "cache_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +173,7 @@ def parse(command: Command, given: Mapping[str, Any]) -> tuple[dict[str, Any], d
 
 
 def _value(one: Declared, given: Any) -> Any:
-    """What a text, or several, stand for."""
+    """The value of one text, or several."""
     if one.option.form is Form.JSON:
         return json_object(given, option=one.flag, example=one.option.example)
     if one.option.form is Form.PAIRS and given:

@@ -64,14 +64,14 @@ COMMAND = Command(
 
 
 def _label(name: str, told: Mapping[str, Any]) -> str:
-    """Rows that were skipped are kept nowhere, and not called quarantined; a row that stands there twice is no episode."""
+    """Skipped rows are not kept, so they are not called quarantined; a repeated row is not an episode."""
     if name == "duplicates_dropped":
         return "duplicate_episodes_dropped"
     return "rows_skipped" if name == "rows_quarantined" and told["on_error"] == "skip" else name
 
 
 def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What was done; of a dry run, what would be."""
+    """What was done, or would be in a dry run."""
     apart = ("preview", "rejected", "rejected_in_all", "dropped_reasons", "on_error")
     rows = {_label(name, told): value for name, value in told.items() if name not in apart}
     repeated = told["assumptions"].get("duplicate-row", 0)

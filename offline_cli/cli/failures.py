@@ -1,10 +1,9 @@
-"""Whether a failure is this machine's want of memory, threads or processes; refuses to take a broken package for it.
+"""Turns any exception into one message and one exit code; a traceback is shown only with `--debug`.
 
-Little of it is a MemoryError: a limit (`ulimit -v`, a container) shows where the system loads a library, starts a thread or
-maps a file, and each library says so in its own words. Some go on half loaded, and fail over what they lack: under a limit that
-is smaller than what they need, such failures are taken for it too.
-
-Turns any exception into one message and one exit code; refuses to show a traceback unless `--debug` asks for it.
+`is_shortage`: whether a failure is this machine's lack of memory, threads or processes, and not a broken package. Little of it
+is a MemoryError: a limit (`ulimit -v`, a container) shows where the system loads a library, starts a thread or maps a file, and
+each library says so in its own words. Some continue half loaded, and fail over what they lack: under a limit that is smaller
+than what they need, such failures count as a lack of memory too.
 """
 
 from __future__ import annotations
@@ -47,6 +46,25 @@ SAID: Final = re.compile(
 )
 """Words of the dynamic linker, torch, Python, C++, numpy, Arrow and Linux."""
 
+UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
+
+_EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
+_WITH_ON_ERROR = (("convert",), ("inspect",))
+_BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train-bc": "*"}  # what is in --out once writing has begun
+_STORAGE_ERRNOS = {
+    errno.EACCES: "write permission, or another place",
+    errno.EPERM: "write permission, or another place",
+    errno.EROFS: "a place that can be written",
+    errno.ENOSPC: "to free some space, or another disk",
+    errno.EDQUOT: "to free some of the quota, or another place",
+    errno.EIO: "another disk: this one reports faults",
+    errno.ENOENT: "a path that exists",
+    errno.ENOTDIR: "a path whose parents are folders",
+    errno.EISDIR: "a path of a file",
+    errno.ENAMETOOLONG: "a shorter path",
+}
+
 
 def is_shortage(error: BaseException) -> bool:
     """Whether `error` is, or came from, the system's refusal of memory, of a thread or of a process."""
@@ -54,7 +72,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def _is_half_loaded(error: BaseException) -> bool:
-    """Whether code of others failed under a limit of address space that is tight."""
+    """Whether other packages' code failed under a tight limit of address space."""
     if not isinstance(error, (NameError, AttributeError, SystemError, ImportError)) or not _is_tight():
         return False
     frame = error.__traceback__
@@ -81,26 +99,6 @@ def _is_one(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in NUMBERS:
         return True
     return isinstance(error, (ImportError, RuntimeError, OSError, SystemError)) and bool(SAID.search(str(error)))
-
-
-UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
-
-_EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
-_WITH_ON_ERROR = (("convert",), ("inspect",))
-_BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train-bc": "*"}  # what is in --out once writing has begun
-_STORAGE_ERRNOS = {
-    errno.EACCES: "write permission, or another place",
-    errno.EPERM: "write permission, or another place",
-    errno.EROFS: "a place that can be written",
-    errno.ENOSPC: "to free some space, or another disk",
-    errno.EDQUOT: "to free some of the quota, or another place",
-    errno.EIO: "another disk: this one reports faults",
-    errno.ENOENT: "a path that exists",
-    errno.ENOTDIR: "a path whose parents are folders",
-    errno.EISDIR: "a path of a file",
-    errno.ENAMETOOLONG: "a shorter path",
-}
 
 
 class Bug(OfflineCliError):
@@ -178,7 +176,7 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
 
 
 def _of_plugin(error: BaseException) -> BadData | None:
-    """`error` as that of a package which offline-cli was told to use; None: it is none."""
+    """`error` as that of a package which offline-cli was asked to use; None: it is none."""
     from offline_cli.plugins import plugin_behind
 
     found = plugin_behind(error)

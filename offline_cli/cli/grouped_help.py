@@ -44,7 +44,7 @@ class Shown:
         return " ".join(filter(None, (one.help(self.spelled), repeated, one.option.as_text)))
 
     def default_of(self, one: Declared) -> str:
-        """Its default in words; empty where there is none."""
+        """Its default as text; empty where there is none."""
         return one.default(self.spelled)
 
     def meaning(self, one: Declared) -> str:

@@ -1,4 +1,4 @@
-"""What one call of the command line was given; refuses to repeat secrets.
+"""The arguments of one call of the command line, repeated without secrets.
 
 The flags that decide how a failure is shown are read from the arguments themselves, because a failure may come before
 they could be parsed.
@@ -63,7 +63,7 @@ class Invocation:
         """Raise UsageError where an argument names a place in the memory of a process: of this one, which is about to end."""
         for arg in self.args:
             if arg.startswith(_MEMORY) or f"={_MEMORY}" in arg or f"::{_MEMORY}" in arg:
-                what = "memory:// is forgotten when the command ends: nobody could have written there, or read from there"
+                what = "memory:// exists only within one process: no other program can write or read it"
                 raise UsageError(
                     what, where=arg, fix="a local folder or a bucket; memory:// is for programs that import offline_cli"
                 )

@@ -1,4 +1,4 @@
-"""How fast one stage of work goes, in figures and in words; refuses to count time that is not the stage's own."""
+"""How fast one stage of work goes, in figures and in words; only the stage's own time counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Pace"]
 
 @dataclass(slots=True)
 class Pace:
-    """How fast one stage goes, from its first report to its last; going back to fewer `done` begins it anew."""
+    """How fast one stage goes, from its first report to its last; going back to fewer `done` restarts it."""
 
     began: float  # seconds of a monotonic clock, at the first report
     first: int  # `done` of the first report

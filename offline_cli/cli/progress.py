@@ -1,11 +1,10 @@
-"""Notes of the library, and warnings of any, as one line each on stderr; refuses to show what acts on a terminal.
+"""Shows progress, notes and warnings on stderr: a bar on a terminal, an occasional line elsewhere; never on stdout.
 
-Python itself would write them as they are, with the ids, paths and words of other programs that they repeat. A program around
-us that has set up logging of its own gets the records as ever.
+A progress report costs next to nothing unless it is time to draw again, so that library code may report as often as it likes.
 
-Shows progress on stderr: a bar on a terminal, an occasional line elsewhere; refuses to touch stdout or to slow the work.
-
-A report costs next to nothing unless it is time to draw again, so that library code may report as often as it likes.
+`notes_in_one_line`: notes of the library, and warnings of any package, take one line each, without control characters. Python
+itself would write them as they are, with the ids, paths and words of other programs that they repeat. A program around us that
+has set up logging of its own gets the records as usual.
 """
 
 from __future__ import annotations
@@ -28,10 +27,13 @@ __all__ = ["Lines", "notes_in_one_line", "working"]
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")  # gymnasium's warnings are yellow
 
+LINE_SECONDS = 10.0  # between two lines of one stage
+END_SECONDS = 1.0  # between two lines that report the end of a stage: evaluations may come often
+
 
 @contextmanager
 def notes_in_one_line() -> Iterator[None]:
-    """Within it, records of `logging` that nobody else takes, and Python's warnings, are shown in one line each."""
+    """Within it, records of `logging` that no other handler takes, and Python's warnings, are shown in one line each."""
     last_resort, formatting = logging.lastResort, warnings.formatwarning
     logging.lastResort, warnings.formatwarning = _Notes(logging.WARNING), _of_warning
     try:
@@ -55,10 +57,6 @@ def _line(text: str) -> str:
     return printable(COLOUR.sub("", text)) + "\n"
 
 
-LINE_SECONDS = 10.0  # between two lines of one stage
-END_SECONDS = 1.0  # between two lines that tell the end of a stage: evaluations may come often
-
-
 @contextmanager
 def working(*, quiet: bool) -> Iterator[OnProgress]:
     """A listener for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone."""
@@ -67,7 +65,7 @@ def working(*, quiet: bool) -> Iterator[OnProgress]:
 
 
 def _waits_shown_by(listener: Any) -> AbstractContextManager[None]:
-    """Within it, requests to a storage that are not answered are told of, unless all is to be quiet."""
+    """Within it, requests to a storage that are not answered are reported, unless --quiet is given."""
     if listener is no_progress:
         return nullcontext()
     from offline_cli.storage.timeouts import waits_told_to
@@ -111,7 +109,7 @@ class Lines:
             self._next_line = now + LINE_SECONDS
 
     def tell(self, line: str) -> None:
-        """Show a line that is no progress."""
+        """Show a line that is not progress."""
         write(self._stream, printable(line) + "\n")
 
     def _end_stage(self, now: float) -> None:

@@ -15,7 +15,7 @@ __all__ = ["COMMAND"]
 def run(ctx: typer.Context, flags: RecordFlags, options: RecordOptions) -> None:
     """Play a policy and record whole episodes.
 
-    Episodes are those that begin first, each to its own end. Ctrl-C commits what is whole, within 10 s; --resume goes on.
+    Episodes are those that begin first, each to its own end. Ctrl-C commits what is whole, within 10 s; --resume continues.
     """
     from offline_cli.recording.record import record
 

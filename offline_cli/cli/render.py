@@ -1,6 +1,6 @@
-"""Shows a command's result, as JSON or as a small table; refuses to write anything else on stdout.
+"""Shows a command's result, as JSON or as a small table; nothing else is written on stdout.
 
-JSON is one line and valid: NaN and infinities, which JSON has no words for, become null. The table is for people; it
+JSON is one line and valid: NaN and infinities, which JSON cannot express, become null. The table is for people; it
 loads rich, and colours only a terminal.
 """
 
@@ -21,15 +21,14 @@ __all__ = ["NOT_KNOWN", "Lines", "Result", "Summary", "in_words", "plain", "show
 NOT_KNOWN = "not known"
 _WIDE = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
 
+Summary = Callable[[Mapping[str, Any]], Mapping[str, Any] | Sequence[tuple[str, Any]]]
+"""Rows of a table from the keys of `--json`; pairs where a name may stand more than once."""
+
 
 class Lines(tuple[str, ...]):
     """A value of a table that is shown in lines of its own, each of which is one text."""
 
     __slots__ = ()
-
-
-Summary = Callable[[Mapping[str, Any]], Mapping[str, Any] | Sequence[tuple[str, Any]]]
-"""Rows of a table from the keys of `--json`; pairs where a name may stand more than once."""
 
 
 class Result(Protocol):

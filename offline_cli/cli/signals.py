@@ -15,6 +15,9 @@ from offline_cli.errors import causes
 
 __all__ = ["SIGNALLED", "Terminated", "end_now", "interrupt_behind", "signal_exit_code", "sigterm_raises"]
 
+TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+LAST: Final = 2.0  # seconds for what is registered for the end
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, or SIGHUP. A KeyboardInterrupt, so that whatever saves its work on Ctrl-C saves it here too."""
@@ -22,8 +25,6 @@ class Terminated(KeyboardInterrupt):
     exit_code: Final = 143
 
 
-TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-LAST: Final = 2.0  # seconds for what is registered for the end
 SIGNALLED: Final = (130, Terminated.exit_code)  # exit codes of what a signal has ended
 
 
@@ -46,7 +47,7 @@ def signal_exit_code(error: BaseException) -> int:
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt that `error` is, or came from: a C module that is interrupted while it loads says ImportError."""
+    """The interrupt that `error` is, or came from: a C module interrupted while loading raises ImportError."""
     return next((one for one in causes(error) if isinstance(one, KeyboardInterrupt)), None)
 
 

@@ -1,8 +1,8 @@
-"""Writes text for people and programs; refuses to fail because a reader has gone, or to pass on what acts on a terminal.
+"""Writes text for people and programs, without control characters; a reader that has gone is no error.
 
-`write` is the one place where text meets a terminal or a pipe: of characters that are no signs it lets line breaks through
-alone, and colours where there is a terminal that wants them. Which line breaks are ours, only whoever makes a text of several
-parts knows: each part goes through `printable`.
+`write` is the one place where text reaches a terminal or a pipe: of unprintable characters it passes line breaks alone, and
+colours where there is a terminal that wants them. Which line breaks are ours, only whoever makes a text of several parts knows:
+each part goes through `printable`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write `text` and flush. A pipe or terminal that was closed swallows this text and what follows, as does no stream.
+    """Write `text` and flush. A closed pipe or terminal, or a missing stream, swallows this text and what follows.
 
     Raises OSError where the text cannot be stored (a full disk); what is written after that is swallowed.
     """
@@ -92,7 +92,7 @@ def _lines(text: str) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether `stream` is there and somebody sits before it."""
+    """Whether `stream` is there and is a terminal."""
     return stream is not None and stream.isatty()
 
 

@@ -1,10 +1,8 @@
-"""Values of options that a command line writes as text: pairs, JSON objects, settings of the storage.
+"""Values of options that a command line writes as text (pairs, JSON objects, storage options), and `-`, piped input.
 
-`-` among the sources: what is piped in, kept in a file of its own while the command runs; refuses a terminal, and `-` twice.
-
-A pipe can be read once and not backwards, while readers look at the beginning to tell the format, and read again where they
-infer spaces. So the bytes wait in a temporary file, which is removed at the end, however the command ends. Messages and
-provenance call it `-`.
+A pipe can be read once and not backwards, while readers look at the beginning to detect the format, and read again where they
+infer spaces. So the bytes of `-` wait in a temporary file, which is removed at the end, however the command ends. Messages and
+provenance call it `-`. A terminal as input, and `-` twice, are usage errors.
 """
 
 from __future__ import annotations
@@ -29,6 +27,9 @@ __all__ = ["STDIN", "STORAGE_OPTION", "json_object", "pairs", "storage_options",
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 
+STDIN = "-"
+CHUNK = 1 << 20  # bytes
+
 
 def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
     """`["a=1", "b=x"]` as `{"a": "1", "b": "x"}`. Raises UsageError naming the ones that are not KEY=VALUE, or given twice."""
@@ -44,7 +45,7 @@ def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
 
 
 def _shown(pair: str, option: str) -> str:
-    """What was given; of a storage option, which may be a secret, the first letters."""
+    """What was given; only the first letters of a storage option, which may be a secret."""
     return repr(pair) if option != STORAGE_OPTION or len(pair) < 4 else repr(f"{pair[:3]}...")
 
 
@@ -82,12 +83,8 @@ def json_object(text: str | None, *, option: str, example: str) -> dict[str, Any
     except ValueError as err:
         raise BadConfig(f"not JSON: {err}", where=option, fix=fix) from err
     if not isinstance(found, dict):
-        raise BadConfig(f"{type(found).__name__}, no JSON object", where=option, fix=fix)
+        raise BadConfig(f"{type(found).__name__}, not a JSON object", where=option, fix=fix)
     return found
-
-
-STDIN = "-"
-CHUNK = 1 << 20  # bytes
 
 
 @contextmanager
@@ -100,7 +97,7 @@ def with_stdin(sources: Sequence[str]) -> Iterator[list[str | Location]]:
         raise UsageError("- is given twice", where="the sources", fix="a pipe can be read once: leave one out")
     if sys.stdin is None or is_terminal(sys.stdin):
         fix = "pipe JSON lines or CSV into the command, or name a file (./- for one that is called so)"
-        raise UsageError("- stands for what is piped in, and nothing is", where="stdin", fix=fix)
+        raise UsageError("- stands for piped input, and nothing is piped in", where="stdin", fix=fix)
     with tempfile.TemporaryDirectory(prefix="offline-cli-") as folder:
         piped = _kept(Path(folder) / "stdin")
         yield [piped if source == STDIN else source for source in sources]

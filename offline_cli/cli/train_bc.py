@@ -20,7 +20,7 @@ def run(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -> Non
     """Train a policy to imitate recordings (behaviour cloning).
 
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
-    what --resume needs to go on exactly where the run stopped. What is not given comes from --config, else from the run that
+    what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run that
     is resumed; --pipeline, --module-id and an --env that is code (module:EnvId, python:...) have to be named again. Only
     --epochs or --updates may change on the way: a resumed run is the one that would have had them from the start, also where
     they are reached already.
@@ -54,5 +54,5 @@ COMMAND = Command(
 
 
 def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rows that this run has: what was not asked for is not measured."""
+    """The rows of the table; what was not measured is left out."""
     return {name: value for name, value in told.items() if value is not None and value not in ([], {})}

@@ -1,4 +1,4 @@
-"""Keeps pyarrow from loading pandas (a quarter of a second) where it is installed and nobody uses it.
+"""Keeps pyarrow from loading pandas (a quarter of a second) where it is installed but not used.
 
 pyarrow looks for pandas twice, for its classes and for its scalars, the first time that it makes or reads an array. The
 commands give it neither. A Python policy, environment or connector piece of the user's may: as soon as it imports pandas,
@@ -31,7 +31,7 @@ class DataCommand(TyperCommand):
 
 @cache  # each finder asks the others: many of them, where pandas is not installed, would never come to an end
 def without_pandas() -> None:
-    """Let pyarrow look for pandas in vain, unless it has been imported; once for all commands of a process."""
+    """Hide pandas from pyarrow, unless it has been imported; once for all commands of a process."""
     if PANDAS in sys.modules:
         return
     import pyarrow as pa
@@ -44,7 +44,7 @@ def without_pandas() -> None:
 
 
 class _Finder:
-    """Hides pandas from pyarrow; later it tells pyarrow once somebody has imported pandas, and is gone."""
+    """Hides pandas from pyarrow; once pandas is imported by other code, pyarrow is informed and this finder is removed."""
 
     hides = True
 
@@ -54,7 +54,7 @@ class _Finder:
             return None
         if self.hides:
             raise ModuleNotFoundError(name, name=name)
-        place = sys.meta_path.index(self)  # whoever only asks where pandas is does not import it
+        place = sys.meta_path.index(self)  # asking where pandas is does not import it
         del sys.meta_path[place]
         try:
             from importlib.util import find_spec

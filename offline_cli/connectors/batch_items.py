@@ -52,7 +52,7 @@ Episodes = Sequence[Any] | EpisodeBatch
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made per column and episode, and frozen ones take three times as long
 class Items:
-    """`count` items of one episode, already stacked: leaves (count, ...), which others may hold, too: nobody writes to them."""
+    """`count` items of one episode, already stacked: leaves (count, ...), which others may hold, too; never written to."""
 
     tree: Tree
     count: int
@@ -68,7 +68,7 @@ def read_only(tree: Tree) -> Tree:
 
 
 def owned(item: Tree) -> Tree:
-    """A copy of a tree, down to the numbers."""
+    """A deep copy of a tree."""
     if type(item) is np.ndarray:
         return item.copy()
     if isinstance(item, (dict, tuple)):

@@ -1,8 +1,9 @@
-"""ConnectorPipelineV2: pieces called one after the other; refuses names that no piece has.
+"""ConnectorPipelineV2: pieces called one after the other.
 
 State is keyed by a name that is unique within the pipeline (`ClipRewards`, `ClipRewards_2`), so two pieces of one class keep
-two states, and merged states come back to the piece that they are from. The chain of spaces is worked out whenever pieces
-change, before any data is read; a piece that cannot take what comes before it is named.
+two states, and merged states return to the piece that they are from. The chain of spaces is computed whenever pieces change,
+before any data is read; the error names the piece that cannot take what precedes it. A name that no piece has raises
+UnknownPiece.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class ConnectorPipelineV2(ConnectorV2):
         return batch, left
 
     def observe(self, slots: SlotWindows, **call: Any) -> None:
-        """Have the pieces see last observations, which nobody acts on; pieces that fill the batch learn nothing from them."""
+        """Show the pieces last observations, which are never acted on; pieces that fill the batch learn nothing from them."""
         batch: Batch = {}
         for piece in itertools.takewhile(lambda piece: not piece.fills_obs, self.connectors):
             batch, _ = self._step(piece, batch, slots, call)
@@ -361,5 +362,5 @@ def _set_spaces(name: str, piece: ConnectorV2, observations: Space | None, actio
         raise SpaceMismatch(what, where=f"piece {name}", fix="another order of pieces, or another piece") from err
     for space, given in ((piece.observation_space, observations), (piece.action_space, actions)):
         if given is not None and not isinstance(space, gym.Space):
-            what = f"piece {name} turned {given} into {space!r}, which is no space"
+            what = f"piece {name} turned {given} into {space!r}, which is not a space"
             raise SpaceMismatch(what, where=f"piece {name}", fix="return a gymnasium space from its recompute_output_... hooks")

@@ -1,11 +1,11 @@
-"""ConnectorV2, the base of every piece between episodes and a module.
+"""ConnectorV2, the base class of every piece between episodes and a module, and its state as bytes.
 
 The call contract, the batch layout (`batch_items.py`) and the helpers are RLlib's, so that a piece written for RLlib runs here
-after changing its import line. What differs: spaces are set both at once; states that cannot be merged raise.
+after changing its import line. What differs: both spaces are set at once; states that cannot be merged raise.
 
-What the pieces of a pipeline learned goes into bytes, and back, as msgpack without pickle. The form is that of episodes
-(`episodes/codec/arrays.py`): plain values, and arrays of numbers, bools or strings; tuples come back as lists. The same state
-gives the same bytes.
+`state_to_bytes` and `state_from_bytes` store what the pieces of a pipeline learned as msgpack without pickle. The form is that
+of episodes (`episodes/codec/arrays.py`): plain values, and arrays of numbers, bools or strings; tuples come back as lists. The
+same state gives the same bytes.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def same_state(one: Any, two: Any) -> bool:
 
 
 def shown_names(state: Any) -> str:
-    """What names a state has, for an error, or what stands where it belongs."""
+    """The names in a state, for an error, or the type of what is there instead."""
     return str(sorted(map(str, state)))[:200] if isinstance(state, Mapping) else f"a {type(state).__name__} in its place"
 
 
@@ -269,7 +269,7 @@ def state_from_bytes(data: bytes, *, where: str) -> dict[str, Any]:
 
 @cache
 def _class_takes_slots(kind: type[ConnectorV2]) -> bool:
-    """Whether the class says so that has the methods that `on_slots` stands for, or one that derives from it."""
+    """Whether the class that defines what `on_slots` replaces, or one derived from it, says so."""
 
     def place(name: str) -> int:
         return next((number for number, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))

@@ -1,15 +1,15 @@
-"""Makers of pieces: the classes and functions that pipeline files name and users give, their options, and what they make.
+"""Finds the classes and builders of connector pieces by name, and makes pieces with their options.
 
-Our own pieces go by their class name in small letters: FrameStacking is `frame_stacking`, and `FrameStacking` works too. A
+Our own pieces are named by their class name in snake case: FrameStacking is `frame_stacking`, and `FrameStacking` works too. A
 third-party package registers pieces under the entry point group `offline_cli.connectors`, name = "package.module:Class".
-Nothing of it is imported before a pipeline file names it. A name that nobody registered is an error with the nearest ones.
+Nothing of it is imported before a pipeline file names it. An unregistered name is an error that lists the nearest ones.
 
 Every piece takes `**kwargs`, for RLlib's sake, and would swallow whatever it is given. So its options are the arguments that
 the constructors of its class and of its bases name, and no others.
 
 RLlib's builders take positional arguments: `lambda env`, `lambda env, spaces, device` for the pipelines beside an environment,
 `lambda obs_space, act_space` for the learner's (`lambda env` is seen there, too). A builder gets as many of them as it
-has required positional parameters, and further ones where a parameter with a default bears the argument's name, so that
+has required positional parameters, and further ones where a parameter with a default has the argument's name, so that
 `lambda env, n=4: FrameStacking(num_frames=n)` keeps its 4.
 """
 

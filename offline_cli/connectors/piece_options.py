@@ -1,13 +1,12 @@
-"""What an exception says about its cause, in one line; refuses to make anything up.
+"""The options that a connector piece takes, and errors that name the piece which raised.
 
-An assertion without words says least, and yet its own condition is the best answer to "what did it want".
-
-Exceptions of connector pieces as errors that name the piece; refuses to hide an exception that no piece raised.
-
-Pipelines note on every exception which piece it came from, and let it pass as it is, for debuggers. A command is to end with
-an error of its own instead: pieces may be anybody's code.
-
-Which options a piece takes: the arguments that the constructors of its class and of its bases name, and no others.
+* `signature_of`, `option_mistakes`: options are the arguments that the constructors of a piece's class and of its bases name,
+  and no others.
+* `blaming_pieces`, `piece_of`: pipelines note on every exception which piece it came from, and let it pass as it is, for
+  debuggers. A command must end with an error of its own instead, because pieces may be user code. An exception that no
+  piece raised is never hidden.
+* `what_it_wants`: the cause of an exception in one line, without additions. An assertion without a message says least, and yet
+  its own condition is the best answer to "what did it want".
 """
 
 from __future__ import annotations
@@ -39,6 +38,13 @@ __all__ = [
 
 MAX_SHOWN = 300  # letters
 
+NOTE: Final = "in connector piece "
+
+Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
+
+SPACES: Final = ("input_observation_space", "input_action_space")
+AS_LEARNER: Final = "as_learner_connector"
+
 
 def what_it_wants(err: BaseException) -> str:
     """`ValueError: words`; for an assertion without words its condition: `AssertionError: len(space.shape) == 1`."""
@@ -60,9 +66,6 @@ def _condition(err: BaseException) -> str:
         return ""
     around = [node.test for node in nodes if node.lineno <= line <= (node.end_lineno or node.lineno)]
     return ast.unparse(around[-1]) if around else ""
-
-
-NOTE: Final = "in connector piece "
 
 
 def piece_of(err: BaseException) -> str | None:
@@ -88,14 +91,8 @@ def blaming_pieces(place: Callable[[], str]) -> Iterator[None]:
         piece = piece_of(err)
         if piece is None:
             raise
-        fix = "mend the piece; --debug shows the line that raised"
+        fix = "fix the piece; --debug shows the line that raised"
         raise BadData(f"connector piece {piece} raised {err!r}", where=place(), fix=fix) from err
-
-
-Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
-
-SPACES: Final = ("input_observation_space", "input_action_space")
-AS_LEARNER: Final = "as_learner_connector"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ class Signature:
 
     options: Mapping[str, bool]  # whether each must be given
     spaces: tuple[str, ...]  # of SPACES, those it cannot be made without
-    takes_as_learner: bool  # whether it works in learner pipelines and in env-to-module ones, and is told which
+    takes_as_learner: bool  # whether it works in learner pipelines and in env-to-module ones, and is informed which
 
 
 def signature_of(maker: Maker) -> Signature:

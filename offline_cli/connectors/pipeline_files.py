@@ -1,4 +1,4 @@
-"""Pipeline files: TOML to a ConnectorPipelineV2; all mistakes of a file are listed at once, before any data is read.
+"""Pipeline files: TOML to a ConnectorPipelineV2. All mistakes of a file are listed at once, before any data is read.
 
 kind = "env_to_module"       # or "module_to_env", "learner"
 defaults = true              # add the default pieces of that kind
@@ -52,7 +52,7 @@ PAGE: Final = "docs/connectors.md lists the pieces and shows such files"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a pipeline is built for."""
+    """What a pipeline is built for: the setting."""
 
     observation_space: Space
     action_space: Space
@@ -261,7 +261,7 @@ def _made(file: PipelineFile, setting: Setting) -> list[tuple[PieceEntry, Connec
         except Exception as err:  # noqa: BLE001  a constructor may raise whatever it likes at options that it minds
             problems.append(f"{entry.label}: {what_it_wants(err)}")
     if problems:
-        raise BadConfig.of(problems, where=file.where, fix="mend the options of these pieces")
+        raise BadConfig.of(problems, where=file.where, fix="fix the options of these pieces")
     return found
 
 

@@ -1,16 +1,15 @@
-"""What a user gives for a pipeline: a file, pieces, or what builds them; and which pieces may see the episodes in parts.
+"""A pipeline as a user gives it (a file, pieces, or a builder), and the two pipelines that a trained policy is played between.
 
-Pieces that are given as they are serve as patterns: what is built has copies of them, so that nothing that one run, or one
-round of playing, learned is in the next.
+Pieces that are given as objects serve as patterns: each pipeline is built from copies of them, so that nothing that one run, or
+one round of playing, learned is in the next. `check_streamable` says which pieces may see the episodes in parts.
 
-The two pipelines that a policy is played between, from what it was trained with and from files; refuses to guess either.
+`play_pipelines`: a policy that was trained through a learner pipeline is played through the pieces of it that work on both
+sides, with the state they had after training, frozen: what a filter makes of an observation is what the policy learned from. A
+file for the env-to-module side that a user names replaces those pieces; states of the same names are given to it all the same.
+There are no guesses: what neither training nor a file determines is an error.
 
-A policy that was trained through a learner pipeline is played through the pieces of it that work on both sides, with the state
-they had after training, frozen: what a filter makes of an observation is what the policy learned from. A file for the
-env-to-module side that a user names takes the place of those pieces; states of the same names go to it all the same.
-
-What a run folder brings may name our own pieces and no code. Where it was trained with other code, the user has to name the
-pipeline file once more.
+A run folder may name our own pieces and no code. Where it was trained with other code, the user has to name the pipeline file
+again.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def _hash(document: Mapping[str, Any]) -> str:
 
 def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
     """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
-    it has learned, alone. All of this package do; somebody's own have to say so (`ConnectorV2.per_episode`), and, where they
+    it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`), and, where they
     have a state, be able to learn no more: the data is read more than once.
     """
     kinds = list(dict.fromkeys(map(type, pieces)))
@@ -182,7 +181,7 @@ def _by_episode(kind: type[ConnectorV2]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TrainedPipeline:
-    """The learner pipeline that a policy was trained through, as its run folder tells."""
+    """The learner pipeline that a policy was trained through, as its run folder describes it."""
 
     document: Mapping[str, Any] | None  # of the pipeline file; None: it was given as Python objects
     state: Mapping[str, Any] = field(default_factory=dict)  # what its pieces had learned, by name

@@ -1,19 +1,14 @@
-"""What comes out of an env-to-module pipeline, held against what a policy takes; refuses shapes that a network would trip over.
+"""One step of playing through connector pipelines, as RLlib's env runner does it.
 
-A piece may announce one space and give another, or give the parts of a Dict in another order, which networks go by.
-
-Actions as recordings have them, beside those that an environment takes; the two share no memory.
-
-Boxes of floats are recorded as the module-to-env pipeline leaves them in `actions`, before they are fitted to the environment;
-choices and integer boxes as the environment takes them.
-
-How far pieces of our own look back on an episode.
-
-One step of playing through connector pipelines, as RLlib's env runner does it; refuses to step any environment itself.
-
-Episodes that go on, the env-to-module pipeline, a forward pass, the module-to-env pipeline: actions. Who calls steps the
-environments with `actions_for_env`, and adds to each episode what came of it, with `actions` and `extra_of` as they are: states
-of recurrent modules travel from step to step in there.
+* `PipelinePlayer`: growing episodes, the env-to-module pipeline, a forward pass, the module-to-env pipeline: actions. It steps
+  no environment: the caller steps them with `actions_for_env`, and adds the outcome to each episode, with `actions` and
+  `extra_of` as they are, because they carry the states of recurrent modules from step to step.
+* `PolicyInput`: checks what comes out of an env-to-module pipeline against what a policy takes. A piece may announce one space
+  and return another, or return the parts of a Dict in another order, which networks depend on; other shapes are an error.
+* `RecordedActions`: actions as recordings have them, beside those that an environment takes; the two share no memory. Boxes of
+  floats are recorded as the module-to-env pipeline leaves them in `actions`, before they are fitted to the environment; choices
+  and integer boxes as the environment takes them.
+* `check_lookback`, `frames_looked_at`, `steps_looked_at`: how far pieces of our own look back on an episode.
 """
 
 from __future__ import annotations
@@ -42,6 +37,10 @@ __all__ = ["Acts", "PipelinePlayer", "PolicyInput", "RecordedActions", "check_lo
 
 PLACE = "env-to-module pipeline"
 
+Shapes = Mapping[str, tuple[int, ...]]
+
+PREVIOUS: Final = ("n_prev_actions", "n_prev_rewards")
+
 
 class PolicyInput:
     """The batches of one module."""
@@ -69,11 +68,8 @@ def _in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-
 class RecordedActions:
-    """Both forms of what comes out of a module-to-env pipeline, in the dtypes of an action space."""
+    """Both forms of a module-to-env pipeline's output, in the dtypes of an action space."""
 
     def __init__(self, space: Space) -> None:
         parts = leaf_spaces(space)
@@ -99,9 +95,6 @@ class RecordedActions:
             )
         for path, leaf in leaves.items():
             yield path, leaf.astype(self._dtypes[path], copy=False)
-
-
-PREVIOUS: Final = ("n_prev_actions", "n_prev_rewards")
 
 
 def check_lookback(pipelines: PlayPipelines, lookback: int | None, *, where: str) -> None:

@@ -1,15 +1,15 @@
-"""Episodes that play side by side in slots, through pipelines; rows do not sway each other.
+"""Plays a module through its pipelines in slots, one episode per slot; rows do not influence each other.
 
-Our own pieces work on the latest steps of all slots at once (`slot_windows.py`). For pieces that are somebody's own each slot
-has an episode, too. Pieces may write into both, so that they are no recording: who calls keeps the raw observations himself.
-Actions in them are those of a recording as learners get them, in the units of networks. So pieces that look at earlier actions
-see the same here and in a learner pipeline.
+Our own pieces work on the latest steps of all slots at once (`slot_windows.py`). For pieces of other code each slot has an
+episode, too. Pieces may write into both, so neither is a recording: the caller keeps the raw observations. Actions in them are
+those of a recording as learners get them, in the units of networks, so pieces that look at earlier actions see the same here
+and in a learner pipeline.
 
 The forward pass sees blocks of a fixed number of rows, padded with copies, since float results differ with a batch's shape: an
 episode is the same whatever plays beside it (with blocks of one row where a network's results differ with a row's place, too).
 That does not hold for pieces that still learn from every slot's observations, such as a filter that is not frozen.
 
-`lookback`: pieces can look back on so many steps at least, which bounds memory; None: on the whole episode.
+`lookback`: pieces can look back on at least that many steps, which bounds memory; None: on the whole episode.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class SlotPlayer:
         self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))
 
     def drop(self, slot: int) -> None:
-        """Forget the slot's episode, which does not go on."""
+        """Forget the slot's episode, which does not continue."""
         self._episodes[slot] = None
         self._windows.end(np.array([slot]))
         self._live = self._windows.live.tolist()
@@ -266,7 +266,7 @@ class _InBlocks:
     def __init__(self, module: RLModule, rows: int) -> None:
         self._module, self._rows = module, rows
         self._input = PolicyInput(module)
-        watched = {"forward_inference", "forward_exploration"} & vars(module).keys()  # somebody looks at the calls
+        watched = {"forward_inference", "forward_exploration"} & vars(module).keys()  # calls are watched
         straight = None if watched else straight_forward(module)
         self._straight = None if straight is None else _named(straight)
 
@@ -320,5 +320,5 @@ def _info(infos: NDArray[Any] | None, row: int) -> Mapping[str, Any] | None:
 
 
 def _copied(observation: Tree) -> Tree:
-    """Pieces may write into it, and whose it is may write over it."""
+    """A copy, because pieces may write into it, and its owner may overwrite it."""
     return map_leaves(np.array, observation)

@@ -1,9 +1,9 @@
-"""What slots that play have seen and done of late, as arrays that all of our pieces work on at once.
+"""The latest steps of all slots that play, as arrays that all of our pieces work on at once.
 
 Each slot plays an episode, of which these hold the latest observation and as many steps before it as pieces look back on:
-observations as pieces have left them, actions in the units of networks, rewards, the state of a module with memory. Pieces that
-are somebody's own get episodes instead (`episodes_for`), which grow beside the arrays only where there is such a piece; what it
-wrote into them is taken back (`taken_back`). Where that has no form in arrays, the rest of the call goes on with episodes.
+observations as pieces have left them, actions in the units of networks, rewards, the state of a module with memory. Pieces of
+other code get episodes instead (`episodes_for`), which grow beside the arrays only where there is such a piece; what it wrote
+into them is copied back (`taken_back`). Where that has no form in arrays, the rest of the call continues with episodes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SlotWindows:
         self._all = len(self.live) == self._slots
 
     def _advance(self) -> None:
-        """Go on to the next observations, once the last ones were acted on."""
+        """Move on to the next observations, once the last ones were acted on."""
         if not self._has_acted:
             return
         self._has_acted = False
@@ -127,7 +127,7 @@ class SlotWindows:
         self._write_episodes()
 
     def act(self, actions: Tree | None, states: Tree | None) -> None:
-        """What the slots that play do now: leaves (P, ...); `actions` None: nobody looks back on them."""
+        """What the slots that play do now: leaves (P, ...); `actions` None: no piece looks back on them."""
         self._has_acted = True
         if self._steps and actions is not None:
             self._actions = self._windowed(self._actions, actions)
@@ -181,7 +181,7 @@ class SlotWindows:
         self._find_live()
 
     def replace(self, slot: int, episode: SingleAgentEpisode) -> None:
-        """Go on with another object for the slot's episode."""
+        """Continue with another object for the slot's episode."""
         assert self._episodes is not None, "there is a piece that wants them"
         self._episodes[slot] = episode
 
@@ -239,7 +239,7 @@ class SlotWindows:
         else:
             map_leaves(lambda window, leaf: window.__setitem__((self.live, self._at), leaf), held, rows)
 
-    # ---- pieces that are somebody's own ----
+    # ---- pieces of other code ----
 
     @property
     def has_episodes(self) -> bool:

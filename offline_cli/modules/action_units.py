@@ -1,11 +1,11 @@
-"""Box actions between an environment's units and those that networks work in; refuses nothing but guesses.
+"""Box actions between an environment's units and those that networks work in; nothing is guessed.
 
 A network works in about [-1, 1] whatever the bounds, and its outputs are stretched to them for the environment. Data of the
 scale `env` is brought there before it is learned from; data of the scale `normalized`, a module's own outputs, is there
 already: both teach the same policy. Decisions, which are RLlib's (`normalize_action`, `unsquash_action`) wherever it has one:
 
 * A Box without a bound somewhere is not scaled at all: its units are the environment's. The largest number of a wide dtype,
-  which some environments put there in place of infinity, is no bound.
+  which some environments put there in place of infinity, is not a bound.
 * Integer boxes are recorded in the environment's units at either scale. Networks work in [-1, 1] there too.
 * A normalized action beyond [-1, 1] is learned as it was recorded. What goes to an environment is clipped to its bounds.
 """
@@ -84,7 +84,7 @@ def _limit(dtype: np.dtype[Any]) -> float:
 def in_network_units(actions: Tree, space: Space, *, action_scale: str) -> Tree:
     """Recorded actions (leaves (N, *shape)) as a network learns them: Box leaves with bounds in about [-1, 1], float32.
 
-    `action_scale`: `env` or `normalized`, of the boxes that are no integers. Boxes of floats that need no scaling become
+    `action_scale`: `env` or `normalized`, of the boxes that are not integers. Boxes of floats that need no scaling become
     float32 all the same; all other leaves stay as they are.
     """
     parts = leaf_spaces(space)

@@ -1,15 +1,13 @@
-"""Which device, precision and number of threads a network runs with; refuses devices that this machine lacks.
+"""How a network runs: device, precision, threads, reproducible sampling, and a fast forward pass for plain networks.
 
-Actions drawn with given uniform numbers: the same numbers give the same actions; refuses to draw any numbers itself.
-
-`ActionHead.sample` draws from one generator for a whole batch. Here every row brings its own chance, so that a row's action
-does not depend on its neighbours.
-
-The forward pass of a plain network without what nn.Module does around each layer; refuses networks that are not plain.
-
-With small networks and batches most of a forward pass is Python between the layers: 64 rows through 64x64 take half the time
-this way. The kernels are the same, and so are the results, bit for bit. Weights are those of the moment: train, then ask
-again.
+* `choose_device`, `choose_threads`, `autocast`, ...: a device that this machine lacks raises MissingDevice.
+* `drawn_actions`: actions drawn with given uniform numbers; the same numbers give the same actions. `ActionHead.sample` draws
+  from one generator for a whole batch. Here every row has uniform numbers of its own, so that a row's action does not depend on
+  its neighbours.
+* `straight_forward`: the forward pass of a plain network without what nn.Module does around each layer; None for networks that
+  are not plain. With small networks and batches most of a forward pass is Python between the layers: 64 rows through 64x64 take
+  half the time this way. The kernels are the same, and so are the results, bit for bit. It uses the weights of the moment of
+  the call: after training, call it again.
 """
 
 from __future__ import annotations
@@ -55,6 +53,10 @@ __all__ = [
 WORK_PER_THREAD = 2e8  # weights x rows of a batch below which one thread is fastest, and safe on a busy machine
 MAX_THREADS = 8
 
+EDGE = 2.0**-24  # float32 knows no number between 1 - EDGE and 1; chances of exactly 0 or 1 would give infinities
+
+IN_PLACE: Final[dict[type[nn.Module], Callable[[Tensor], Tensor]]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
+
 
 def choose_device(name: str) -> torch.device:
     """The device for `auto`, `cpu` or `cuda`. Raises MissingDevice for `cuda` without a usable GPU."""
@@ -98,7 +100,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 def seed_generators(seed: int) -> None:
-    """As `torch.manual_seed`, which formats the caller's whole stack for a GPU that nobody has used yet: 1 ms each time."""
+    """As `torch.manual_seed`, which formats the caller's whole stack for a GPU that is not in use yet: 1 ms each time."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch types only half of itself
         torch.cuda.manual_seed_all(seed)
@@ -114,9 +116,6 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 def fits_on(device: torch.device, nbytes: int) -> bool:
     """Whether data of `nbytes` may live on `device`: always on the CPU, else within half of what is free."""
     return device.type == "cpu" or nbytes < torch.cuda.mem_get_info(device)[0] // 2
-
-
-EDGE = 2.0**-24  # float32 knows no number between 1 - EDGE and 1; chances of exactly 0 or 1 would give infinities
 
 
 def chance_size(head: ActionHead) -> int:
@@ -166,9 +165,6 @@ def _split(tensor: Tensor, sizes: list[int]) -> list[Tensor]:
 def _category(logits: Tensor, chance: Tensor) -> Tensor:
     """Gumbel's trick: the argmax of logit plus noise."""
     return (logits - (-chance.log()).log()).argmax(-1)
-
-
-IN_PLACE: Final[dict[type[nn.Module], Callable[[Tensor], Tensor]]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
 
 
 def straight_forward(module: RLModule) -> Callable[[Tensor], Tensor] | None:

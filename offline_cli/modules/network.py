@@ -1,6 +1,6 @@
 """Kinds of networks by the name that a `[network]` table gives: ours, and those of other packages (`offline_cli.networks`).
 
-Networks by kind: what a `[network]` table names makes the policy of a run, and the value functions of its algorithm.
+What the table names makes the policy of a run (`FeaturePolicy`), and the value functions of its algorithm (`Critic`).
 """
 
 from __future__ import annotations
@@ -217,5 +217,5 @@ def network_kind(name: str, *, named: Collection[str] | None = None) -> type[Net
 
 
 def network_package(name: str) -> str | None:
-    """The package that registered the network; None: it is ours, or nobody's."""
+    """The package that registered the network; None: it is ours, or unknown."""
     return None if name in OURS else next((one.package for one in plugins(NETWORKS) if one.name == name), None)

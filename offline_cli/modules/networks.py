@@ -1,8 +1,8 @@
-"""Encoders: any storable observation to one row of features; refuses spaces that cannot be stored.
+"""Encoders: from an observation of any space that can be stored to one row of features.
 
-Leaves are encoded each in its way and put side by side: Discrete and MultiDiscrete one-hot, uint8 brought from the bounds of
-its space to [0, 1], other numbers as float32, images (uint8, three axes, both sides of at least 36) through a small
-convolutional net. Policies made before uint8 went by its bounds divide it by 255 (`BY_255`), as they were trained.
+Each leaf is encoded by its kind, and the results are concatenated: Discrete and MultiDiscrete one-hot, uint8 scaled from the
+bounds of its space to [0, 1], other numbers as float32, images (uint8, three axes, both sides of at least 36) through a small
+convolutional net. Policies made before uint8 was scaled by its bounds divide it by 255 (`BY_255`), as they were trained.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The feed-forward policy of behaviour cloning, and how to build it from spaces; refuses recurrent networks (not built yet).
+"""The policies of behaviour cloning, feed-forward and with memory (LSTM), and how to build them from spaces.
 
-A policy with memory, and how to build it from spaces; refuses batches without a state or without a time axis.
-
-Batches are (B, T, ...), states (B, layers, size) without a time axis, as the connector pipelines make them: `state_in` is the
-state before the first of the T steps, `state_out` the one after the last. Steps of padding (on the right) come after all real
-ones, so they change no output that counts; they do change `state_out`.
+Batches of the LSTM are (B, T, ...), states (B, layers, size) without a time axis, as the connector pipelines make them:
+`state_in` is the state before the first of the T steps, `state_out` the one after the last; both the state and the time axis
+are required. Steps of padding (on the right) come after all real ones, so they change no output that counts; they do change
+`state_out`.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class FeedForwardPolicy(RLModule):
 
 
 def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int]) -> int:
-    """The weights that such a policy has at least: counted before anything is made, because a space may say any size."""
+    """The fewest weights that such a policy can have: counted before anything is made: a space may declare any size."""
     first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
     inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
     seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if not is_image(leaf))
@@ -96,7 +95,7 @@ def build_module(
         fix = "check the spaces (`offline-cli inspect`) and the widths of the hidden layers"
         raise BadConfig(f"a network of {numbers} weights", where="observation space, hidden layers, action space", fix=fix)
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is none of {list(ACTIVATIONS)}")
+        raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale)
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -164,7 +163,7 @@ def build_recurrent_module(
     UnsupportedSpace, and BadConfig for Box actions of unknown scale.
     """
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is none of {list(ACTIVATIONS)}")
+        raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,15 +1,15 @@
-"""RLModule, what every policy is: named tensors in, named tensors out.
+"""RLModule, the interface of every policy (named tensors in, named tensors out), and MultiRLModule for several agents.
 
-The three forward methods follow RLlib: `forward_inference` to play greedily, `forward_exploration` to play with chance and
-`forward_train` inside an update. Each takes a batch (`Columns.OBS` at least) and gives a dict with
+The three forward methods follow RLlib: `forward_inference` to play greedily, `forward_exploration` to play with sampled actions
+and `forward_train` inside an update. Each takes a batch (`Columns.OBS` at least) and returns a dict with
 `Columns.ACTION_DIST_INPUTS`, from which `action_head` makes actions, their likelihood and their entropy. They are within the
 head's limits already: what is learned, played and recorded is one distribution.
 
 Classes written for RLlib run after changing their import line. They are made from spaces and a `model_config`, make networks in
-`setup()`, and define `_forward`, or `_forward_inference` and `_forward_exploration`. What they put out are inputs of the action
+`setup()`, and define `_forward`, or `_forward_inference` and `_forward_exploration`. Their outputs are inputs of the action
 head that fits the action space, or of distribution classes that they name, or actions; as in RLlib, they are not limited.
 
-MultiRLModule, several policies by id for several agents; refuses batches for modules that are not there.
+MultiRLModule holds several policies by id; a batch for a module that is not there is an error.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class RLModule(nn.Module):
         return self._limited(self._forward_inference(batch))
 
     def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing with chance."""
+        """For playing with sampled actions."""
         return self._limited(self._forward_exploration(batch))
 
     def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class RLModule(nn.Module):
         return self.action_dist_cls
 
     def get_exploration_action_dist_cls(self) -> Any:
-        """The same, to play with chance by."""
+        """The same, for playing with sampled actions."""
         return self.action_dist_cls or self.get_inference_action_dist_cls()
 
     def get_initial_state(self) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class MultiRLModule(nn.Module):
         return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
 
     def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing with chance, as above."""
+        """For playing with sampled actions, as above."""
         return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
 
     def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,13 +45,13 @@ DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
 EVAL_EVERY_RANGE = (100, 1000)  # updates
 
 ALGORITHM: Final = Option(
-    help="What the policy is learned by: its name, and its options (docs/algorithms.md).",
+    help="The learning algorithm: its name and options (docs/algorithms.md).",
     group=Group.LEARNING,
     default={"name": "bc"},
     in_config=True,
 )
 NETWORK: Final = Option(
-    help="The network of the policy, and of what else the algorithm makes: its name, and its options (docs/algorithms.md).",
+    help="The network of the policy and of the algorithm's other modules: its name and options (docs/algorithms.md).",
     group=Group.LEARNING,
     default={"name": "mlp"},
     in_config=True,
@@ -236,7 +236,7 @@ class TrainBCOptions(_Configured, SourceFormat, TempDir, Resuming, Overwriting, 
     config: Annotated[
         str | os.PathLike[str] | None,
         Option(
-            help="TOML file with these options and the network's (keys: docs/config.md); what is given here wins.",
+            help="TOML file with these options and the network's (keys: docs/config.md); options given here win.",
             group=Group.LEARNING,
             form=Form.FILE,
             metavar="FILE",

@@ -1,7 +1,4 @@
-"""Options of `apply`.
-
-Options of `convert`, `inspect`, `validate` and `repair`.
-"""
+"""Options of `apply`, `convert`, `inspect`, `validate` and `repair`."""
 
 import os
 from collections.abc import Mapping
@@ -51,9 +48,17 @@ STEPS_PER_BATCH: Final = Option(
     metavar="N",
 )
 
+WORKERS: Final = Option(
+    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
+    group=Group.WHERE,
+    default=4,
+    minimum=1,
+    metavar="N",
+)
+
 
 @reworded(
-    env=f"Environment whose spaces hold, as in train-bc: {ENV_FORMS}.",
+    env=f"Environment whose spaces apply, as in train-bc: {ENV_FORMS}.",
     dry_run="Read and make every batch, and write none.",
 )
 class ApplyOptions(Tables, Environment, ActionScale, Limit, Overwriting, DryRun, Storage, total=False):
@@ -100,7 +105,7 @@ class ApplyFlags(Caching, Showing, total=False):
     sources: Annotated[
         list[str] | None,
         Option(
-            help="Recordings: folders, files or globs, as paths or URLs; - for what is piped in. {show} {env} needs none.",
+            help="Recordings: folders, files or globs, as paths or URLs; - for piped input. {show} {env} needs none.",
             group=Group.DATA,
             is_argument=True,
             metavar="SRC",
@@ -110,15 +115,6 @@ class ApplyFlags(Caching, Showing, total=False):
         str | None,
         Option(help="Folder to make for the train batches: a path or URL.", group=Group.OUTPUT, short="-o", metavar="D2"),
     ]
-
-
-WORKERS: Final = Option(
-    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
-    group=Group.WHERE,
-    default=4,
-    minimum=1,
-    metavar="N",
-)
 
 
 @reworded(
@@ -214,7 +210,7 @@ class ValidateFlags(Sources, Showing, total=False):
 
 @reworded(
     env=f"Environment whose spaces the data has, if nothing else says: {ENV_FORMS}.",
-    dry_run="Say what would be done, change nothing.",
+    dry_run="Report what would be done, change nothing.",
 )
 class RepairOptions(Environment, DryRun, Storage, total=False):
     """Keywords of `repair`."""

@@ -1,9 +1,9 @@
-"""The JSON Schema of a configuration file, from the declarations of its keys.
+"""What follows from a declaration of options: the keywords of a public function, checks of values, and a JSON Schema.
 
-Values that options cannot have: of another type than they declare, no finite number, outside their limits, or none of their
-choices.
-
-The keywords of a public function, from a declaration: names, defaults, signature and text for `help()`.
+* `takes`: the keywords of a public function: names, defaults, signature and text for `help()`.
+* `wrong_values`, `check_values`: values that options cannot have: of another type than they declare, not finite, outside their
+  limits, or none of their choices.
+* `schema_of`: the JSON Schema of a configuration file, from the declarations of its keys.
 """
 
 from __future__ import annotations
@@ -23,6 +23,18 @@ from offline_cli.options.option import Declared, Form, declared_in, in_order
 __all__ = ["check_values", "schema_of", "spelled", "takes", "wrong_values"]
 
 TYPES: Final = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "array"}
+
+WORDS: Final[Mapping[Any, str]] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    os.PathLike: "a path",
+    Mapping: "a mapping",
+}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+WIDTH = 124  # letters in a line of documentation
 
 
 def schema_of(keys: type[Any]) -> dict[str, Any]:
@@ -68,18 +80,8 @@ def spelled(name: str) -> str:
     return f"`{name}`"
 
 
-WORDS: Final[Mapping[Any, str]] = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    os.PathLike: "a path",
-    Mapping: "a mapping",
-}
-
-
 def wrong_values(options: type[Any], given: Mapping[str, Any]) -> list[str]:
-    """Each value of `given` that its declaration in `options` does not allow, in words; None is always allowed."""
+    """Each value of `given` that its declaration in `options` does not allow, as text; None is always allowed."""
     return [
         f"{one.flag} {wrong}"
         for name, one in in_order(declared_in(options)).items()
@@ -98,7 +100,7 @@ def _wrong(one: Declared, value: Any) -> str:
     if not one.choices and not _is_of(one.kind, value):
         return f"must be {_told(one.kind)}, not {value!r}"
     if one.choices and value not in one.choices:
-        return f"{value!r} is none of {', '.join(one.choices)}"
+        return f"{value!r} is not one of {', '.join(one.choices)}"
     if not isinstance(value, int | float):
         return ""
     option = one.option
@@ -129,17 +131,13 @@ def _is_of(kind: Any, value: Any) -> bool:
 
 
 def _told(kind: Any) -> str:
-    """A declared type in words."""
+    """A declared type as text."""
     origin = get_origin(kind) or kind
     if origin in (Union, UnionType):
         return " or ".join(map(_told, get_args(kind)))
     if origin in (Sequence, list, tuple):
         return f"a list, each item {_told(get_args(kind)[0])}"
     return WORDS[origin]
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-WIDTH = 124  # letters in a line of documentation
 
 
 def takes(options: type[Any]) -> Callable[[Function], Function]:

@@ -14,6 +14,8 @@ Declaring = TypeVar("Declaring", bound=type)
 NoneType = type(None)
 WORDS = "__reworded__"
 
+_known: dict[type[Any], Mapping[str, Declared]] = {}
+
 
 class Group(Enum):
     """Under which heading help and reference pages show an option, in their order."""
@@ -117,13 +119,13 @@ class Declared:
         return self.option.help.format_map(_Spelled(spell))
 
     def default(self, spell: Callable[[str], str]) -> str:
-        """Its default in words; empty where there is none, and for a flag that is off."""
+        """Its default as text; empty where there is none, and for a flag that is off."""
         if self.option.default is None:
             return self.option.without.format_map(_Spelled(spell))
         return "" if self.option.default is False or self.option.default == () else str(self.option.default)
 
     def limits(self) -> str:
-        """What bounds its value, in words: `at least 1`, `above 0 and below 1`; empty where nothing does, and of sizes."""
+        """What bounds its value, as text: `at least 1`, `above 0 and below 1`; empty where nothing does, and of sizes."""
         if self.option.form is Form.SIZE:
             return ""
         limits = (("at least", self.option.minimum), ("above", self.option.above), ("below", self.option.below))
@@ -139,9 +141,6 @@ class _Spelled(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         return self._spell(name)
-
-
-_known: dict[type[Any], Mapping[str, Declared]] = {}
 
 
 def declared_in(options: type[Any]) -> Mapping[str, Declared]:

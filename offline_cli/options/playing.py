@@ -65,7 +65,7 @@ class RecordOptions(Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugin
         Annotated[
             str,
             Option(
-                help="What plays: random, a run folder of train-bc, sb3:FILE (loading one runs the pickled code in it), "
+                help="Policy to play: random, a run folder of train-bc, sb3:FILE (loading one runs the pickled code in it), "
                 "or python:package.module:attribute.",
                 group=Group.PLAYING,
                 short="-p",

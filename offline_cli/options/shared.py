@@ -96,7 +96,7 @@ class Sources(TypedDict, total=False):
         Annotated[
             list[str],
             Option(
-                help="Recordings: folders, files or globs, as paths or URLs (s3://, gs://, az://); - for what is piped in.",
+                help="Recordings: folders, files or globs, as paths or URLs (s3://, gs://, az://); - for piped input.",
                 group=Group.DATA,
                 is_argument=True,
                 metavar="SRC",
@@ -117,7 +117,7 @@ class TempDir(TypedDict, total=False):
     temp_dir: Annotated[
         str | os.PathLike[str] | None,
         Option(
-            help="Where rows of a table wait that do not fit into memory.",
+            help="Folder for rows of a table that do not fit into memory.",
             group=Group.WHERE,
             without="the system's",
             form=Form.FILE,
@@ -127,7 +127,7 @@ class TempDir(TypedDict, total=False):
 
 
 class Tables(SourceFormat, TempDir, total=False):
-    """Recordings that may be tables of anybody's."""
+    """Recordings that may be tables of other programs."""
 
     mapping: Annotated[
         str | os.PathLike[str] | None,
@@ -139,7 +139,7 @@ class Tables(SourceFormat, TempDir, total=False):
         ),
     ]
     rows_as_episodes: Annotated[
-        bool, Option(help="Take each row of a table for an episode of one step.", group=Group.DATA, default=False)
+        bool, Option(help="Treat each row of a table as an episode of one step.", group=Group.DATA, default=False)
     ]
     episode_ends: Annotated[
         EpisodeEnds | None,
@@ -266,7 +266,7 @@ class Caching(TypedDict, total=False):
     cache: Annotated[
         str | None,
         Option(
-            help="Local folder that keeps what is read of s3://, gs:// and az://, for the next run; any number of processes "
+            help="Local folder that caches what is read from s3://, gs:// and az:// for the next run; any number of processes "
             "may share it.",
             group=Group.STORAGE,
             metavar="DIR",

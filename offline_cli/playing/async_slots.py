@@ -1,8 +1,8 @@
-"""A process per slot: copies that play at the same time; refuses to wait for one that has died.
+"""One process per slot: copies of an environment that play at the same time; a copy that died is an error, not a wait.
 
 Processes come from a fork server, which is started before this process has threads to lose (torch's, Arrow's), and from a fresh
 interpreter where the system has none. Observations travel through shared memory (gymnasium's utilities), the rest through
-pipes. A worker ends with its pipe; one that hangs is ended after a parent that is killed (`engines/orphans.py`).
+pipes. A worker ends with its pipe; one that hangs is ended after a parent that is killed (`engines/watchdog.py`).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class AsyncSlots:
         return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
 
     def close(self) -> None:
-        """Have each worker close its copy; end those that do not come back."""
+        """Have each worker close its copy; kill those that do not answer."""
         for pipe in self._pipes:
             pipe.close()
         ended(self._workers, HURRIED if self._waiting.hurried else GRACE)

@@ -1,9 +1,8 @@
-"""What an env runner asks for actions, and tells what came of them; refuses nothing, plays nothing itself.
+"""Actor, what an env runner asks for actions and informs of their outcome, and policies asked in blocks of a fixed size.
 
-A policy asked in blocks of a fixed number of rows, so that a row's result is the same whatever plays beside it.
-
-Float results differ in the last digits with the shape of a batch. So a policy always sees the same number of rows, padded,
-whatever the number of slots; how many, `policies/block_rows.py` finds out.
+Float results differ in the last digits with the shape of a batch. So `Blocks` always shows a policy the same number of rows,
+padded, whatever the number of slots, and a row's result is the same whatever plays beside it. `block_rows`
+(`policies/observation_rows.py`) finds how many rows that are.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class Blocks:
             raise PolicyFailure(start + row, err) from err
 
     def _first_bad_row(self, observations: Tree, chance: NDArray[np.float64]) -> int:
-        """The first row that the policy raises for in a block of copies of it; 0 where it minds none alone."""
+        """The first row that the policy raises for in a block of copies of it; 0 where it raises for no single row."""
         for row in range(len(chance)):
             same = np.full(len(chance), row)
             try:

@@ -1,4 +1,4 @@
-"""Where a policy's chance comes from: uniform numbers per slot and step.
+"""The random numbers of a policy: uniform numbers per slot and step.
 
 Every random choice of a policy is a function of uniform numbers in [0, 1), so that episodes keep theirs whichever slot and
 block they are played in.
@@ -30,7 +30,7 @@ class Chance(Protocol):
 
 
 class EpisodeChance:
-    """Each episode has a generator of its own."""
+    """One generator per episode."""
 
     def __init__(self, plan: Plan, slots: int, size: int) -> None:
         self._plan = plan

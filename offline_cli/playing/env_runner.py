@@ -1,7 +1,7 @@
-"""Plays one runner's share of a plan, and hands what comes to a sink, which gives whole episodes.
+"""Plays one runner's share of a plan and passes the steps to a sink, which returns whole episodes.
 
 Episodes begin in the order of their numbers, and all that come before one that is kept are kept: nothing favours short ones. A
-slot that has no episode to play stands still, or plays on unrecorded where the environment's own vector class steps all slots.
+slot that has no episode to play is idle, or plays on unrecorded where the environment's own vector class steps all slots.
 
 A long episode holds back those after it, which are whole and wait in memory. Beyond HELD_BYTES of them no new one begins until
 it has ended. That is counted by steps and not by time, so that it is the same in every run.
@@ -36,7 +36,7 @@ Taken = TypeVar("Taken")
 
 
 def too_long(plan: Plan, where: str, *, doing: str = "reset", more: str = "") -> BadData:
-    """What a user is told where a step or reset takes longer than it may; `more`: of the fix."""
+    """The error for a step or reset that takes longer than it may; `more`: of the fix."""
     what = f"the environment takes longer than --step-timeout {plan.step_timeout or 0:g} s ({doing})"
     return BadData(what, where=where, fix=f"check the environment with this policy, or a longer --step-timeout{more}")
 
@@ -55,7 +55,7 @@ class EnvRunner(Generic[Taken]):
         *,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stopped` is asked before every step; when it says yes, `batches` gives what is whole and ends."""
+        """`stopped` is asked before every step; when it returns True, `batches` yields the whole episodes and ends."""
         self._plan, self._runner = plan, runner
         self._waiting = current()
         self._waiting.words = self.place
@@ -113,7 +113,7 @@ class EnvRunner(Generic[Taken]):
             raise failure
 
     def _fill_padding(self) -> None:
-        """A real observation in the rows that no slot has, so that a policy need not cope with any other."""
+        """Put a real observation into the rows without a slot, so that a policy never sees any other."""
         for leaf in leaves(self._slots.obs):
             if len(leaf) > len(self._live):
                 leaf[len(self._live) :] = leaf[0]
@@ -136,7 +136,7 @@ class EnvRunner(Generic[Taken]):
         return self._whole == self._wanted or (steps is not None and self._whole_steps >= steps)
 
     def _count_whole(self) -> None:
-        """Find how many episodes in line are whole: when it matters, and not at every end."""
+        """Count the whole episodes at the head of the queue: only when needed, not at every end."""
         if not self._just_ended or self._has_enough():
             return
         numbers, first, stop = zip(*self._just_ended, strict=True)
@@ -243,7 +243,7 @@ class EnvRunner(Generic[Taken]):
     # ---- blame ----
 
     def place(self) -> str:
-        """What is waited for, in words; asked from other threads, too."""
+        """What is waited for, as text; called from other threads, too."""
         doing, slot = self._waiting.doing, self._waiting.slot
         who = f"runner {self._runner}, " if self._plan.in_processes else ""
         if doing == "policy":
@@ -253,7 +253,7 @@ class EnvRunner(Generic[Taken]):
         return f"{who}slot {slot}: {self._place(slot)} ({doing})"
 
     def at(self) -> tuple[int, int, int]:
-        """Slot, episode and step that are waited for, -1 for the slot where it is none of one slot; from other threads, too."""
+        """Slot (-1: not of one slot), episode and step that are waited for; called from other threads, too."""
         slot = self._waiting.slot
         if slot is None or not self._waiting.doing:
             return -1, 0, 0

@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _checked(result: EvaluateResult, min_return: float | None, *, where: str) -> EvaluateResult:
-    """Raise TargetNotMet where the mean return is below `min_return`; NaN passes no gate."""
+    """Raise TargetNotMet where the mean return is below `min_return`; NaN fails it."""
     if min_return is not None and not result.return_mean >= min_return:
         what = f"a mean return of {result.return_mean:.2f} ± {result.return_ci95:.2f}, {min_return:g} wanted"
         raise TargetNotMet(what, where=where, fix="train longer or on better data", details=result.as_dict())
@@ -122,7 +122,7 @@ def _checked(result: EvaluateResult, min_return: float | None, *, where: str) ->
 
 
 def _pieces(loaded: LoadedPolicy, asked: Pieces) -> PlayPieces | None:
-    """What the policy plays between; None: nothing is given, it was trained without pieces, and it remembers nothing."""
+    """The pieces around the policy; None: none are given, it was trained without any, and it has no state."""
     if not asked and loaded.trained is None and not loaded.module.is_stateful():
         return None
     return PlayPieces(*asked.sides(), trained=loaded.trained, lookback=asked.lookback)

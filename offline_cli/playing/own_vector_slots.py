@@ -1,6 +1,6 @@
-"""An environment's own vector class as slots, whatever way it resets itself.
+"""An environment's own vector class as slots, whichever way it resets itself, and `Sink`, what an env runner passes steps to.
 
-All its slots share one generator and are always stepped together. gymnasium's three ways (`AutoresetMode`):
+All slots of a vector class share one generator and are always stepped together. gymnasium's three ways (`AutoresetMode`):
 
 * NEXT_STEP: the step after an end resets the slot and ignores its action. What it returns is no step of any episode.
 * SAME_STEP: the step that ends an episode returns the first observation of the next; the real last one is in
@@ -10,7 +10,7 @@ All its slots share one generator and are always stepped together. gymnasium's t
 A recording plays each slot's episodes one after the other (`OwnVectorSlots`), an evaluation one episode per slot and seed
 (`RoundSlots`).
 
-What becomes of what an env runner plays: steps that are kept to be written, or returns and lengths alone.
+A `Sink` keeps steps to be written, or returns and lengths alone.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from offline_cli.waiting import current
 __all__ = ["MakeSink", "OwnVectorSlots", "RoundSlots", "Sink", "resets_by"]
 
 FINAL_OBS, FINAL_INFO = ("final_obs", "final_observation"), ("final_info",)
+
+Taken = TypeVar("Taken", covariant=True)
 
 
 def resets_by(vector: Any, name: str) -> AutoresetMode:
@@ -113,7 +115,7 @@ class OwnVectorSlots:
                 self._turn_over(infos)
 
     def _rewards(self, given: Any, live: NDArray[np.bool_]) -> NDArray[Any]:
-        """As numbers; what slots without an episode say is not looked at. Raises SlotFailure, ValueError."""
+        """As numbers; slots without an episode are ignored. Raises SlotFailure, ValueError."""
         found = rewards_of(given, self._count)
         if found is not None:
             return found
@@ -188,7 +190,7 @@ class OwnVectorSlots:
         return taken, None if infos is None else infos[slots]
 
     def close(self) -> None:
-        """Nothing: who opened the vector closes it."""
+        """Nothing: the vector is closed by its opener."""
 
 
 class RoundSlots(OwnVectorSlots):
@@ -266,9 +268,6 @@ def split_infos(infos: Mapping[str, Any], count: int) -> NDArray[np.object_] | N
     return found
 
 
-Taken = TypeVar("Taken", covariant=True)
-
-
 class Sink(Protocol[Taken]):
     """Gets each step of S slots; episodes are numbered from 0 as the runner begins them."""
 
@@ -282,10 +281,10 @@ class Sink(Protocol[Taken]):
         """These slots begin these episodes at the next step."""
 
     def act(self, obs: Tree, infos: NDArray[Any] | None, acted: Acted) -> None:
-        """What was seen, leaves (at least S, ...), and done about it; rows of slots without an episode say nothing."""
+        """Observations, leaves (at least S, ...), and the actions; rows of slots without an episode are meaningless."""
 
     def reward(self, rewards: NDArray[Any]) -> None:
-        """What came of it, (S,); ends the step."""
+        """The rewards (S,); ends the step."""
 
     def end(self, slots: Index, flags: tuple[NDArray[Any], NDArray[Any]], finals: Tree, infos: NDArray[Any] | None) -> None:
         """The episodes of these k slots have ended with the last step; flags: terminated and truncated, (k,) each.

@@ -1,7 +1,7 @@
-"""Slots that a module plays through its pipelines; refuses actions and model outputs that cannot be recorded.
+"""Slots that a module plays through its pipelines.
 
-Recorded are the environment's own observations: pieces write into copies. The pieces see episodes with the ids that they will
-have in the dataset.
+The environment's own observations are recorded: pieces write into copies. The pieces see episodes with the ids that they will
+have in the dataset. Actions and model outputs that cannot be recorded are an error.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PipedActor:
     # ---- actions ----
 
     def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
-        """See Actor. Observations are those that the slots were told of."""
+        """See Actor. Observations are those that the slots got."""
         if not self._all and not self._live.any():  # an environment's own vector class resets all its slots at once
             assert self._last is not None, "an episode has been played"
             return self._last
@@ -89,20 +89,20 @@ class PipedActor:
         return self._last
 
     def _filled(self, for_env: Tree, first: int) -> Tree:
-        """With a valid action in the rows of idle slots: that of another slot."""
+        """The actions, with a valid one in the rows of idle slots: that of another slot."""
         if not self._all:
             map_leaves(lambda leaf: leaf.__setitem__(~self._live, leaf[first]), for_env)
         return for_env
 
     def _check_extra(self, acts: SlotActs) -> None:
-        """Raise BadPiece for model outputs that are no numbers, or are not those of the steps before."""
+        """Raise BadPiece for model outputs that are not numbers, or are not those of the steps before."""
         found = [(path, leaf.shape[1:], leaf.dtype) for path, leaf in flatten(dict(acts.extra))]
         if found == self._like:
             return
         strange = [path for path, _, dtype in found if dtype.kind not in NUMBERS]
         fix = "have the pieces keep the model outputs alike, and numbers; what is not to be recorded, take out of the batch"
         if strange:
-            raise BadPiece(f"model outputs that are no numbers: {', '.join(strange)}", where="module-to-env", fix=fix)
+            raise BadPiece(f"model outputs that are not numbers: {', '.join(strange)}", where="module-to-env", fix=fix)
         if self._like is not None:
             what = f"model outputs {_told(found)}, which were {_told(self._like)} in the steps before"
             raise BadPiece(what, where="module-to-env", fix=fix)

@@ -1,17 +1,16 @@
-"""What determines the episodes that are played, as one value that travels between processes.
+"""What determines the episodes of a recording (`Plan`) or an evaluation (`EvaluationPlan`), as one value sent to processes.
 
-Seeds. Episode i, counted from 0 over the whole recording, is reset with `environment_seed(seed, i)`, and what chance the policy
-takes comes from a generator of its own, seeded with `chance_seed(seed, i)`. No other figure goes in, so the number of slots
-and of runners cannot matter. Environment seeds of one recording never repeat, and their highest two bits keep them apart
-from those that `evaluate` and `train_bc` play with. An environment's own vector class has one generator for all its slots,
-seeded per runner; episodes then follow from the number of slots and runners too, and from where a resumed recording went on.
-(`evaluation_plan.py` says how evaluations do it.)
+Seeds of a recording. Episode i, counted from 0 over the whole recording, is reset with `environment_seed(seed, i)`, and the
+policy's random numbers come from a generator of its own, seeded with `chance_seed(seed, i)`. Nothing else goes in, so the
+number of slots and of runners cannot matter. Environment seeds of one recording never repeat, and their highest two bits keep
+them apart from those that `evaluate` and `train_bc` play with. An environment's own vector class has one generator for all its
+slots, seeded per runner; episodes then follow from the number of slots and runners too, and from where a resumed recording
+continued.
 
 Share of work. Runner r of R plays the episodes first + r, first + r + R, first + r + 2R, ...
 
-What determines the episodes of an evaluation: exactly the first N, the same for any number of slots and runners.
-
-Episode i is the i-th started, and each plays to its own end: "the first N to finish" would favour short ones.
+An evaluation plays exactly the first N episodes, the same for any number of slots and runners. Episode i is the i-th started,
+and each plays to its own end: "the first N to finish" would favour short ones.
 
 * Single copies: each slot takes the next episode when its own ends, with that episode's own seed. A policy between connector
   pieces plays in these too: pieces see episodes, each from its beginning to its end.
@@ -48,6 +47,9 @@ OWN_CLASS: Final = "vector_entry_point"
 CHANCE, VECTOR = 1, 2  # what a seed is for, besides recording
 Index = NDArray[np.int64]
 
+BLOCK: Final = 16  # rows that the policy sees at once, and
+ROUND: Final = 128  # slots of an own vector class, in evaluations of as many episodes and more
+
 
 def environment_seed(seed: int, episode: int) -> int:
     """The seed, of 31 bits, that episode `episode` of a recording is reset with."""
@@ -55,13 +57,13 @@ def environment_seed(seed: int, episode: int) -> int:
 
 
 def chance_seed(seed: int, episode: int) -> list[int]:
-    """Entropy of the generator that a policy's chance in episode `episode` comes from."""
+    """Entropy of the generator of the policy's random numbers in episode `episode`."""
     return [seed, int(Purpose.RECORD), CHANCE, episode]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that the episodes follow from, and how the work is shared."""
+    """Everything that determines the episodes, and how the work is shared."""
 
     env: str
     env_kwargs: Mapping[str, Any]  # plain JSON values
@@ -101,13 +103,13 @@ class Plan:
 
     @property
     def keeps_what_is_whole(self) -> bool:
-        """Whether episodes that are whole count where playing is broken off."""
+        """Whether episodes that are whole count where playing is interrupted."""
         return True
 
     # ---- episodes ----
 
     def identity(self, fingerprint: str) -> str:
-        """The same text for recordings of which one is a beginning of the other; `fingerprint`: the policy's."""
+        """The same text for two recordings where one is a prefix of the other; `fingerprint`: the policy's."""
         known = [self.env, dict(self.env_kwargs), self.wrappers, fingerprint, self.explore, self.seed]
         known += [OWN_CLASS, self.num_envs, self.runners] if self.own_class else []
         known += [self.pieces.described()] if self.pieces.described() else []
@@ -144,7 +146,7 @@ class Plan:
         return environment_seed(self.seed, self.first)
 
     def chance_key(self, episode: int) -> list[int]:
-        """Entropy of the generator that the policy's chance in an episode comes from."""
+        """Entropy of the generator of the policy's random numbers in an episode."""
         return chance_seed(self.seed, episode)
 
     def vector_seed(self, runner: int) -> int:
@@ -154,7 +156,7 @@ class Plan:
     # ---- failures ----
 
     def policy_failed(self, failure: PolicyFailure, where: str, seed: str) -> Exception:
-        """What a user is told where the policy, or a piece around it, raised; `seed`: of the fix."""
+        """The error for a policy, or a piece around it, that raised; `seed`: of the fix."""
         what, fix = f"{failure.who} raised {failure.cause!r}", f"check {failure.who} with this environment"
         if isinstance(failure.cause, OfflineCliError):
             what, fix = f"{failure.who}: {failure.cause.what_in_one_line}", failure.cause.fix
@@ -162,7 +164,7 @@ class Plan:
 
 
 def dealt(episodes: int, runner: int, runners: int) -> int:
-    """How many of so many episodes runner `runner` gets where they are dealt in turn."""
+    """How many of `episodes` episodes runner `runner` gets where they are assigned in turn."""
     return max(0, -(-(episodes - runner) // runners))
 
 
@@ -173,16 +175,12 @@ def _extended(base: Any, index: int) -> str:
     return text
 
 
-BLOCK: Final = 16  # rows that the policy sees at once, and
-ROUND: Final = 128  # slots of an own vector class, in evaluations of as many episodes and more
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan(Plan):
     """See Plan; `episodes` is not None, and `first` is 0."""
 
     purpose: Purpose = Purpose.EVALUATE
-    round_: int = 0  # tells apart the checks of one run
+    round_: int = 0  # distinguishes the checks of one run
 
     @property
     def count(self) -> int:
@@ -207,7 +205,7 @@ class EvaluationPlan(Plan):
 
     @property
     def keeps_what_is_whole(self) -> bool:
-        """Whether episodes that are whole count where playing is broken off: only all of them do."""
+        """Whether episodes that are whole count where playing is interrupted: only all of them do."""
         return False
 
     # ---- episodes ----
@@ -258,5 +256,5 @@ class EvaluationPlan(Plan):
         piece = piece_of(cause)
         if isinstance(cause, Exception) and (piece is None or isinstance(cause, (MemoryError, ImportError))):
             return cause
-        fix = f"mend the piece; --debug shows the line that raised{seed}"
+        fix = f"fix the piece; --debug shows the line that raised{seed}"
         return BadData(f"connector piece {piece} raised {cause!r}", where=where, fix=fix)

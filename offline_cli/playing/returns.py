@@ -1,8 +1,6 @@
-"""What `evaluate` gives back; all of it has a form in JSON.
+"""Plays exactly the first N episodes of a policy and keeps their returns and lengths; `EvaluationPlan` says which these are.
 
-Returns and lengths of episodes: what an evaluation keeps of what is played.
-
-Plays exactly the first N episodes of a policy in an environment: `evaluation_plan.py` says which these are.
+`EvaluateResult` is the result of `evaluate`; all of it has a form in JSON.
 """
 
 from __future__ import annotations
@@ -31,6 +29,8 @@ from offline_cli.trees import Tree
 
 __all__ = ["EvaluateResult", "Outcomes", "Played", "Returns", "play", "played_by_runners", "way_to_step"]
 
+Each = Callable[[int], None]
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluateResult:
@@ -55,7 +55,7 @@ class EvaluateResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """What E whole episodes came to, in any order."""
+    """The outcomes of E whole episodes, in any order."""
 
     indices: Index  # (E,) which they are
     returns: NDArray[np.float64]  # (E,) undiscounted, in the environment's units
@@ -66,7 +66,7 @@ class Outcomes:
 
     @classmethod
     def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
-        """All of them, by index."""
+        """All episodes, by index."""
         indices, returns, lengths = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "returns", "lengths")
         )
@@ -89,7 +89,7 @@ class Returns:
 
     @property
     def full(self) -> bool:
-        """Whether an episode has ended: progress is told by episode."""
+        """Whether an episode has ended: progress is reported by episode."""
         return bool(self._ended)
 
     def begin(self, slots: Index, episodes: Index) -> None:
@@ -112,9 +112,6 @@ class Returns:
         """All that have ended, whatever their order."""
         ended, self._ended = self._ended, []
         return Outcomes.in_order([Outcomes(*part) for part in ended]) if ended else None
-
-
-Each = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,6 +222,6 @@ def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Ea
     every = Outcomes.in_order(parts)
     bad = np.flatnonzero(~np.isfinite(every.returns))
     if len(bad):
-        place, fix = f"{plan.env}, episode {bad[0]}", "mend the environment's rewards"
+        place, fix = f"{plan.env}, episode {bad[0]}", "fix the environment's rewards"
         raise BadData(f"a return of {every.returns[bad[0]]}", where=place, fix=fix)
     return Played(every.returns, every.lengths)

@@ -1,4 +1,4 @@
-"""A plan brought to life: environment, slots, policy, chance and sink of one runner.
+"""Opens one runner of a plan: environment, slots, policy, random numbers and sink.
 
 Used by this process where there are no runner processes, and by each of those.
 """
@@ -84,7 +84,7 @@ def open_runner(
 
 @contextmanager
 def _words_kept() -> Iterator[None]:
-    """Whoever says within it what is waited for is let go of at the end."""
+    """What is registered within it as waited for is unregistered at the end."""
     waiting = current()
     before = waiting.words
     try:
@@ -120,7 +120,7 @@ def _slots(
             return closing(OwnVectorSlots(environment.vector(count), space, plan.vector_seed(runner), plan.env))
         except SlotFailure as err:
             what = f"its vector class raised {err.cause} ({err.doing})"
-            raise BadData(what, where=plan.env, fix="--vectorize sync, or mend the class") from err
+            raise BadData(what, where=plan.env, fix="--vectorize sync, or fix the class") from err
     if plan.vectorize == "async":
         return closing(AsyncSlots(plan.env, plan.env_kwargs, plan.wrappers, count, space, padded))
     return closing(SyncSlots(environment.singles(count), space, padded))

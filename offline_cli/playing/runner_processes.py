@@ -1,8 +1,8 @@
-"""Several runners, each in a process of its own, merged into one sequence of episodes, whoever is faster.
+"""Several runners, each in a process of its own, merged into one sequence of episodes, independent of their speed.
 
 In a recording runner r plays every R-th episode. The parent takes a batch from each in turn and puts the episodes in the order
-of their numbers; of an evaluation it takes whatever comes. Who is ahead waits at its full pipe, so that memory stays bounded. A
-runner ends when its pipe does: after its last episode, when the parent has enough, and when the parent is killed.
+of their numbers; in an evaluation it takes whatever comes. A runner that is ahead waits at its full pipe, so that memory stays
+bounded. A runner ends when its pipe does: after its last episode, when the parent has enough, and when the parent is killed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def played_by_processes(
 ) -> Generator[EpisodeBatch, None, None]:
     """Whole episodes in order. Raises what a runner raises, after all episodes that come before the failure.
 
-    `states`: gets what the pieces of each runner have learned, or why that is not known; None: nobody wants it.
+    `states`: gets what the pieces of each runner have learned, or why that is not known; None: not needed.
     """
     return _played(plan, sink, _merged, stopped, states)
 
@@ -113,7 +113,7 @@ def _played(
 
 
 class _Stop:
-    """Whether to stop, for the runners to see, and since when they have been told."""
+    """Whether to stop, for the runners to see, and since when they know."""
 
     def __init__(self, value: Any, stopped: Callable[[], bool]) -> None:
         self.value, self._stopped = value, stopped
@@ -121,7 +121,7 @@ class _Stop:
         self.hurried = 0.0  # since when they are to be ended at once
 
     def is_over(self) -> bool:
-        """Tell the runners, if they are to stop; whether they have had their time."""
+        """Inform the runners if they have to stop; whether their time is up."""
         if not self.since and self._stopped():
             self.value.value, self.since = 1, time.monotonic()
         if not self.hurried and current().at_once:
@@ -148,7 +148,7 @@ class _Sight:
         self._seen[1:] = (-1, 0, 0) if runner is None else runner.at()
 
     def told(self) -> str:
-        """In words."""
+        """As text."""
         _, slot, episode, step = self._seen
         place = "" if slot < 0 else f", slot {slot:.0f}, episode {episode:.0f}, step {step:.0f}"
         return f"runner {self._number}: {self.plan.env}{place}"
@@ -162,14 +162,14 @@ class _Sight:
         return limit is not None and slot >= 0 and bool(when) and now > max(when, self._since) + limit + HELD
 
     def failure(self) -> BadData:
-        """What a user is told then."""
+        """The error for a step that takes too long."""
         what = f"the environment takes longer than --step-timeout {self.plan.step_timeout:g} s, and holds its interpreter"
         fix = "check the environment with this policy, or a longer --step-timeout"
         return BadData(what, where=self.told(), fix=f"{fix}{_going_on(self.plan)}")
 
 
 class _Inbox(Generic[Taken]):
-    """What has come from one runner and has not been taken."""
+    """What one runner has sent and has not been taken yet."""
 
     def __init__(self, process: Any, pipe: Connection, sight: _Sight) -> None:
         self.process, self.pipe, self.sight = process, pipe, sight
@@ -208,7 +208,7 @@ class _Inbox(Generic[Taken]):
         return True
 
     def state(self, until: float, stop: _Stop) -> Mapping[str, Any] | str:
-        """What the runner's pieces have learned, or why that is not known. It has been told to stop; the rest is left aside."""
+        """What the runner's pieces have learned, or why that is not known. It has been asked to stop; the rest is ignored."""
         while self._state is None:
             if not self.pipe.poll(PATIENCE):
                 if self.is_held or stop.is_over() or time.monotonic() > until:
@@ -237,8 +237,8 @@ class _Inbox(Generic[Taken]):
 
 
 def _going_on(plan: Plan) -> str:
-    """For an error's fix: only what keeps whole episodes can be resumed."""
-    return "; the same command with --resume goes on" if plan.keeps_what_is_whole else ""
+    """For an error's fix: only a plan that keeps whole episodes can be resumed."""
+    return "; the same command with --resume continues" if plan.keeps_what_is_whole else ""
 
 
 def _merged(inboxes: list[_Inbox[EpisodeBatch]], stop: _Stop) -> Iterator[EpisodeBatch]:
@@ -263,7 +263,7 @@ def _first_of(inbox: _Inbox[EpisodeBatch], count: int) -> EpisodeBatch:
 
 
 def _gathered(inboxes: list[_Inbox[Taken]], stop: _Stop) -> Iterator[Taken]:
-    """All that comes, whoever has it first."""
+    """Everything that comes, in order of arrival."""
     open_ = list(inboxes)
     while open_:
         ready = wait_for([inbox.pipe for inbox in open_], PATIENCE)
@@ -277,7 +277,7 @@ def _gathered(inboxes: list[_Inbox[Taken]], stop: _Stop) -> Iterator[Taken]:
 
 
 def _waited(inboxes: list[_Inbox[Any]], stop: _Stop) -> tuple[int, OfflineCliError | None]:
-    """How many of the inboxes, from the first on, have a batch, and what the next one failed with."""
+    """How many inboxes, from the first on, have a batch, and the failure of the next one."""
     for have, inbox in enumerate(inboxes):
         try:
             if not inbox.wait(stop):
@@ -309,7 +309,7 @@ class _Runner:
         self._playing: EnvRunner[Any] | None = None
 
     def run(self) -> None:
-        """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where nobody listens."""
+        """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where the parent is gone."""
         plan, failure = self._plan, None
         Ending.is_ours = True
         self._sight.look(None)  # the first sign of life
@@ -363,7 +363,7 @@ def _tell(state: Mapping[str, Any], pipe: Connection) -> None:
 
 
 def _to_stop(stop: Any) -> Callable[[], bool]:
-    """Whether the parent says so, or is gone, which is looked at every hundredth time."""
+    """Whether the parent says so, or is gone, which is checked every hundredth time."""
     parent = multiprocessing.parent_process()
     asked = 0
 

@@ -1,18 +1,16 @@
-"""Infos of environments as they are kept until they are written; refuses values that cannot be written, while it is known whose
-they are.
-
-Where chance comes from: one seed per purpose and number, derived from the run's; refuses to let two purposes share seeds.
-
-A seed for an environment has 31 bits, since some environments take no more. Its highest two bits are the purpose, so that
-checks during training, confirmations, `evaluate` and `record` never play the same episode.
-
-Worker processes started; refuses to call it a bug of ours that the system's fork server is gone.
-
-Copies of an environment that play side by side, one episode per slot; refuses to step an episode beyond its end.
+"""Slots, copies of an environment that play side by side, one episode each; with their seeds, infos and worker processes.
 
 Three kinds share one contract: `SyncSlots` here, `AsyncSlots` (a process per slot) and `OwnVectorSlots` (the environment's own
-vector class). gymnasium's SyncVectorEnv and AsyncVectorEnv are not used: they cannot leave a slot alone that has no episode to
-play, do not say which copy raised, and turn infos into arrays. Per-episode seeds, order of calls and results are the same.
+vector class). No episode is stepped beyond its end. gymnasium's SyncVectorEnv and AsyncVectorEnv are not used: they cannot
+leave a slot alone that has no episode to play, do not say which copy raised, and turn infos into arrays. Per-episode seeds,
+order of calls and results are the same.
+
+* `episode_seed`, `episode_seeds`: one random seed per purpose and number, derived from the run's. A seed for an environment has
+  31 bits, since some environments take no more. Its highest two bits are the purpose, so that checks during training,
+  confirmations, `evaluate` and `record` never play the same episode.
+* `owned`, `unchecked`: infos of environments as they are kept until they are written. Values that cannot be written are an
+  error at once, while it is known which copy they came from.
+* `started`: starts worker processes; that the system's fork server is gone is BadData, and no bug of ours.
 """
 
 from __future__ import annotations
@@ -60,9 +58,18 @@ __all__ = [
 
 PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64})
 
+BITS_BELOW_PURPOSE = 29
+BITS_OF_TORCH = 64
+
+INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM)
+
+RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
+Index = NDArray[np.int64]
+KeepInfo = Callable[[Mapping[str, Any]], dict[str, Any]]
+
 
 def owned(info: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy whose arrays, dicts and lists nobody else writes to: some environments fill the same ones at every step.
+    """A copy whose arrays, dicts and lists are not shared: some environments fill the same ones at every step.
 
     Raises ValueError, naming the key, for a value that no dataset can hold.
     """
@@ -70,7 +77,7 @@ def owned(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unchecked(info: Any) -> dict[str, Any]:
-    """The info, for pieces to look at; empty where it is no mapping."""
+    """The info, for pieces to look at; empty where it is not a mapping."""
     return dict(info) if isinstance(info, Mapping) else {}
 
 
@@ -83,16 +90,12 @@ def _checked(key: str, value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """The same value with arrays, dicts and lists of its own."""
+    """A deep copy of arrays, dicts and lists."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
         return {key: copied(part) for key, part in value.items()}
     return [copied(part) for part in value] if type(value) is list else value
-
-
-BITS_BELOW_PURPOSE = 29
-BITS_OF_TORCH = 64
 
 
 class Purpose(IntEnum):
@@ -105,7 +108,7 @@ class Purpose(IntEnum):
 
 
 def episode_seed(seed: int, purpose: Purpose, index: int, round_: int = 0) -> int:
-    """The environment's seed for the `index`-th episode started; `round_` tells apart the checks of one run."""
+    """The environment's seed for the `index`-th episode started; `round_` distinguishes the checks of one run."""
     return (int(purpose) << BITS_BELOW_PURPOSE) | (draw(seed, purpose, round_, index) & ((1 << BITS_BELOW_PURPOSE) - 1))
 
 
@@ -120,15 +123,12 @@ def draw(*key: int) -> int:
 
 
 def for_torch(seed: int) -> int:
-    """`seed`, which is not negative, as torch takes one: itself where there is room for it, else bits that follow from it."""
+    """`seed`, which is not negative, as torch takes one: itself where it fits, else bits that follow from it."""
     return seed if seed < 1 << BITS_OF_TORCH else draw(seed)
 
 
-INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM)
-
-
 def started(process: Any) -> None:
-    """Start a process of multiprocessing. Raises BadData where the server that makes it does not answer, or dies over it.
+    """Start a process of multiprocessing. Raises BadData where the fork server does not answer, or dies.
 
     The server imports what its workers need; one that is killed meanwhile, for memory maybe, ends like a file.
     """
@@ -155,7 +155,7 @@ def guard_hint() -> str:
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Signals that would break in come after the block: a worker that gets half of what it is to do dies with a traceback."""
+    """Delay interrupting signals until after the block: a worker that receives half of its task dies with a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -173,18 +173,13 @@ def _interrupts_later() -> Iterator[None]:
             signal.raise_signal(late)
 
 
-RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
-Index = NDArray[np.int64]
-KeepInfo = Callable[[Mapping[str, Any]], dict[str, Any]]
-
-
 def any_of(flags: NDArray[np.bool_]) -> bool:
-    """Whether one of them is true; asked at every step, where `flags.any()` takes several times as long."""
+    """Whether any of them is true; called at every step, where `flags.any()` takes several times as long."""
     return bool(np.count_nonzero(flags))
 
 
 class SlotFailure(Exception):
-    """An environment raised; `slot` None: nobody knows which copy."""
+    """An environment raised; `slot` None: which copy is unknown."""
 
     def __init__(self, slot: int | None, doing: str, cause: str) -> None:
         super().__init__(cause)
@@ -192,7 +187,7 @@ class SlotFailure(Exception):
 
 
 class Slots(Protocol):
-    """S slots, and where each of them is."""
+    """S slots, and the state of each."""
 
     obs: Tree  # leaves (padded, *shape): the observation each slot is at; may be other arrays after each call
     infos: NDArray[np.object_] | None  # (S,) the info that came with it, or None; None: there never was any
@@ -214,7 +209,7 @@ class Slots(Protocol):
         """The real last observations, leaves (k, *shape), and infos of slots that ended in the last step: new arrays."""
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release everything."""
 
 
 class SyncSlots:
@@ -290,4 +285,4 @@ class SyncSlots:
         return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
 
     def close(self) -> None:
-        """Nothing: who opened the copies closes them."""
+        """Nothing: the copies are closed by their opener."""

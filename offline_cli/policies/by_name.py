@@ -1,4 +1,4 @@
-"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; refuses spaces that do not fit."""
+"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; their spaces must fit the environment's."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def open_policy(
 ) -> Policy | PipedPolicy:
     """The policy of that name, ready to play in the environment.
 
-    `explore`: with chance, where the policy knows any; `random` always is. `pieces`: pipelines that the user gave; a module is
+    `explore`: sample actions, where the policy can; `random` always does. `pieces`: pipelines that the user gave; a module is
     played through pipelines without them too, where it was trained so or carries a state. `example`: gives a real
     observation, for a policy that raises for invented ones. `plugins`: packages whose code a run folder may name.
 
-    Raises SpaceMismatch, naming both sides; BadConfig for what is no policy, and for pipelines around what is no module;
+    Raises SpaceMismatch, naming both sides; BadConfig for what is not a policy, and for pipelines around what is not a module;
     MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
     when it is imported, loaded or tried.
     """
@@ -73,9 +73,7 @@ def open_policy(
     except StorageNotFound as err:
         if "://" in name or Path(name).exists():
             raise
-        raise not_found(
-            name, f"no folder {name} is here, and no policy is called that", where="--policy", fix=_forms()
-        ) from err
+        raise not_found(name, f"no folder {name} exists, and no policy has that name", where="--policy", fix=_forms()) from err
     return _of_run(play, loaded)
 
 
@@ -191,7 +189,7 @@ def _made(kind: type[Any], environment: Environment) -> Any:
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # weights that nobody loads are the same in each process
+        torch.manual_seed(0)  # weights that are not loaded are the same in each process
         return kind(**given)
 
 

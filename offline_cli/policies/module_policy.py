@@ -1,20 +1,15 @@
-"""A module's forward pass as something that can be asked in blocks, to find how many rows it may see; refuses to play.
+"""Policies made from neural networks: RLModules (of a `train-bc` run, for one) and models of stable-baselines3.
 
-`block_rows` tries it with invented observations, and invented states where the module carries one.
-
-An RLModule as a policy to record, that of a `train-bc` run for one; refuses to carry a state from step to step.
-
-What a state, or pieces around the module, are needed for is `piped_policy.py`'s.
-
-Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions: they are certain.
-Box actions are recorded as RLlib's are, with the scale `normalized`: the module's own outputs, which may lie beyond [-1, 1],
-before they are stretched to the bounds and clipped. Integer boxes are recorded as the environment takes them; their
-`action_logp` is of the action before it was rounded.
-
-Models with `predict(observations, deterministic=...)`, stable-baselines3's above all; refuses a file that is none of its.
-
-A file of stable-baselines3 holds pickled Python objects, and loading one can run any code that its maker put in. It is loaded
-because the user named the file, and for no other reason: no dataset, manifest or run folder can bring one in.
+* `ModulePolicy`: an RLModule as a policy to record. It carries no state from step to step: modules with a state, or with pieces
+  around them, need `piped_policy.py`. Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for
+  greedy actions, because they are certain. Box actions are recorded as RLlib's are, with the scale `normalized`: the module's
+  own outputs, which may lie beyond [-1, 1], before they are stretched to the bounds and clipped. Integer boxes are recorded as
+  the environment takes them; their `action_logp` is of the action before it was rounded.
+* `ModelPolicy`, `load_model`: models with `predict(observations, deterministic=...)`, above all those of stable-baselines3. Its
+  files hold pickled Python objects, and loading one can run any code that its maker put in. One is loaded because the user
+  named the file, and for no other reason: no dataset, manifest or run folder can bring one in.
+* `ForwardPass`: a module's forward pass, which plays nothing; `block_rows` tries it with invented observations, and invented
+  states where the module carries one, to find how many rows it may see at once.
 """
 
 from __future__ import annotations
@@ -48,6 +43,17 @@ from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
 __all__ = ["ForwardPass", "ModelPolicy", "ModulePolicy", "fingerprint_of", "is_of_floats", "load_model"]
 
+MAKERS: Final = {  # by the module of the policy's class: what loads and plays it; A2C's policies are PPO's, DDPG's are TD3's
+    "stable_baselines3.common.policies": ("stable_baselines3", "PPO"),
+    "stable_baselines3.ppo.policies": ("stable_baselines3", "PPO"),
+    "stable_baselines3.a2c.policies": ("stable_baselines3", "A2C"),
+    "stable_baselines3.dqn.policies": ("stable_baselines3", "DQN"),
+    "stable_baselines3.sac.policies": ("stable_baselines3", "SAC"),
+    "stable_baselines3.td3.policies": ("stable_baselines3", "TD3"),
+}
+SEED_BITS = 53  # of a uniform number
+SMALL: Final = {"buffer_size": 1}  # a replay buffer of the size used in training takes gigabytes, and is not used here
+
 
 class ForwardPass:
     """See Policy: all that the module puts out is in `extras`, and the actions are nothing."""
@@ -59,7 +65,7 @@ class ForwardPass:
     shows_numbers = True
 
     def __init__(self, module: RLModule, observation_space: Space, *, explore: bool, device: torch.device) -> None:
-        """`observation_space`: of what comes out of the env-to-module pipeline."""
+        """`observation_space`: of the output of the env-to-module pipeline."""
         self._forward = module.forward_exploration if explore else module.forward_inference
         self._stateful = module.is_stateful()
         self._to_tensor, self._input = NumpyToTensor(device=device), PolicyInput(module)
@@ -170,18 +176,6 @@ def is_of_floats(space: Space) -> bool:
     return isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"
 
 
-MAKERS: Final = {  # by the module of the policy's class: what loads and plays it; A2C's policies are PPO's, DDPG's are TD3's
-    "stable_baselines3.common.policies": ("stable_baselines3", "PPO"),
-    "stable_baselines3.ppo.policies": ("stable_baselines3", "PPO"),
-    "stable_baselines3.a2c.policies": ("stable_baselines3", "A2C"),
-    "stable_baselines3.dqn.policies": ("stable_baselines3", "DQN"),
-    "stable_baselines3.sac.policies": ("stable_baselines3", "SAC"),
-    "stable_baselines3.td3.policies": ("stable_baselines3", "TD3"),
-}
-SEED_BITS = 53  # of a uniform number
-SMALL: Final = {"buffer_size": 1}  # a replay buffer of the size used in training takes gigabytes, and nobody replays here
-
-
 class ModelPolicy:
     """A model that predicts actions in the environment's units."""
 
@@ -252,7 +246,7 @@ def _maker(described: dict[str, Any], path: Path) -> tuple[str, str]:
     policy = described.get("policy_class")
     home = str(policy.get("__module__", "")) if isinstance(policy, dict) else ""
     if home not in MAKERS:
-        what = f"a policy of {home or 'an unknown class'}, which is none of {', '.join(sorted(MAKERS))}"
+        what = f"a policy of {home or 'an unknown class'}, which is not one of {', '.join(sorted(MAKERS))}"
         raise BadConfig(what, where=str(path), fix="load it in Python, and name it with python:package.module:attribute")
     return MAKERS[home]
 

@@ -1,13 +1,12 @@
-"""Observations of environments into rows of arrays; refuses what the space cannot hold.
+"""Observations of environments as rows of arrays, and how many rows a policy may see at once.
 
-numpy alone would repeat values to fill a shape, and cut numbers to fit a type.
-
-How many rows a policy may see at once, such that an episode is the same whatever plays beside it.
-
-Two things are tried out at the start, on invented observations. In some networks a row's result differs with its place in the
-block (seen: hidden layers of odd widths): such a policy sees one row at a time. In most networks blocks of other sizes give the
-same bits: then the block may be as large as the slots, which is faster. Neither is taken for granted, nor tried where the
-numbers behind an action cannot be seen.
+* `row_writer`, `fitted`: what the space cannot hold is an error. numpy alone would repeat values to fill a shape, and cut
+  numbers to fit a type.
+* `block_rows`: how many rows a block has, such that an episode is the same whatever plays beside it. Two things are tried at
+  the start, on invented observations. In some networks a row's result differs with its place in the block (seen: hidden layers
+  of odd widths): such a policy sees one row at a time. In most networks blocks of other sizes give the same bits: then the
+  block may be as large as the slots, which is faster. Neither is taken for granted, nor tried where the numbers behind an
+  action cannot be seen.
 """
 
 from __future__ import annotations
@@ -24,6 +23,10 @@ from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = ["BLOCK_ROWS", "RAISED", "block_rows", "fitted", "row_writer", "rows_of", "zero_rows"]
+
+RAISED: Final = (Exception, SystemExit)  # by policies, which may be a user's code
+BLOCK_ROWS: Final = 32
+OTHER_ROWS: Final = (8, 16, 32, 64, 128, 256)
 
 
 def rows_of(tree: Tree, rows: Any) -> Tree:
@@ -80,18 +83,13 @@ def fitted(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
     if values.dtype == dtype:
         return values
     if values.dtype.kind not in "biufO":
-        raise ValueError(f"an observation of {values.dtype}, which is no numbers")
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN is no integer, which the comparison finds
+        raise ValueError(f"an observation of {values.dtype}, which is not numeric")
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN is not an integer, which the comparison finds
         turned = values.astype(dtype)
     rounded = values.dtype.kind == turned.dtype.kind == "f"
     if not rounded and not np.array_equal(turned, values):
         raise ValueError(f"an observation of {values.dtype}, and the space's {np.dtype(dtype)} cannot hold its values")
     return turned
-
-
-RAISED: Final = (Exception, SystemExit)  # by policies, which may be a user's code
-BLOCK_ROWS: Final = 32
-OTHER_ROWS: Final = (8, 16, 32, 64, 128, 256)
 
 
 def block_rows(policy: Policy, observation_space: Space, slots: int, rows: int = BLOCK_ROWS) -> int:

@@ -1,14 +1,12 @@
-"""A module between its connector pipelines, as a policy that plays in slots.
+"""A module between its connector pipelines, as a policy that plays in slots, and which pieces it plays between.
 
-That is what plays where a user names a pipeline, where a run was trained through one, and where a module carries a state from
-step to step. All others take the quicker way (`Blocks`).
-
-The pipelines that a user names for a recording, as a plan carries them; refuses files of the wrong kind.
-
-Of files the documents travel to runner processes, and no pipelines: each process makes its own, and imports the code that the
-user's file names.
-
-Which pieces a policy plays between; refuses pipelines that do not give what the policy takes, before anything is played.
+* `PipedPolicy` plays where a user names a pipeline, where a run was trained through one, and where a module carries a state
+  from step to step. All others use `Blocks`, which is faster.
+* `Pieces`: the pipelines that a user names for a recording, as a plan carries them; a file of the wrong kind is an error. The
+  content of the files travels to runner processes, not the pipelines: each process makes its own, and imports the code that the
+  user's file names.
+* `PlayPieces`, `beside_learner`: which pieces a policy plays between. Pipelines that do not return what the policy takes are an
+  error before anything is played.
 """
 
 from __future__ import annotations
@@ -48,6 +46,10 @@ from offline_cli.policies.observation_rows import block_rows
 from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = ["Document", "Pieces", "PipedPolicy", "PlayPieces", "beside_learner", "read_pieces"]
+
+_log = logging.getLogger(__name__)
+
+FIX = "name the pipeline file that the policy was trained with, and the environment it was trained for, wrapped as it was"
 
 
 class PipedPolicy:
@@ -127,7 +129,7 @@ class PipedPolicy:
 
 
 def _learns(piece: ConnectorV2, *, frozen: bool) -> bool:
-    """Whether it keeps a state, and is not kept from changing it."""
+    """Whether it keeps a state and may change it."""
     kind = type(piece)
     if kind.get_state is ConnectorV2.get_state or (frozen and kind.freeze is not ConnectorV2.freeze):
         return False
@@ -153,7 +155,7 @@ class Pieces:
     env_to_module: Document | Custom = None
     module_to_env: Document | Custom = None
     lookback: int | None = None  # steps that pieces can look back on at least; None: the whole episode
-    learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with, of a recording gone on with
+    learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with, of a resumed recording
 
     def __bool__(self) -> bool:
         """Whether a pipeline was given."""
@@ -197,11 +199,6 @@ def _document(side: Side) -> Document | Custom:
     return Document(side.document, side.where) if isinstance(side, PipelineFile) else side
 
 
-_log = logging.getLogger(__name__)
-
-FIX = "name the pipeline file that the policy was trained with, and the environment it was trained for, wrapped as it was"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayPieces:
     """How to make both pipelines, anew for every round of playing: what pieces learn in one round is not in the next."""
@@ -222,7 +219,7 @@ class PlayPieces:
             return play_pipelines(setting, trained=self.trained, env_to_module=beside, module_to_env=after)
         except (OfflineCliError, MemoryError, ImportError):
             raise
-        except Exception as err:  # a state from a run folder goes to pieces that may be anybody's
+        except Exception as err:  # a state from a run folder goes to pieces that may be user code
             what = f"what the pieces learned in training cannot be given to them: {err!r}"
             raise BadData(what, where=self.trained.where, fix="train again") from err
 
@@ -230,7 +227,7 @@ class PlayPieces:
         """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `pipelines` raises, too;
         BadConfig for a lookback that is too short for a piece.
 
-        Actions are held against the environment's only where no pieces of the user's lie between.
+        Actions are checked against the environment's only where no pieces of the user's lie between.
         """
         pipelines = self.pipelines(environment)
         check_lookback(pipelines, self.lookback, where=where)
@@ -255,13 +252,13 @@ def beside_learner(pipeline: GivenPipeline, env_to_module: Side) -> PlayPieces:
     if isinstance(pipeline.side, PipelineFile):
         _note_learners_alone(pipeline.side)
         return PlayPieces(pipeline.side)
-    what = f"which pieces belong beside the environment cannot be told from Python objects: {pipeline.name}"
+    what = f"which pieces belong beside the environment cannot be determined from Python objects: {pipeline.name}"
     fix = "give env_to_module as well ([] where none belong there), or a pipeline file for both"
     raise BadConfig(what, where="pipeline", fix=fix)
 
 
 def _note_learners_alone(file: PipelineFile) -> None:
-    """Log which pieces of other code play no part beside the environment: if they change observations, they should."""
+    """Log which pieces of other code are not used beside the environment: if they change observations, they should."""
     ours = set(own_pieces().values())
     others = [entry.label for entry in file.pieces if not entry.signature.takes_as_learner and entry.maker not in ours]
     if others:

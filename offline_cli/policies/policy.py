@@ -1,10 +1,8 @@
-"""What plays: observations and chance in, actions out; refuses nothing, plays nothing itself.
+"""Policy, the interface of everything that plays (observations and uniform numbers in, actions out), and the policy `random`.
 
-Values of a space by uniform numbers, the way `space.sample` spreads them; refuses spaces that cannot be stored.
-
-Bounded dimensions are uniform, half-bounded ones exponential from their bound, unbounded ones normal, as gymnasium has it.
-
-The policy `random`: every action of the space, as likely as `space.sample` has it; refuses nothing.
+`uniform_values` and `uniform_drawer` make values of a space that can be stored from uniform numbers, distributed as those of
+`space.sample`: bounded dimensions are uniform, half-bounded ones exponential from their bound, unbounded ones normal, as in
+gymnasium. The policy `random` draws every action this way.
 """
 
 from __future__ import annotations
@@ -24,10 +22,13 @@ from offline_cli.trees import Tree
 
 __all__ = ["Acted", "Policy", "RandomPolicy", "sampled", "uniform_drawer", "uniform_size", "uniform_values"]
 
+EDGE = 2.0**-53
+Chance = NDArray[np.float64]
+
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made at every step, which that would slow down threefold
 class Acted:
-    """What a policy made of B observations."""
+    """The actions of a policy for B observations."""
 
     actions: Tree  # leaves (B, ...): as they are recorded
     for_env: Tree  # leaves (B, ...): as the environment takes them
@@ -37,7 +38,7 @@ class Acted:
 class Policy(Protocol):
     """A policy ready to play in one environment."""
 
-    fingerprint: str  # tells it from others by content, where the content can be known
+    fingerprint: str  # distinguishes it from others by content, where the content can be known
     action_scale: str  # "env" | "normalized": of the recorded actions
     chance_size: int  # uniform numbers that a row takes per step; 0: it leaves nothing to chance
     rows_alike: bool  # a row's result depends on the row alone, whatever the shape of the batch
@@ -45,10 +46,6 @@ class Policy(Protocol):
 
     def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
         """Observations: leaves (B, ...); chance: (B, chance_size), uniform in [0, 1)."""
-
-
-EDGE = 2.0**-53
-Chance = NDArray[np.float64]
 
 
 def uniform_size(space: Space) -> int:
@@ -61,7 +58,7 @@ def uniform_size(space: Space) -> int:
 
 
 def uniform_drawer(space: Space) -> Callable[[Chance], Tree]:
-    """`uniform_values` of one space, for who draws at every step."""
+    """`uniform_values` of one space, for callers that draw at every step."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return lambda chance: uniform_values(space, chance)
     draw, shape = _leaf(space), (-1, *(space.shape or ()))
@@ -79,7 +76,7 @@ def uniform_values(space: Space, chance: Chance) -> Tree:
 
 
 def sampled(space: Space, count: int) -> Tree:
-    """`count` everyday values of `space`, always the same: floats within a few units of 0 where the bounds allow it."""
+    """`count` typical values of `space`, always the same: floats within a few units of 0 where the bounds allow it."""
     return _everyday(space, np.random.default_rng(0), count)
 
 
@@ -132,7 +129,7 @@ def _unbounded(chance: Chance, low: Any, high: Any) -> Chance:
 
 
 class RandomPolicy:
-    """Draws actions and looks at nothing."""
+    """Samples actions and ignores observations."""
 
     fingerprint = "random"
     action_scale = "env"

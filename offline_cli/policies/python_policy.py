@@ -1,17 +1,18 @@
-"""`python:package.module:attribute` as a policy: a function, a class, a module or a model; refuses actions that fit no space.
+"""`python:package.module:attribute` as a policy: a function, a class, a module or a model.
 
 The attribute may be
 
 * a function of observations. Whether it takes one observation or a batch (leaves (B, *shape)) is found out by calling it with
-  a batch of invented observations, and with one if that gives no batch of actions; where it raises for both, with real ones.
-  It gives actions, or a dict with `actions` and extra model outputs by name. A parameter called `explore` gets that flag; one
+  a batch of invented observations, and with one if that returns no batch of actions; where it raises for both, with real ones.
+  It returns actions, or a dict with `actions` and extra model outputs by name. A parameter called `explore` gets that flag; one
   called `rng` gets a numpy Generator, or for a batch a list of B, that follows from the episode and the step, so that draws
-  from it are the same however the recording is cut up.
+  from it are the same however the recording is split.
 * a class, which is made without arguments, or any object that can be called: as the function.
 * an RLModule: as the module of a run; or a class of those in RLlib's manner, which is made from the environment's spaces.
 * an object with `predict(observations, deterministic=...)`, a model of stable-baselines3 for one.
 
-Where it has `observation_space` and `action_space`, these are held against the environment's.
+Where it has `observation_space` and `action_space`, these are compared with the environment's. Actions have to fit the action
+space.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _rng(chance: NDArray[np.float64]) -> np.random.Generator:
 def _parameters(call: Callable[..., Any]) -> set[str]:
     try:
         return set(inspect.signature(call).parameters)
-    except (TypeError, ValueError):  # some built-in functions do not tell
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return set()
 
 

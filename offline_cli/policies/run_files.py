@@ -1,25 +1,23 @@
-"""Seals: the SHA-256 that a file carries of itself; refuses a file whose bytes are not those that were written.
+"""The files of a run: their names, JSON objects and tensors as sealed bytes, and the newest whole checkpoint.
 
-A writer leaves `BLANK` where the digest belongs, and `sealed` puts it there: the SHA-256 of the file with `BLANK` in its place.
-So one seal covers every byte of the file, its own digits too. It tells of damage, not of malice: whoever changes a file on
-purpose can seal it again.
+A seal is the SHA-256 that a file carries of itself; a file whose bytes are not those that were written is an error that names
+it. A writer leaves `BLANK` where the digest belongs, and `sealed` puts it there: the SHA-256 of the file with `BLANK` in its
+place. So one seal covers every byte of the file, its own digits too. It shows damage, not malice: whoever changes a file on
+purpose can seal it again. Files of earlier versions have no seal. They are read, and the caller is informed, so that it can say
+so.
 
-The tensors of a checkpoint by name, of this version and the one before.
+The tensors of a checkpoint by name, of this version and the one before:
 
     modules.policy.network.0.weight   parameters and buffers of every module
     adam.0.mean                       of the optimizer of each group, by its number
     sum.nll                           losses added up since the last row of metrics
     best.network.0.weight             the policy of the best check
-    refreshed.policy...               the modules that columns were last computed with, where they are computed anew
+    refreshed.policy...               the modules that columns were last computed with, where they are recomputed
     generator, generator_cuda         torch's random generators
 
-Version 1 knew behaviour cloning alone: the weights of its only module, and those of the best check, were one flat tensor each.
+Version 1 had behaviour cloning alone: the weights of its only module, and those of the best check, were one flat tensor each.
 
-The newest whole checkpoint of a run, for those that read it while a trainer may replace it.
-
-The files of a run as bytes, and back: JSON objects and tensors, sealed; refuses those that are damaged, by name.
-
-Files of earlier versions have no seal. They are read, and the caller is told, so that it can say so.
+`newest_checkpoint` and `checkpoint_bytes` read the newest whole checkpoint, also while a trainer may replace it.
 """
 
 from __future__ import annotations
@@ -86,6 +84,27 @@ SEAL: Final = "sha256"  # the key of the digest
 BLANK: Final = "0" * 64
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
+MODULES: Final = "modules."
+BEST: Final = "best."
+REFRESHED: Final = "refreshed."
+OF_POLICY: Final = "policy."
+FLAT, FLAT_BEST = "weights", "best"  # of version 1
+
+CHECKPOINTS: Final = "checkpoints"
+TENSORS, STATE = "tensors.safetensors", "state.json"
+CHECKPOINT: Final = re.compile(r"(?P<update>[0-9]{9,18})a*", re.ASCII)
+READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
+
+CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
+LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
+RESULT, CURVE = "result.json", "curve.png"
+POLICY_KEYS: Final = frozenset(
+    ("format", "version", "observation_space", "action_space", "action_scale", "hidden", "activation", "environment")
+) | {"uint8_scaling", "pipeline"}
+OF_TENSORS: Final = "tensors_sha256"  # in state.json: the seal of the tensors beside it
+UNSEALED: Final = "note: files of the run %s carry no hash, as earlier versions wrote them: damage to these cannot be seen"
+METADATA: Final = "__metadata__"  # of safetensors: text by name
+
 
 def is_digest(value: Any) -> bool:
     """Whether `value` is text that can be a SHA-256 in hex."""
@@ -124,13 +143,6 @@ def unsealed(document: dict[str, Any], content: bytes, known: Collection[str]) -
     if strange:
         raise ValueError(f"it is damaged: it has no {SEAL}, and {strange[0]!r}, which nothing has written")
     return document, False
-
-
-MODULES: Final = "modules."
-BEST: Final = "best."
-REFRESHED: Final = "refreshed."
-OF_POLICY: Final = "policy."
-FLAT, FLAT_BEST = "weights", "best"  # of version 1
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -185,12 +197,6 @@ def _split(flat: Tensor, policy: nn.Module) -> dict[str, Tensor]:
     return {name: one.view_as(named[name]) for name, one in zip(named, parts, strict=True)}
 
 
-CHECKPOINTS: Final = "checkpoints"
-TENSORS, STATE = "tensors.safetensors", "state.json"
-CHECKPOINT: Final = re.compile(r"(?P<update>[0-9]{9,18})a*", re.ASCII)
-READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
-
-
 def checkpoint_folders(run: Location) -> list[Location]:
     """The folders in the run that have names of checkpoints, in their order. Raises StorageError."""
     found = (child for child in run.join(CHECKPOINTS).children() if CHECKPOINT.fullmatch(child.name) and not is_link(child))
@@ -216,17 +222,6 @@ def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
         with suppress(StorageNotFound):  # a newer one has just taken its place
             return int(match["update"]), folder.join(TENSORS).read_bytes()
     return None
-
-
-CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
-LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
-RESULT, CURVE = "result.json", "curve.png"
-POLICY_KEYS: Final = frozenset(
-    ("format", "version", "observation_space", "action_space", "action_scale", "hidden", "activation", "environment")
-) | {"uint8_scaling", "pipeline"}
-OF_TENSORS: Final = "tensors_sha256"  # in state.json: the seal of the tensors beside it
-UNSEALED: Final = "note: files of the run %s carry no hash, as earlier versions wrote them: damage to these cannot be seen"
-METADATA: Final = "__metadata__"  # of safetensors: text by name
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
@@ -275,7 +270,7 @@ def seal_of(content: bytes) -> Any:
 
 
 def check_learned(content: bytes | None, told: Any) -> None:
-    """Raise ValueError unless `content` (None: no file) is what the pieces learned of whose pipeline policy.json tells so."""
+    """Raise ValueError unless `content` (None: no file) is what the pieces learned, as policy.json says."""
     if content is None:
         raise ValueError(f"{LEARNED} is missing, which holds what its connector pieces learned")
     if not isinstance(told, dict) or hashlib.sha256(content).hexdigest() != told.get("state_sha256"):

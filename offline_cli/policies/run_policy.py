@@ -1,5 +1,6 @@
-"""The policy of a run folder, read from its files: description in JSON, weights in safetensors, what connector pieces learned
-in msgpack. Files that do not fit each other are BadData.
+"""The policy of a run folder, read from its files; files that do not fit each other are BadData.
+
+The description is in JSON, weights in safetensors, what connector pieces learned in msgpack.
 
 Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
 has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
@@ -122,7 +123,7 @@ def load_policy(
     `plugins`: packages whose networks and pieces may be imported because the run folder names them. Raises MissingPackage for a
     package that is not installed, or cannot be imported; BadConfig where the run has a network of a package that is not named.
 
-    Raises StorageNotFound, NoData for a folder that is no run, Uncommitted for one without a checkpoint yet, BadData for broken
+    Raises StorageNotFound, NoData for a folder that is not a run, Uncommitted without a checkpoint yet, BadData for broken
     files.
     """
     check_plugins(plugins)
@@ -213,7 +214,7 @@ def _trained(
     told = description["pipeline"]
     document, pieces = told["document"], told["pieces"]
     if not isinstance(document, (dict, type(None))) or not isinstance(pieces, list):
-        raise ValueError(f"{POLICY} tells of no pipeline")
+        raise ValueError(f"{POLICY} describes no pipeline")
     check_learned(learned, told)
     assert learned is not None
     state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to

@@ -1,1 +1,1 @@
-"""Plays a policy in an environment and writes every whole episode down; refuses episodes that finished by favour."""
+"""Plays a policy in an environment and records every whole episode, without favouring those that finish first."""

@@ -1,13 +1,12 @@
-"""States of connector pieces as JSON values, and back, every number exactly; refuses whatever is no value and no array.
-
-JSON has no arrays of a type, no numbers that are not finite and no tuples: an array is `{"dtype", "shape", "values"}`, an
-infinity or NaN its name in such an array or in `{"float": "nan"}`, and tuples come back as lists. A dict that has those keys
-itself could not be told from them, and is refused.
-
-What connector pieces learned while a recording was made: in its manifest, and back; refuses to go on without it.
+"""What connector pieces learned while a recording was made: to the manifest, as JSON values, and back, every number exactly.
 
 A filter that was given no state by a run learns as it plays. Runners begin with one state, and theirs are merged at the end, so
-that each observation that was played counts once. The manifest has the result under `provenance`.
+that each observation that was played counts once. The manifest has the result under `provenance`; a recording whose state is
+lost cannot be resumed.
+
+JSON has no typed arrays, no numbers that are not finite and no tuples: an array is `{"dtype", "shape", "values"}`, an infinity
+or NaN its name in such an array or in `{"float": "nan"}`, and tuples come back as lists. A dict that has those keys itself
+could not be distinguished from them, and is refused, as is everything that is neither a value nor an array.
 """
 
 from __future__ import annotations
@@ -43,6 +42,10 @@ MAX_INT: Final = 1 << 63
 MAX_DEPTH: Final = 50  # a manifest's own limit is not far
 FIX: Final = "give numbers, text, lists, dicts with text as keys, and arrays of numbers in its get_state"
 
+LEARNED: Final = "connector_state"  # in a manifest's provenance
+MAX_BYTES: Final = 64 << 20  # of the manifest
+SIDES: Final = ("env_to_module", "module_to_env")
+
 
 def to_plain(state: Any, *, where: str, depth: int = MAX_DEPTH) -> Any:
     """JSON values. Raises BadPiece, with `where` and the keys down to the value that has no such form."""
@@ -62,7 +65,7 @@ def to_plain(state: Any, *, where: str, depth: int = MAX_DEPTH) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is text that UTF-8 can hold."""
+    """Whether it is text that UTF-8 can encode."""
     if not isinstance(value, str):
         return False
     try:
@@ -103,11 +106,6 @@ def _value(value: Any, dtype: np.dtype[Any]) -> Any:
     return float(value) if dtype.kind == "f" else value
 
 
-LEARNED: Final = "connector_state"  # in a manifest's provenance
-MAX_BYTES: Final = 64 << 20  # of the manifest
-SIDES: Final = ("env_to_module", "module_to_env")
-
-
 @dataclass(frozen=True, slots=True)
 class Learned:
     """What the pieces of all runners learned, by side of the module and name of piece, as JSON values."""
@@ -137,7 +135,7 @@ def merged(pipelines: PlayPipelines, states: Sequence[Mapping[str, Any] | str]) 
         return Learned(plain or None)
     except OfflineCliError as err:
         return Learned(lost=f"{err.what_in_one_line} ({err.where})")
-    except Exception as err:  # noqa: BLE001  merge_states may be anybody's
+    except Exception as err:  # noqa: BLE001  merge_states may be user code
         return Learned(lost=f"merging states raised {err!r}")
 
 
@@ -170,7 +168,7 @@ def going_on(plan: Plan, policy: Policy | PipedPolicy, target: Location, note: W
 
 
 def learned_before(target: Location, note: WritingNote | None) -> dict[str, Any] | None:
-    """What to go on from with `note`, which `check_target` gave; None: nothing was learned yet.
+    """What to resume from with `note`, which `check_target` gave; None: nothing was learned yet.
 
     Raises BadConfig where the state is lost: the process that had it was killed, or could not store it.
     """

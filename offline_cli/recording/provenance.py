@@ -1,6 +1,7 @@
-"""What a manifest says of a recording beyond its data, and whether a dataset is that recording already; refuses nothing.
+"""What a manifest says of a recording beyond its data, and `Player`, which plays the episodes of a plan.
 
-The episodes of a plan, in order, played in this process or in runners; refuses to end without saying why it ended early.
+`finished_manifest` finds out whether a dataset is that recording already. A `Player` plays in this process or in runners, in
+order; where it ends early, `failure` says why.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RECORDING = "recording"
 
 
 def provenance(plan: Plan, fingerprint: str, command: Sequence[str]) -> dict[str, Any]:
-    """For `DatasetWriter`: policy, seeds, and all that the episodes follow from."""
+    """For `DatasetWriter`: policy, seeds, and everything that determines the episodes."""
     known: dict[str, Any] = {"policy": blanked(plan.policy), "seeds": [plan.seed], RECORDING: _described(plan, fingerprint)}
     if command:
         known["commands"] = [shlex.join(command)]
@@ -62,7 +63,7 @@ def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
 
 
 def finished_manifest(target: Location, plan: Plan, fingerprint: str, format: str) -> Manifest | None:
-    """The manifest of a dataset that holds all that the plan asks for, recorded the same way; None for any other."""
+    """The manifest of a dataset that holds everything the plan asks for, recorded the same way; None for any other."""
     place = target.join(MANIFEST)
     if target.join(WRITING).exists() or not place.exists():
         return None
@@ -79,7 +80,7 @@ def _hashed(told: dict[str, Any]) -> Any:
 
 
 def _asked(plan: Plan, fingerprint: str) -> dict[str, Any]:
-    """What the episodes and their number follow from, as the manifest has it."""
+    """What determines the episodes and their number, as the manifest has it."""
     return {
         "identity": identity_hash(plan.identity(fingerprint)),
         "first_episode": plan.first,
@@ -98,7 +99,7 @@ class Player:
         in_processes: bool,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`in_processes`: as many runner processes as the plan says. `stopped`: asked often; true ends the playing."""
+        """`in_processes`: as many runner processes as the plan says. `stopped`: called often; True ends the playing."""
         self._environment, self._policy = environment, policy
         self._in_processes, self._stopped = in_processes, stopped
         self.failure: BadData | None = None

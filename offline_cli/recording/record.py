@@ -1,8 +1,8 @@
-"""Whole episodes of a policy in an environment, as a dataset; refuses to lose an episode that was whole.
+"""Records whole episodes of a policy in an environment as a dataset; none that was whole is lost.
 
 The dataset holds the episodes 0 to N-1 in the order in which they began, whatever the number of slots and runners. When a
-signal comes, or environment or policy raise, the episodes that are whole are committed with `complete: false`; `resume` goes
-on after them. A killed recording loses the open shard at most.
+signal comes, or environment or policy raise, the episodes that are whole are committed with `complete: false`; `resume`
+continues after them. A killed recording loses the open shard at most.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def record(
 def _of_policy(
     policy: str, out: str | os.PathLike[str] | Location, options: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Those of the storage options that are not for `out` alone. Raises UsageError for one that neither place takes."""
+    """The storage options that are not for `out` alone. Raises UsageError for one that neither place takes."""
     if not options:
         return options
     target = out.url if isinstance(out, Location) else os.fspath(out)
@@ -191,7 +191,7 @@ class _Recording:
                     break
 
     def _write(self, batch: EpisodeBatch) -> None:
-        """Write episodes, one by one where they are large; after a stop no more of those than there is time for."""
+        """Write episodes, one by one where they are large; after a stop only as many of those as there is time for."""
         one_by_one = raw_bytes(batch).sum() > LARGE_BYTES
         began = time.monotonic()
         for number in range(len(batch) if one_by_one else 1):
@@ -244,6 +244,4 @@ class _Recording:
 def _say_not_finite(result: RecordResult) -> None:
     counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
     if counts:
-        _log.warning(
-            "note: values that are no finite numbers are recorded as the environment and the policy gave them: %s", counts
-        )
+        _log.warning("note: values that are not finite are recorded as the environment and the policy gave them: %s", counts)

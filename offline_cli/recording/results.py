@@ -1,10 +1,10 @@
-"""How much is recorded: so many episodes, or the fewest that have so many steps; refuses to give out one more.
+"""The plan, the amount and the result of a recording, and how it ends before it has all that was asked for.
 
-A plan from what a caller asked for; refuses what makes no sense, all of it at once.
-
-How a recording ends before it has all that was asked for, as the error a user meets; refuses to hide what was kept.
-
-What `record` gives back; refuses to hold anything that JSON cannot.
+* `Amount`, `is_enough`, `limited`: how much is recorded: so many episodes, or the fewest that have so many steps; never one
+  more.
+* `checked_plan`: a plan from what a caller asked for; all contradictions are reported at once.
+* `partly_kept`, `nothing_kept`, `broken_off`, ...: an early end as the error that a user sees, which says what was kept.
+* `RecordResult`: the result of `record`; all of it has a form in JSON.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ __all__ = [
     "state_lost",
 ]
 
+GO_ON = "the same command with --resume continues from there"
+REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
+
 
 @dataclass(frozen=True, slots=True)
 class Amount:
@@ -70,7 +73,7 @@ def is_enough(plan: Plan, have: Amount) -> bool:
 
 
 def rest_of(plan: Plan, have: Amount) -> Plan:
-    """What is left of `plan` to play; it may be nothing, which `is_enough` tells."""
+    """What is left of `plan` to play; `is_enough` says whether that is nothing."""
     return replace(
         plan,
         first=plan.first + have.episodes,
@@ -91,7 +94,7 @@ def limited(batches: Iterator[EpisodeBatch], plan: Plan) -> Iterator[EpisodeBatc
 
 
 def _wanted(batch: EpisodeBatch, plan: Plan, have: Amount) -> int:
-    """How many of the batch's episodes."""
+    """How many of the batch's episodes are wanted."""
     if plan.episodes is not None:
         return min(len(batch), plan.episodes - have.episodes)
     last = int(np.searchsorted(np.cumsum(batch.lengths), (plan.steps or 0) - have.steps))  # the one that reaches them
@@ -99,7 +102,7 @@ def _wanted(batch: EpisodeBatch, plan: Plan, have: Amount) -> int:
 
 
 def progress_at(plan: Plan, have: Amount, batch: EpisodeBatch) -> Progress:
-    """Where the recording is, after `batch`, whose mean return and length are told."""
+    """Where the recording is, after `batch`, whose mean return and length are reported."""
     figures = {"return": float(batch.rewards.sum()) / len(batch), "length": float(batch.lengths.mean())}
     if plan.episodes is not None:
         return Progress("recording", have.episodes, plan.episodes, "episodes", {**figures, "steps": float(have.steps)})
@@ -184,10 +187,6 @@ def _can_use_own_class(environment: Environment) -> bool:
     return isinstance(said, AutoresetMode) or said in {mode.value for mode in AutoresetMode}
 
 
-GO_ON = "the same command with --resume goes on from there"
-REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
-
-
 def partly_kept(
     result: RecordResult, failure: BadData | None, signal_number: int | None, lost: str | None, left_out: int = 0
 ) -> BadData | Interrupted:
@@ -209,7 +208,7 @@ def partly_kept(
 def state_lost(result: RecordResult, lost: str) -> BadData:
     """All that was asked for has been committed, without what the pieces learned."""
     what = f"all {result.episodes} episodes are committed, but what the pieces learned is lost: {lost}"
-    fix = "what a filter learns can be learned from the dataset too; for other pieces mend their get_state and merge_states"
+    fix = "what a filter learns can be learned from the dataset too; for other pieces fix their get_state and merge_states"
     return BadData(what, where=result.out, fix=fix, details={"out": result.out, "episodes": result.episodes, "complete": True})
 
 
@@ -222,9 +221,9 @@ def nothing_kept(out: str, failure: BadData | None, signal_number: int | None) -
 
 
 def broken_off(out: str, kept: int, lost: int, signal_number: int | None) -> Interrupted:
-    """One signal too many has broken in while what is whole was committed: episodes of complete shards are `kept`, for
+    """A further signal interrupted the commit of whole episodes: episodes of complete shards are `kept`, for
     --resume, and whole ones that were not in one are `lost`."""
-    what = f"{_stopped_by(signal_number)}, and broken off by another signal while what is whole was committed; "
+    what = f"{_stopped_by(signal_number)}, and interrupted by another signal while what is whole was committed; "
     if not kept:
         what += f"nothing was kept of {lost} whole episodes"
         return Interrupted(what, where=out, fix="the same command again", details=_exit_code(signal_number))

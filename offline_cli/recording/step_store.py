@@ -1,9 +1,9 @@
-"""Steps of many slots as they come, put together to whole episodes in order.
+"""Collects the steps of many slots as they come and returns whole episodes in order.
 
 Each step writes one row per slot into arrays made beforehand (C, S, ...), without an object per step. Every C steps the rows
 are gathered into a store that holds what has not been given out: runs of rows, each of one episode. Whole episodes leave it in
 order of their numbers. An episode has T + 1 rows there, the last for its last observation alone. A row is copied three times
-on its way, and the store is packed when less than half of it is still wanted.
+on its way, and the store is packed when less than half of it is still needed.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class _Column:
         return self._store[rows]
 
     def pack(self, rows: Index) -> None:
-        """Keep these rows alone, in this order."""
+        """Keep only these rows, in this order."""
         self._store = self._store[rows]
 
 
 class StepStore:
-    """Rows of S slots on their way to becoming episodes: a Sink that gives EpisodeBatches, in order."""
+    """Collects rows of S slots into episodes: a Sink that returns EpisodeBatches, in order."""
 
     def __init__(self, slots: int, spaces: tuple[Space, Space], ids: Callable[[Index], tuple[str, ...]]) -> None:
         """`spaces`: of observations and actions. `ids`: from episode numbers (E,) to as many ids."""
@@ -139,7 +139,7 @@ class StepStore:
         self._begins.append((slots, episodes, self._row))
 
     def act(self, obs: Tree, infos: Rows | None, acted: Acted) -> None:
-        """What was seen, and done about it; rows of slots without an episode are not looked at."""
+        """Observations and actions; rows of slots without an episode are ignored."""
         if not self._steps:
             self._make_columns(obs, acted)
         row, slots = self._row, self._slots
@@ -161,7 +161,7 @@ class StepStore:
         return self._infos
 
     def reward(self, rewards: NDArray[Any]) -> None:
-        """What came of it; ends the step."""
+        """The rewards; ends the step."""
         self._rewards.by_step[self._row] = rewards
         self._row += 1
 
@@ -277,7 +277,7 @@ class StepStore:
         }
 
     def _drop(self, first: int) -> None:
-        """Forget all episodes before `first`."""
+        """Drop all episodes before `first`."""
         count, self._next = first - self._next, first
         self._ended = self._ended[:, count:]
         self._runs = self._runs.part(self._runs.episode >= first)
@@ -296,7 +296,7 @@ def steps_of_plan(plan: Plan, runner: int, slots: int, spaces: tuple[Space, Spac
 
 
 def _flat(tree: Tree) -> list[Rows]:
-    """The leaves; the usual tree is one, and this is asked at every step."""
+    """The leaves; fast for a single leaf, because this is called at every step."""
     return [tree] if isinstance(tree, np.ndarray) else leaves(tree)
 
 

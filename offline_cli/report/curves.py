@@ -1,4 +1,4 @@
-"""Training curves as a PNG; refuses to load matplotlib before a figure is wanted (it costs half a second)."""
+"""Training curves as a PNG; matplotlib is loaded only when a figure is drawn (it costs half a second)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Tables of a pipeline's pieces for people, from what `apply --show` and `--trace` tell; refuses to know how tables are drawn.
+"""Connector pipelines for people: tables of `apply --show` and `--trace`, and the three default pipelines as a picture (SVG).
 
 A table is a row of headings and rows of texts; a cell of several lines, a tuple, stands for several columns of a batch.
-
-The three default pipelines as a picture (SVG), drawn from the pipelines themselves; refuses to list pieces by hand.
+`cli/render.py` draws it. The picture is drawn from the pipelines themselves, so it lists no piece by hand:
 
 `python -m offline_cli.report.pipelines > docs/connectors.svg`
 """
@@ -31,6 +30,20 @@ Cell = str | tuple[str, ...]  # a text, or one a line
 Grid = tuple[Sequence[str], Sequence[Sequence[Cell]]]  # headings, rows
 NOT_KNOWN: Final = "not known"
 START: Final = "(the episodes)"
+
+WIDTH, GAP, HEIGHT, STEP, MARGIN, TITLE = 300, 36, 30, 46, 24, 64  # pixels
+STATEFUL = ("AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch", "RemoveSingleTsTimeRankFromBatch")
+AGENTS = ("AgentToModuleMapping", "ModuleToAgentUnmapping")
+STYLE = """
+  text { font-family: Helvetica, Arial, sans-serif; font-size: 12px; fill: #1b1f24; text-anchor: middle }
+  .title { font-size: 16px; font-weight: bold }
+  .about { font-size: 11px; fill: #57606a }
+  .piece { fill: #ddf4ff; stroke: #54aeff }
+  .some { fill: #ffffff; stroke: #54aeff }
+  .own { fill: #fff8c5; stroke: #bf8700; stroke-dasharray: 5 3 }
+  .end { fill: #eaeef2; stroke: #8c959f }
+  .arrow { stroke: #57606a; marker-end: url(#tip) }
+"""
 
 
 def shown(told: Mapping[str, Any]) -> Grid:
@@ -110,21 +123,6 @@ def _value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-WIDTH, GAP, HEIGHT, STEP, MARGIN, TITLE = 300, 36, 30, 46, 24, 64  # pixels
-STATEFUL = ("AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch", "RemoveSingleTsTimeRankFromBatch")
-AGENTS = ("AgentToModuleMapping", "ModuleToAgentUnmapping")
-STYLE = """
-  text { font-family: Helvetica, Arial, sans-serif; font-size: 12px; fill: #1b1f24; text-anchor: middle }
-  .title { font-size: 16px; font-weight: bold }
-  .about { font-size: 11px; fill: #57606a }
-  .piece { fill: #ddf4ff; stroke: #54aeff }
-  .some { fill: #ffffff; stroke: #54aeff }
-  .own { fill: #fff8c5; stroke: #bf8700; stroke-dasharray: 5 3 }
-  .end { fill: #eaeef2; stroke: #8c959f }
-  .arrow { stroke: #57606a; marker-end: url(#tip) }
-"""
-
-
 class YourOwn(ConnectorV2):
     """Stands where custom pieces go."""
 
@@ -176,8 +174,8 @@ def _columns() -> list[Column]:
     learner = learner_pipeline(both, both, custom=YourOwn(), mapping=mapping)
     acting, learning = "RLModule.forward_inference / _exploration", "RLModule.forward_train"
     return [
-        Column("env-to-module", "at every step of playing", "episodes that go on", _names(beside), acting),
-        Column("module-to-env", "at every step of playing", "what the forward pass put out", _names(out), "environment.step"),
+        Column("env-to-module", "at every step of playing", "growing episodes", _names(beside), acting),
+        Column("module-to-env", "at every step of playing", "outputs of the forward pass", _names(out), "environment.step"),
         Column("learner", "once per train batch", "recorded episodes", _names(learner), learning),
     ]
 

@@ -55,7 +55,7 @@ def fit(session: Session, stop: StopSignals) -> None:
     """Update, check and save until the session's checks end it. Raises Interrupted, saved, once a signal has come.
 
     Every checkpoint is of the moment before what belongs to its number of updates (row of metrics, check, end of the run), so
-    that a run which goes on from there to another bound is as if it had had that from the start: to one that is reached already
+    that a run which resumes there with another bound is as if it had had that from the start: to one that is reached already
     as well.
     """
     state, bound = session.state, session.checks.bound
@@ -70,7 +70,7 @@ def fit(session: Session, stop: StopSignals) -> None:
             session.save_if_due()
         try:
             session.settle(stop)
-        except StopRequested:  # the check that was cut short is made again by the run that goes on
+        except StopRequested:  # the check that was cut short is made again by the resumed run
             continue
         if state.stopped_by is not None:
             if state.update < bound:
@@ -103,14 +103,14 @@ def train_bc(
     and an `env` that is code, `module:EnvId` or `python:...`.
 
     With `streaming`, each epoch has the same steps once, in an order that depends on `memory_limit` too. What `config` or
-    `pipeline` names is imported without `plugins`. `command`: for the note that tells others who trains here.
+    `pipeline` names is imported without `plugins`. `command`: for the note that says who trains here.
 
     Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box actions
     of unknown scale; episodes of several modules, or none of `module_id`; resuming with other settings, data or pipelines), and
     before any data is read for pipelines that are wrong or do not fit; SpaceMismatch; UnknownEnvironment; MissingPackage;
     MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises on the data; BadData where the
     environment raises, or a piece beside it; Diverged; Interrupted, with all saved and a policy to play; StorageError, which
-    says from where `resume` goes on; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
+    says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
     kept all the same).
     """
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
@@ -181,7 +181,7 @@ def _notes(data: TrainingData, config: BCConfig) -> list[str]:
 
 
 def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
-    """Log what is as asked for, but may not be what was meant."""
+    """Log what was asked for but may not be intended."""
     if config.precision == "bf16" and device == "cpu":
         _log.warning("warning: bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
     if new:
@@ -191,13 +191,13 @@ def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
 def _train(
     session: Session, stop: StopSignals, tensors: Mapping[str, Tensor] | None, described: Mapping[str, Any], command: str
 ) -> TrainResult:
-    """Begin with the policy as `described`, or go on from a checkpoint's `tensors`, to the end; the result of a run that is
-    finished already, without a word to anybody.
+    """Begin with the policy as `described`, or resume from a checkpoint's `tensors`, to the end; the result of a run that is
+    finished already, without any message.
     """
     state, folder, bound = session.state, session.folder, session.checks.bound
     if state.update > bound:
-        fix = f"{session.checks.least_bound(state.update)} or more, or train anew with --overwrite"
-        raise BadConfig(f"{state.update} updates are made, and {bound} asked for", where=folder.url, fix=fix)
+        fix = f"{session.checks.least_bound(state.update)} or more, or train again with --overwrite"
+        raise BadConfig(f"{state.update} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
     known = None if tensors is None else folder.result()
     if known is not None and (state.stopped_by is not None or state.update == bound):
         folder.remove_note(command)
@@ -216,7 +216,7 @@ def _train(
 
 
 def _own_chance(state: TrainState) -> AbstractContextManager[None]:
-    """Within it torch's random generators are the run's; afterwards they are as they were."""
+    """Within it torch's random generators are the run's; afterwards they are restored."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if state.device == "cuda" else [])
 
 
@@ -226,7 +226,7 @@ def _setup(config: BCConfig) -> Setup:
     every = setup.algorithm.refresh_every
     if config.streaming and every is not None:
         name = config.algorithm["name"]
-        what = f"the algorithm {name!r} computes its columns anew every {every} updates, from episodes in memory"
+        what = f"the algorithm {name!r} recomputes its columns every {every} updates, from episodes in memory"
         raise BadConfig(what, where="--streaming", fix="leave out --streaming")
     return setup
 
@@ -254,7 +254,7 @@ def _resolve(
     resume: bool,
     plugins: Sequence[str],
 ) -> BCConfig:
-    """The configuration; for a run that goes on the stored one, or with another bound. Raises BadConfig for other changes."""
+    """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes."""
     if not (resume and folder.is_run):
         return resolve_config(options, file=file)
     wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins)
@@ -262,7 +262,7 @@ def _resolve(
         _refuse_code(wanted.env, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)
     if changed:
-        fix = "leave these options out to resume, or train anew with --overwrite"
+        fix = "leave these options out to resume, or train again with --overwrite"
         raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
 
@@ -313,7 +313,7 @@ def _result(session: Session, kept: int) -> TrainResult:
 
 
 def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
-    """`result`, or TargetNotMet where a return was wanted and not confirmed."""
+    """`result`, or TargetNotMet where a target return was given and not confirmed."""
     if config.until_return is None or result.stopped_by == "target":
         return result
     best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"
@@ -331,6 +331,6 @@ def _interrupted(session: Session, number: int) -> Interrupted:
         f"stopped by {signal.Signals(number).name} after {update} updates; all of them are saved, and the policy of this last "
         "checkpoint can be played until the run is resumed",
         where=session.folder.url,
-        fix="the same command with --resume goes on from there",
+        fix="the same command with --resume continues from there",
         details={"exit_code": exit_code_of(number), "updates": update, "policy_update": update, "run": session.folder.url},
     )

@@ -1,25 +1,19 @@
-"""How far a run is: everything of a checkpoint that is not a tensor.
-
-The policy of a run as files: description in JSON, weights in safetensors, what connector pieces learned in msgpack.
-
-Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
-has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
-network of another package, and a pipeline or none. What reads them is in
-`policies/run_policy.py`.
-
-The checkpoints of a run, of which the newest is kept; refuses to take a half-written one for a checkpoint.
+"""The checkpoints of a run, of which the newest is kept, and the description of its policy.
 
     RUN/checkpoints/000000500/tensors.safetensors    weights, optimizer and generators
     RUN/checkpoints/000000500/state.json             counters; written last: a checkpoint with it is whole
 
-No folder is renamed, which object stores cannot do: both files are put under their names whole. The checkpoint before goes only
-then, its state.json first. So a kill at any moment leaves the one before or the one after, and so does a power cut: the names
-of the new one are on the disk before the old one goes.
+No folder is renamed, which object stores cannot do: both files are put under their names whole. The previous checkpoint is
+removed only then, its state.json first. So a kill at any moment leaves the old one or the new one, and so does a power cut: the
+names of the new one are on the disk before the old one is removed.
 
-A folder of any other name, a copy that somebody made, is no checkpoint and stays. Of a checkpoint the two files are removed,
-and then the folder if nothing else is in it; links are left as they are.
+A folder of any other name, such as a copy that somebody made, is no checkpoint and stays. Of a checkpoint the two files are
+removed, and then the folder if nothing else is in it; links are left as they are.
 
-Whether connector pieces learned the same as when a run began: a run that is resumed has to have the same ones.
+* `TrainState`: how far a run is: everything of a checkpoint that is not a tensor.
+* `describe_policy`, `learned_bytes`: the policy of a run as files: description in JSON, weights in safetensors, what connector
+  pieces learned in msgpack. `policies/run_policy.py` reads them, and describes their versions.
+* `check_same_learned`: whether connector pieces learned the same as when a run began, which is required to resume it.
 """
 
 from __future__ import annotations
@@ -51,6 +45,8 @@ from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
 
 __all__ = ["Begun", "Best", "Checkpoints", "TrainState", "check_same_learned", "describe_policy", "learned_bytes"]
+
+TOLERANCE: Final = 1e-9  # relative: sums of the same numbers differ in the last digits from one processor to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +176,7 @@ def _packed(trained: TrainedPipeline) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A checkpoint that counts for nothing yet."""
+    """A checkpoint that is not committed yet."""
 
     folder: Location
     older: list[Location]  # what it replaces
@@ -240,14 +236,11 @@ def _new_name(update: int, taken: set[str]) -> str:
 
 
 def _remove(folder: Location, name: str) -> None:
-    """Remove a file that is most likely there, without asking beforehand."""
+    """Remove a file that most likely exists, without checking first."""
     file = folder.join(name)
     if not is_link(file):
         with suppress(StorageNotFound):
             file.ask("removing it", partial(file.fs.rm_file, file.path))
-
-
-TOLERANCE: Final = 1e-9  # relative: sums of the same numbers differ in the last digits from one processor to the next
 
 
 def check_same_learned(stored: Mapping[str, Any] | None, trained: TrainedPipeline | None, *, where: str) -> None:
@@ -259,7 +252,7 @@ def check_same_learned(stored: Mapping[str, Any] | None, trained: TrainedPipelin
         if name not in before or name not in now or not _agree(before[name], now[name])
     ]
     if problems:
-        fix = "resume with the pipeline that the run was started with, or train anew with --overwrite"
+        fix = "resume with the pipeline that the run was started with, or train again with --overwrite"
         raise BadConfig.of(problems, where=where, fix=fix)
 
 

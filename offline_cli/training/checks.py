@@ -34,7 +34,7 @@ CONFIRMED = "confirm_return_mean"
 
 
 class Checks:
-    """Measures the policy of a learner; `val` and `environment` are None where there is nothing to measure on."""
+    """Measures the policy of a learner; `val` and `environment` are None where there is no validation data or environment."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Checks:
             )
 
     def decide(self, state: TrainState, figures: Mapping[str, float]) -> bool:
-        """Note what `figures` mean for `state`, ending it where they do; gives whether this policy is the best so far."""
+        """Update `state` by `figures`, and end the run where they say so; returns whether this policy is the best so far."""
         state.figures = dict(figures)
         self._count_stale(state, figures)
         value = self._score_of(figures)
@@ -114,7 +114,7 @@ class Checks:
             state.stale_checks += 1
 
     def _score_of(self, figures: Mapping[str, float]) -> float | None:
-        """What policies are compared by; None: the last one is kept."""
+        """The score that policies are compared by; None: the last one is kept."""
         if self._config.until_return is not None:
             return figures.get(CONFIRMED, figures["eval_return_mean"])  # of two estimates the one from more episodes
         return -figures["val_loss"] if "val_loss" in figures else None

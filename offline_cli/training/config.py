@@ -1,12 +1,10 @@
 """The configuration of a run, resolved from defaults < stored run < --config file < options, with all mistakes at once.
 
-Mistakes of a configuration, in words that fit where each key came from; the schema says what a key may be.
+The schema says what a key may be. A mistake names a key that was given as an option as on the command line, any other as in the
+file.
 
-A key that was given as an option is named as on the command line, any other as in the file.
-
-The tables `[algorithm]` and `[network]` of a configuration: whose code they name, their mistakes, their defaults.
-
-The options of the network "mlp" are keys of the file itself as well, `hidden` and `activation`, and are kept there.
+The tables `[algorithm]` and `[network]` name code, ours or another package's, whose options and defaults they hold. The options
+of the network "mlp" are keys of the file itself as well, `hidden` and `activation`, and are kept there.
 """
 
 from __future__ import annotations
@@ -51,6 +49,22 @@ __all__ = [
 ]
 
 _HELP, _PAGE = "`offline-cli train-bc --help` lists the options", "docs/config.md lists the keys of the file"
+
+SCHEMA = "config.v2.json"  # says what each key means
+BOUNDS = ("updates", "epochs")
+NEEDS = (
+    ("until_return", "env", "an environment to play in"),
+    ("patience", "val_fraction", "episodes held out for validation"),
+)
+TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
+TYPES["object"] = "a table"
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+MAX_SHOWN = 80  # letters of one offending value
+
+KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
+TABLES: Final = tuple(KINDS)
+DEFAULTS: Final[dict[str, Mapping[str, Any]]] = {table: declared_in(ConfigKeys)[table].option.default for table in TABLES}
+MLP_KEYS: Final = tuple(declared_in(MlpKeys))
 
 
 def _default(name: str) -> Any:
@@ -165,14 +179,14 @@ def _made(merged: dict[str, Any]) -> BCConfig:
 
 
 def _sources(file: str | PathLike[str] | None, given: Mapping[str, Any], stored: Mapping[str, Any] | None) -> str:
-    """Where the keys came from, in words."""
+    """Where the keys came from, as text."""
     sources = {"options": given, "the run's config.toml": stored, str(file): file}
     return " and ".join(name for name, used in sources.items() if used) or "options"
 
 
 def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
-    """What sets the two apart, in words, but for their bounds, and a limit on memory where nothing streams: no update depends
-    on these.
+    """What distinguishes the two, as text, except their bounds, and a limit on memory where nothing streams: no update
+    depends on these.
     """
     free = BOUNDS if stored.streaming or wanted.streaming else (*BOUNDS, "memory_limit")
     before, now = _flat(stored), _flat(wanted)
@@ -193,7 +207,7 @@ def _shown(value: Any) -> str:
 
 
 def read_config(file: str | PathLike[str]) -> dict[str, Any]:
-    """What a file of the user's says, unchecked. Raises BadConfig where it is no TOML, StorageNotFound."""
+    """What a file of the user's says, unchecked. Raises BadConfig where it is not TOML, StorageNotFound."""
     path = Path(file)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -203,25 +217,13 @@ def read_config(file: str | PathLike[str]) -> dict[str, Any]:
         raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
 
 
-SCHEMA = "config.v2.json"  # says what each key means
-BOUNDS = ("updates", "epochs")
-NEEDS = (
-    ("until_return", "env", "an environment to play in"),
-    ("patience", "val_fraction", "episodes held out to measure on"),
-)
-TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
-TYPES["object"] = "a table"
-LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-MAX_SHOWN = 80  # letters of one offending value
-
-
 def config_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
     """Every mistake of `config`, whose keys in `options` were given as options; empty when there is none."""
     return key_mistakes(config, load_schema(SCHEMA), options) + list(_contradictions(config, options))
 
 
 def option_contradictions(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
-    """Those of `config_mistakes` that are between options alone: whatever a file says, they cannot be meant."""
+    """Those of `config_mistakes` that are between options alone: no file can resolve them."""
     return [text for text, asked in _contradictions(config, options).items() if asked]
 
 
@@ -273,7 +275,7 @@ def _as_text(value: Any) -> str:
 
 
 def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict[str, bool]:
-    """Each in words, and whether options alone are at fault."""
+    """Each as text, and whether options alone are at fault."""
     found = {}
     if config.keys() >= set(BOUNDS):
         asked = set(BOUNDS) <= set(options)  # of two sources, the one above the other has replaced what that says
@@ -284,12 +286,6 @@ def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict
             asked = name in options
             found[f"{_spelled(name, asked)}: needs {_spelled(needed, asked)}, {what}"] = asked
     return found
-
-
-KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
-TABLES: Final = tuple(KINDS)
-DEFAULTS: Final[dict[str, Mapping[str, Any]]] = {table: declared_in(ConfigKeys)[table].option.default for table in TABLES}
-MLP_KEYS: Final = tuple(declared_in(MlpKeys))
 
 
 def folded(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -361,7 +357,7 @@ def _no_json(table: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def _of_all_together(options: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """Mistakes that no key alone has: one that is required, for instance."""
+    """Mistakes that belong to no single key: a missing required one, for instance."""
     whole = {name: value for name, value in schema.items() if name not in ("properties", "additionalProperties")}
     return [text.removeprefix("the document: ") for text in mistakes_by(options, whole)]
 

@@ -5,15 +5,16 @@ fixed number of neighbouring records) is a random sample of its window, and a ha
 to a random sample of all steps, wherever they came from. An epoch takes a pool of units at a time (`EpochOrder`): while batches
 come from one pool, a thread reads the next; a batch may span pools.
 
-Decision: windows and not partitions that every step is dealt to, which would be exactly random, because those want the number
-of steps beforehand or a second pass on disk, as many write buffers as there are partitions, and a bound on how many these may
-be. Windows cost one sequential write, need no index, and have no largest size. (Shuffled blocks, shuffled again as they are
-read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile", 3.2; there without the shuffle before writing.)
+Decision: windows and not partitions that every step is assigned to, which would be exactly random, because those need the
+number of steps beforehand or a second pass on disk, as many write buffers as there are partitions, and a bound on how many
+these may be. Windows cost one sequential write, need no index, and have no largest size. (Shuffled blocks, shuffled again as
+they are read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile", 3.2; there without the shuffle before writing.)
 
-Episodes go through the pipeline some at a time; an episode is in memory whole. Each piece that learns sees all that is not held
-out first, pieces before it as they are when they have learned, and learns no more: a filter holds what it would hold in memory,
-to rounding. The file is made anew by every run, resumed ones included: it follows from episodes, seed and memory limit alone,
-all of which a resumed run has to share. It has no name, so that nothing is left of it, however the process ends.
+Episodes go through the pipeline some at a time; an episode is in memory whole. Each piece that learns sees all training
+episodes first, with the pieces before it as they are after learning, and then learns no more: a filter holds what it would hold
+in memory, to rounding. The file is made anew by every run, resumed ones included: it follows from episodes, seed and memory
+limit alone, all of which a resumed run must have in common. It has no name, so that nothing is left of it, however the process
+ends.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ UNITS_PER_POOL: Final = 256
 PERMUTATION: Final = 8  # bytes per record of a pool
 SCRATCH: Final = 1 << 20  # bytes of records that are put in order and written at a time
 PART_BYTES: Final = 1 << 20  # of the episodes that go through the pipeline together, unless one alone is larger
-TIDY: Final = 16  # parts, or batches, after which free memory is given back: else it comes to be twice of what is in use
+TIDY: Final = 16  # parts, or batches, after which free memory is returned to the system: else it becomes twice what is in use
 READ_BYTES: Final = 4 << 20  # read at a time where steps come in the order of the store
 
 
@@ -61,7 +62,7 @@ class StoreForm:
         """The sizes for so much memory. Raises UsageError where it does not hold a few records."""
         pool = pool_bytes // (record.nbytes + PERMUTATION)
         if min(pool, window_bytes // record.nbytes) < 2:
-            what = f"one step takes {record.nbytes / 1e6:,.1f} MB, of which the memory limit does not hold a few"
+            what = f"one step takes {record.nbytes / 1e6:,.1f} MB, too much for the memory limit"
             raise UsageError(what, where="--memory-limit", fix="raise it")
         unit = max(1, pool // UNITS_PER_POOL)
         return cls(window=max(1, window_bytes // record.nbytes // unit) * unit, pool=pool // unit * unit, unit=unit)
@@ -93,7 +94,7 @@ class DiskStore:
         self._file.read_into(first * self.record.nbytes, _bytes(target))
 
     def reader(self, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> _DiskReader:
-        """See Store. What does not live on the CPU gets its batches by way of the host."""
+        """See Store. Batches on other devices than the CPU are copied through the host."""
         return _DiskReader(self, batch, order, device)
 
     def first(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class DiskStore:
         return columns
 
     def close(self) -> None:
-        """Give memory and disk back, once a read that is under way has ended."""
+        """Release memory and disk, once a pending read has ended."""
         self.thread.shutdown(wait=True, cancel_futures=True)
         self._file.__exit__(None, None, None)
 
@@ -128,7 +129,7 @@ class ShuffledWriter:
                 self._write()
 
     def finish(self) -> None:
-        """Write what is left; nothing can be added any more."""
+        """Write what is left; nothing can be added afterwards."""
         if self._held:
             self._write()
         del self._window
@@ -189,7 +190,7 @@ class _Pool:
 
 
 class _Pools:
-    """The steps of every epoch in their order. Two pools have memory, and take turns."""
+    """The steps of every epoch in their order. Two pools in memory take turns."""
 
     def __init__(self, store: DiskStore, order: EpochOrder) -> None:
         self._store, self._order = store, order
@@ -218,7 +219,7 @@ class _Pools:
         if self._now is None or self._now.number != number:
             if self._now is not None:
                 self._spare.append(self._now.records)
-            if self._next is not None and self._next[0] != number:  # somebody goes back, or begins elsewhere
+            if self._next is not None and self._next[0] != number:  # the reader goes back, or begins elsewhere
                 self._spare.append(self._next[1].result().records)
                 self._next = None
             asked = self._ask_for(number) if self._next is None else self._next[1]

@@ -1,6 +1,7 @@
-"""Whether what an algorithm's groups give as losses can be minimised: its author's mistakes, by name.
+"""An algorithm with its modules, for one run: made from configuration and spaces, moved, saved and restored as a whole.
 
-An algorithm with its modules, for one run: made from configuration and spaces, moved, saved and put back as a whole.
+`check_losses` and `differentiating` report mistakes of an algorithm's author by name: whether the losses of a group can be
+minimised.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def check_losses(losses: Any, names: Collection[str], kind: str) -> None:
 def differentiating(kind: str) -> Iterator[None]:
     """Within it the gradients of an algorithm's losses are computed; BadConfig is raised where torch cannot.
 
-    An error that code of a package raises on the way stays what it is: it tells the package and the line.
+    An error that code of a package raises on the way stays what it is: it names the package and the line.
     """
     try:
         yield
@@ -121,7 +122,7 @@ class Learner:
 
     @classmethod
     def of(cls, algorithm: Algorithm, task: Task) -> Self:
-        """Raises BadConfig for an algorithm whose modules and groups do not fit together: its author's mistakes."""
+        """Raises BadConfig for an algorithm whose modules and groups do not fit together, which is its author's mistake."""
         modules = algorithm.modules(task)
         kind = type(algorithm).__name__
         where = f"algorithm {kind}"
@@ -175,7 +176,7 @@ class Learner:
         self.whole.to(device).train()
 
     def parameters_of(self, group: Group) -> list[tuple[str, nn.Parameter]]:
-        """Each parameter once, with a name for errors; what needs no gradient is not stepped. Raises BadConfig for none."""
+        """Each parameter that requires a gradient, once, with a name for errors. Raises BadConfig for none."""
         prefixed = len(self.modules) > 1
         named = [
             (f"{module}.{name}" if prefixed else name, parameter)
@@ -201,7 +202,7 @@ class Learner:
 
 
 def cloning_learner(policy: RLModule) -> Learner:
-    """Behaviour cloning of a policy that is there already."""
+    """Behaviour cloning of an existing policy."""
     algorithm = own_algorithms(BC)[BC]({})
     modules = {POLICY: policy}
     return Learner(algorithm, modules, algorithm.groups(modules))

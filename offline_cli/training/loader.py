@@ -1,24 +1,20 @@
-"""Minibatches in true epochs from any store: every step exactly once per epoch, in the order that `EpochOrder` gives.
+"""Minibatches in true epochs from any store of steps, the order of every epoch, and which episodes are held out.
 
-The position in the data is the update number, so nothing has to be saved to resume exactly where a run stopped. Every batch has
-the same shape: the last of an epoch is padded with rows of weight 0.
+`StepLoader` gives every step exactly once per epoch. Every batch has the same shape: the last of an epoch is padded with rows
+of weight 0.
 
-Which episodes are held out for validation: whole ones, by a hash of seed and id, the same in every run with the same seed,
-whatever their order and however they are read.
+`EpochOrder`: the order of an epoch follows from the run's seed and the number of the epoch alone. So the position in the data
+is the update number: nothing has to be saved to resume exactly where a run stopped, and a resumed run continues with the
+batches that would have come next. Steps in memory are permuted as a whole. Steps on disk lie in units (neighbouring records):
+an epoch permutes the units, takes a pool of them at a time, and permutes the steps of each pool.
 
-Steps to learn from, in memory or on disk: what a store offers to the loader, and what fills it.
+`ValidationSplit`: whole episodes are held out for validation, by a hash of seed and id, the same in every run with the same
+seed, whatever their order and however they are read.
 
-A store holds every step once, with all of its columns. A reader of it puts the steps of one batch into tensors (`gather`) and
-makes columns of these where they are none yet (`settle`); which steps a batch has, `EpochOrder` says.
-
-A builder reads sources once where nothing has to be known of all episodes beforehand, and once more for each thing that has to
-be: which episodes are held out, and, in parts, what each piece of a pipeline learns (`disk_store.learn_in_parts`).
-
-The order of every epoch: each step exactly once, as follows from the run's seed and the number of the epoch alone.
-
-So the position in the data is the update number, and a resumed run goes on with the batches that would have come next. Steps in
-memory are permuted as a whole. Steps on disk lie in units (neighbouring records): an epoch permutes the units, takes a pool of
-them at a time, and permutes the steps of each pool.
+`Store`, in memory or on disk, holds every step once, with all of its columns. A `StoreReader` puts the steps of one batch into
+tensors (`gather`) and makes columns of these where they are none yet (`settle`). A `StoreBuilder` reads sources once where
+nothing has to be known of all episodes beforehand, and once more for each thing that has to be: which episodes are held out,
+and, in parts, what each piece of a pipeline learns (`disk_store.learn_in_parts`).
 """
 
 from __future__ import annotations
@@ -54,6 +50,12 @@ __all__ = [
 ]
 
 WEIGHTS: Final = "weights"  # (B,) float32, sum 1; 0 on padding
+
+Columns = Mapping[str, Tree]
+"""By name, trees of tensors (N, ...): one row per step."""
+
+STEPS, WINDOWS, UNITS, POOLS = 11, 12, 13, 14  # set these seeds apart from others drawn from the same run seed
+PLANS: Final = 2  # that are kept: while batches come from one epoch, the first pool of the next one is read
 
 
 class StepLoader:
@@ -152,10 +154,6 @@ def _rank(id_: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=str(seed).encode()[:64]).digest(), "big")
 
 
-Columns = Mapping[str, Tree]
-"""By name, trees of tensors (N, ...): one row per step."""
-
-
 class StoreReader(Protocol):
     """Reads a store for one loader, whose columns (B, ...) are filled again and again."""
 
@@ -193,7 +191,7 @@ class Store(Protocol):
         """Columns (1, ...) of its first step, on the CPU."""
 
     def close(self) -> None:
-        """Give back what it holds outside of memory."""
+        """Release what it holds outside of memory."""
 
 
 class StoreBuilder(Protocol):
@@ -218,11 +216,7 @@ class StoreBuilder(Protocol):
         """How steps are stored, as far as an update depends on it."""
 
     def close(self) -> None:
-        """Give back what the stores hold outside of memory."""
-
-
-STEPS, WINDOWS, UNITS, POOLS = 11, 12, 13, 14  # set these seeds apart from others drawn from the same run seed
-PLANS: Final = 2  # that are kept: while batches come from one epoch, the first pool of the next one is read
+        """Release what the stores hold outside of memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,7 +228,7 @@ class PoolPlan:
 
 
 class EpochOrder:
-    """The orders that one seed gives; may be asked by two threads."""
+    """The orders that one seed gives; may be called by two threads."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

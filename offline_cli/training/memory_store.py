@@ -1,11 +1,10 @@
-"""How a memory limit is shared out in training, and whether it will do: an error comes before the limit is broken.
+"""Steps in memory, one tensor per leaf, and how a memory limit is shared out in training.
 
-What a run holds follows from the limit and from constants, never from what happens to be free: a resumed run has pools of the
-same size, and so the same batches. What is measured only decides between going on and an error that says how much is needed.
+All episodes go through the pipeline at once, and exist several times over while columns are put together.
 
-Steps in memory, one tensor per leaf.
-
-All episodes go through the pipeline at once, and are there several times over while columns are put together.
+An error comes before a limit is exceeded. What a run holds follows from the limit and from constants, never from what happens
+to be free: a resumed run has pools of the same size, and so the same batches. What is measured only decides between continuing
+and an error that says how much is needed.
 """
 
 from __future__ import annotations
@@ -89,8 +88,10 @@ def check_training_fits(limit: int | None, device: str, learner: Learner, store:
 
 
 def _network_bytes(learner: Learner, store: Store, rows: int) -> int:
-    """Found by sending one step through: what a layer makes does not follow from its weights alone. The modules stay as they
-    are, and so does chance; layers that want several rows to learn from get by with one in evaluation mode.
+    """Measured by sending one step through: the size of a layer's output does not follow from its weights alone.
+
+    The modules and the random generators stay as they are; layers that need several rows in training mode can do with one in
+    evaluation mode.
     """
     taken, made, learned = [0], [0], [0]  # numbers that layers take, that they make, and that those with weights make
 
@@ -142,7 +143,7 @@ class InMemory:
     fetched: bool = False  # ahead, from an object store
 
     def checked(self, batches: Iterable[EpisodeBatch], *, where: str) -> Iterator[EpisodeBatch]:
-        """`batches`; raises BadConfig, naming --streaming, as soon as all so far will not fit."""
+        """`batches`; raises BadConfig, naming --streaming, as soon as the data so far does not fit."""
         size = steps = 0
         program = PROGRAM[self.device] + (CLIENT + WINDOW if self.fetched else 0)
         learned = sum(_bytes_of(leaf) for space in self.announced for leaf in leaf_spaces(space).values())
@@ -160,7 +161,7 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def _resident() -> int | None:
-    """Bytes of this process in memory; None where the system does not tell."""
+    """Bytes of this process in memory; None where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
@@ -212,7 +213,7 @@ class MemoryStoreBuilder:
 
     @property
     def layout(self) -> str:
-        """Empty: memory has no other."""
+        """Empty: memory has one layout."""
         return ""
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ class MemoryStore:
         return {name: map_leaves(lambda leaf: leaf[:1], tree) for name, tree in self.columns.items()}
 
     def close(self) -> None:
-        """Nothing: memory goes with the last reference."""
+        """Nothing: memory is freed with the last reference."""
 
 
 class _MemoryReader:

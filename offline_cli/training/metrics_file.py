@@ -1,18 +1,17 @@
-"""What `train_bc` gives back; all of it has a form in JSON.
+"""The figures of a run: its metrics.jsonl, one row a line, and its result; and steps as records of a fixed size.
 
-metrics.jsonl of a run, one row a line; refuses to keep training waiting for storage at each row.
+`MetricsFile` does not make training wait for storage at each row. A local file is appended to. What cannot be appended to is
+rewritten whole by `flush`: before each checkpoint and at the end, and in between at most every `EVERY` seconds, and so seldom
+that it takes no more than a twentieth of the time. Rows that are not written yet when a process is killed are newer than its
+last checkpoint: a resumed run makes them again. A checkpoint that counts these bytes needs `flush`: after it they survive a
+power cut. Rows are reported and plotted; nothing that is learned depends on them. So a row that cannot be read costs that row
+alone.
 
-A local file is appended to. What cannot be appended to is written anew, whole, by `flush`: before each checkpoint and at the
-end, and in between at most every `EVERY` seconds, and so seldom that it takes no more than a twentieth of the time. Rows that
-are not written yet when a process is killed are newer than its last checkpoint: a run that goes on makes them again. `flush` is
-what a checkpoint needs that counts these bytes: after it they survive a power cut.
+`TrainResult` is the result of `train_bc`; all of it has a form in JSON.
 
-Rows are told about and drawn; nothing that is learned depends on them. So a row that cannot be read costs that row alone.
-
-Steps as records of one size, all columns of a step side by side.
-
-A record is whole 8-byte words, so that any number of them is one tensor (N, words) that can be gathered, written and read as it
-is, and each leaf of it a strided view: one look-up in memory per step, however many columns there are.
+`RecordForm`: all columns of a step side by side in a record of whole 8-byte words, so that any number of records is one tensor
+(N, words) that can be gathered, written and read as it is, and each leaf of it a strided view: one look-up in memory per step,
+however many columns there are.
 """
 
 from __future__ import annotations
@@ -37,6 +36,12 @@ from offline_cli.training.signals import Pace
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
 __all__ = ["MetricsFile", "RecordForm", "TrainResult"]
+
+EVERY: Final = 10.0  # seconds
+
+_log = logging.getLogger(__name__)
+
+WORD: Final = 8  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +73,6 @@ class TrainResult:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
-
-
-EVERY: Final = 10.0  # seconds
-
-_log = logging.getLogger(__name__)
 
 
 class MetricsFile:
@@ -111,7 +111,7 @@ class MetricsFile:
         return not (self._is_stored or self._place.is_local) and self._pace.is_due
 
     def flush(self) -> None:
-        """See to it that every row is in the file, and stays there whatever happens to the machine."""
+        """Make sure that every row is in the file, and survives a crash of the machine."""
         if self._is_stored:
             return
         if self._place.is_local:
@@ -136,7 +136,7 @@ class MetricsFile:
         self.flush()
 
     def begin(self) -> None:
-        """Know that there is no file."""
+        """Begin without a file."""
         self._content, self._is_stored = bytearray(), True
 
     def _known(self) -> bytearray:
@@ -160,9 +160,6 @@ def _append(path: str, line: bytes) -> int:
     with open(path, "ab") as file:
         file.write(line)
         return file.tell()
-
-
-WORD: Final = 8  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +202,7 @@ class RecordForm:
 
     @property
     def name(self) -> str:
-        """Text that is the same for the same form alone."""
+        """Text that identifies the form."""
         return "; ".join(f"{field.path} {field.dtype} {field.shape} at {field.offset}" for field in self.fields)
 
     def packed(self, columns: Mapping[str, Tree]) -> Tensor:

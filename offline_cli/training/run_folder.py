@@ -1,4 +1,4 @@
-"""A run folder, wherever it is: config, policy, checkpoints, metrics; refuses to touch a folder that is not one (`own_run.py`).
+"""A run folder, wherever it is: config, policy, checkpoints, metrics. A folder that is not a run is left alone (`run_lock.py`).
 
     RUN/config.toml            resolved configuration
     RUN/policy.json            spaces, network and action scale: what it takes to build the policy again
@@ -14,10 +14,11 @@ counts is written in this order, which needs no rename of folders:
 
 1. _training.json, the lock that datasets have too (`storage/lease.py`). Its name is another one, because `_writing.json`
    marks a folder as an unfinished dataset, which other commands would take for theirs.
-2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints go,
-   then its result, weights and metrics.
-3. Each checkpoint: rows of metrics.jsonl, tensors.safetensors, state.json. That one commits it; then the one before it goes.
-4. At the end: rows, policy.safetensors, curve.png, and result.json, which marks the run as finished. Then the note goes.
+2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints are
+   removed, then its result, weights and metrics.
+3. Each checkpoint: rows of metrics.jsonl, tensors.safetensors, state.json. The last one commits it; then the previous
+   checkpoint is removed.
+4. At the end: rows, policy.safetensors, curve.png, and result.json, which marks the run as finished. Then the lock is released.
 
 policy.json, policy.safetensors, result.json and both files of a checkpoint carry a hash of themselves (`run_files.py`), which
 is checked when they are read; that of connectors.msgpack is in policy.json. config.toml is there to be edited, and has none.
@@ -25,7 +26,7 @@ is checked when they are read; that of connectors.msgpack is in policy.json. con
 So a kill at any moment leaves a run that `resume` takes, with its newest whole checkpoint, whose policy is played until then.
 Rows of metrics.jsonl that are newer are cut off then. Where the folder is not on a local disk, the checkpoints that are due by
 `checkpoint_every` are made at most every `EVERY` seconds, and so seldom that training waits for them a twentieth of the time
-at most; rows go there with them (`metrics_file.py`). What is learned does not depend on it. No pickle.
+at most; rows are written there with them (`metrics_file.py`). What is learned does not depend on it. No pickle.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class RunFolder:
     """The files of one run at `out`, which need not exist yet. Every method raises StorageError."""
 
     def __init__(self, out: str | os.PathLike[str] | Location) -> None:
-        self._place = replace(open_location(out), cache=None)  # what is written anew all the time is not worth keeping
+        self._place = replace(open_location(out), cache=None)  # what is rewritten all the time is not worth keeping
         self._checkpoints = Checkpoints(self._place)
         self._metrics = MetricsFile(self._place)
         self._pace = Pace(EVERY)
@@ -101,14 +102,14 @@ class RunFolder:
 
     @property
     def url(self) -> str:
-        """The folder, as people read it."""
+        """The folder's URL, for people."""
         return self._place.url
 
     # ---- what is there ----
 
     @property
     def is_run(self) -> bool:
-        """Whether a run was started here, whatever has become of its files."""
+        """Whether a run was started here, even if its files are damaged."""
         return has_run(self._place)
 
     @property
@@ -138,12 +139,12 @@ class RunFolder:
             self._place.check_writable()
             return
         if is_run:
-            fix = "--resume to go on with that run, --overwrite to replace it, or another --out"
+            fix = "--resume to continue that run, --overwrite to replace it, or another --out"
             raise OutputExists("a run is there already", where=self.url, fix=fix)
         raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
 
     def _state(self) -> tuple[bytes | None, str | None]:
-        """What tells whether somebody else has begun a run, or gone on with one."""
+        """Identifies the run, to see whether another process has started or resumed one meanwhile."""
         newest = self._checkpoints.newest()
         return whole_file(self._place.join(CONFIG)), None if newest is None else newest.name
 
@@ -251,7 +252,7 @@ class RunFolder:
                 self._write(LEARNED, learned)
 
     def go_on(self, config: BCConfig, metrics_bytes: int) -> None:
-        """Make ready for the updates after a checkpoint; `config` may have another bound. A policy stays until its successor.
+        """Prepare for the updates after a checkpoint; `config` may have another bound. A policy stays until it is replaced.
 
         Rows after the checkpoint, which had `metrics_bytes` of them, are cut off: they will be written again.
         """
@@ -264,7 +265,7 @@ class RunFolder:
                 self._write_config(config)
 
     def _remove_parts(self) -> None:
-        """Remove what a killed trainer left half written."""
+        """Remove half-written files of a killed trainer."""
         for child in self._place.children():
             if is_own_part(child):
                 child.remove()

@@ -1,15 +1,14 @@
-"""What in a folder is a run's own, by name and content; refuses a folder that is not a run, and what is not its own in one.
+"""What in a folder is a run's own, by name and content, and the lock that keeps a second trainer out of it.
 
 A run has a policy.json that says so, or, where its trainer was killed before that, a config.toml with all that a resolved
-configuration has. Runs of earlier versions have these too. Files with other names are the user's, and so is every folder
-below checkpoints/ whose name is not one that a trainer gives: copies of checkpoints, for instance.
+configuration has. Runs of earlier versions have these too. A folder that is not a run is refused, and so is what is not its own
+in one: files with other names are the user's, and so is every folder below checkpoints/ whose name is not one that a trainer
+gives, such as copies of checkpoints. A damaged file still belongs to the run as long as anything that a trainer writes is found
+in it.
 
-Damage makes a file of a run nobody else's: it is the run's as long as anything of what a trainer writes is found in it.
-
-_training.json: which process trains in a run folder; refuses a second one while the first is at work.
-
-It is the lock of dataset folders (`storage/lease.py`) under another name: made where none is, beaten every few seconds,
-taken over where its trainer is gone. It is there only while somebody trains: what a run needs to go on is in its checkpoints.
+_training.json says which process trains in a run folder; while it is at work, a second one is refused. It is the lock of
+dataset folders (`storage/lease.py`) under another name: created where none is, renewed every few seconds, taken over where its
+trainer is gone. It is there only while a trainer is at work: what is needed to resume a run is in its checkpoints.
 """
 
 from __future__ import annotations
@@ -56,8 +55,11 @@ MARKS: Final = {
 }
 """One of these is in such a file, among its first `LOOKED` bytes."""
 LOOKED: Final = 1 << 16  # more than the longest path takes as JSON
-JSON_FILES: Final = frozenset((RESULT, METRICS))  # to begin as JSON does is not enough: that would be anybody's
+JSON_FILES: Final = frozenset((RESULT, METRICS))  # to begin as JSON does is not enough: any file may
 REPLACED: Final = (RESULT, METRICS, WEIGHTS, LEARNED, CURVE)
+
+TRAINING: Final = "_training.json"
+TRIES: Final = 10  # at beginning in a folder where others begin and end meanwhile
 
 
 def has_run(folder: Location) -> bool:
@@ -73,12 +75,12 @@ def has_run(folder: Location) -> bool:
 
 
 def holds_nothing_else(folder: Location, note: str) -> bool:
-    """Whether nothing is in `folder`, or no more than a kill leaves of the first files: parts, and the note of that name."""
+    """Whether `folder` is empty, or has no more than a kill leaves of the first files: parts, and the note of that name."""
     return all(is_own_part(child) or (child.name == note and is_note(child)) for child in folder.children())
 
 
 def refuse_foreign(folder: Location, note: str) -> None:
-    """Raise OutputExists for what stands in `folder`, which holds a run, under a run's names and is none of its own.
+    """Raise OutputExists for files in `folder`, which holds a run, that have a run's names but are not its own.
 
     `note`: the name of the trainer's note. Nothing is changed.
     """
@@ -88,14 +90,14 @@ def refuse_foreign(folder: Location, note: str) -> None:
             raise _foreign(there[name], "it is a symbolic link, and train-bc writes and removes nothing through one")
     for name in (CONFIG, POLICY, note):
         if name in there and there[name].is_local and not is_regular(there[name]):
-            raise _foreign(there[name], "it is a folder, a pipe or a device, and no file")
+            raise _foreign(there[name], "it is a folder, a pipe or a device, not a file")
     for name in REPLACED:
         if name in there and not _is_own(there[name]):
             raise _foreign(there[name], "it is not what train-bc writes under this name")
     if CHECKPOINTS in there:
         for checkpoint in folder.join(CHECKPOINTS).children():
             if CHECKPOINT.fullmatch(checkpoint.name) and not _is_checkpoint(checkpoint):
-                raise _foreign(checkpoint, "it has the name of a checkpoint, and is none")
+                raise _foreign(checkpoint, "it has the name of a checkpoint, but is not one")
 
 
 def _is_own(place: Location) -> bool:
@@ -108,7 +110,7 @@ def _is_own(place: Location) -> bool:
 
 
 def _is_checkpoint(folder: Location) -> bool:
-    """Whether one of its two files is what it should be, or a kill has left neither: damage makes a checkpoint nobody's not."""
+    """Whether one of its two files is what it should be, or a kill has left neither: a damaged one still counts."""
     if is_link(folder) or (folder.is_local and not folder.is_dir()):
         return False
     names = {child.name for child in folder.children()} & {STATE, TENSORS}
@@ -123,12 +125,8 @@ def _foreign(place: Location, why: str) -> OutputExists:
     return OutputExists(what, where=place.url, fix="move it away, or choose another --out")
 
 
-TRAINING: Final = "_training.json"
-TRIES: Final = 10  # at beginning in a folder where others begin and end meanwhile
-
-
 class RunLock:
-    """One trainer's word that it works in `folder`."""
+    """A trainer's claim on `folder` while it works there."""
 
     def __init__(self, folder: Location, command: str) -> None:
         """`command`: what trains, as a shell would take it, without secrets."""
@@ -138,7 +136,7 @@ class RunLock:
 
     @staticmethod
     def refuse_second(folder: Location) -> None:
-        """Raise Locked where another trainer is at work in `folder`, as far as can be told at once; changes nothing."""
+        """Raise Locked where another trainer is at work in `folder`, as far as can be seen at once; changes nothing."""
         place = folder.join(TRAINING)
         found = whole_file(place)
         note = None if found is None else WritingNote.if_any(found, where=place.url)
@@ -179,7 +177,7 @@ class RunLock:
         raise self.somebody_was_here()
 
     def _end_after(self, error: BaseException, made: list[Location]) -> None:
-        """Remove the note and folders that stayed empty; a failure of that is no news beside `error`."""
+        """Remove the note and folders that stayed empty; a failure of that is not reported beside `error`."""
         try:
             if self._lock.held:
                 self._lock.release()
@@ -189,21 +187,21 @@ class RunLock:
             error.add_note(f"cleaning up failed too: {failed}")
 
     def somebody_was_here(self) -> Locked:
-        """The error of a trainer that has read what is not true any more."""
-        what = "another trainer has begun a run here, or gone on with one, since this command looked"
+        """The error of a trainer whose view of the run is outdated."""
+        what = "another process started or resumed a run here meanwhile"
         return Locked(what, where=self._folder.url, fix="the same command again, once the other one is done")
 
     def guard(self) -> AbstractContextManager[None]:
-        """Around whatever makes something count. Raises TakenOver where another trainer has taken over."""
+        """Use it around every commit. Raises TakenOver where another trainer has taken over."""
         return self._lock.guard()
 
     def check(self) -> None:
-        """Raise TakenOver where it is known by now that another trainer has taken over."""
+        """Raise TakenOver where another trainer is already known to have taken over."""
         self._lock.check()
 
 
 def _with_remedy(err: StorageError, saved: int | None) -> StorageError:
-    """`err`, saying too how to go on."""
-    so_far = "nothing is saved yet, so that it begins the run" if saved is None else f"from its checkpoint at update {saved}"
-    fix = f"{err.fix}; then the same command with --resume goes on: {so_far}"
+    """`err` with a fix that says how to resume."""
+    so_far = "nothing is saved yet, so it begins the run" if saved is None else f"from its checkpoint at update {saved}"
+    fix = f"{err.fix}; then the same command with --resume continues: {so_far}"
     return type(err)(err.what, where=err.where, fix=fix, details=err.details, result=err.result)

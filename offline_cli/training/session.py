@@ -1,7 +1,7 @@
-"""Everything that one run of training works with, put together anew or from a checkpoint.
+"""Everything that one run of training works with, built anew or from a checkpoint.
 
-`bc.fit` is the loop; this is what it calls. Between two updates a session is consistent: `save` there, and a resumed run goes
-on bit for bit (on the CPU, with the number of threads that the checkpoint holds).
+`bc.fit` is the loop; this is what it calls. Between two updates a session is consistent: `save` there, and a resumed run
+continues bit for bit (on the CPU, with the number of threads that the checkpoint holds).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Session:
         wanted |= prefixed(REFRESHED, self.learner.state()) if refreshed else {}
         wrong = [name for name, tensor in wanted.items() if name not in tensors or not _alike(tensors[name], tensor)]
         if wrong or (refreshed and self.data.columns_anew is None):
-            raise self._misfit(", ".join(wrong) or "columns that are computed anew")
+            raise self._misfit(", ".join(wrong) or "recomputed columns")
         self._refreshed = self._held(refreshed)
         if self._refreshed:
             copy_into(self.learner.state(), self._refreshed)
@@ -107,7 +107,7 @@ class Session:
             raise self._misfit(str(err)) from err
 
     def _misfit(self, what: str) -> BadData:
-        fix = "put config.toml back as it was, or train anew with --overwrite"
+        fix = "put config.toml back as it was, or train again with --overwrite"
         return BadData(f"the checkpoint does not fit the run's configuration: {what}", where=self.folder.url, fix=fix)
 
     def _held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ class Session:
         self.state.train_seconds += time.perf_counter() - before
 
     def _compute_columns(self) -> None:
-        """Have the learner pipeline make all columns anew, with the modules as they are."""
+        """Have the learner pipeline recompute all columns with the current modules."""
         assert self.data.columns_anew is not None, "data in memory, of an algorithm that asks for it"
         for loader, columns in zip((self.loader, self._val), self.data.columns_anew(), strict=True):
             if loader is not None and columns is not None:
@@ -175,7 +175,7 @@ class Session:
         state.settled = state.update
 
     def _losses(self) -> dict[str, float]:
-        """The mean of each over the updates since the last row; of one whose group took no step since, what it was then.
+        """The mean of each over the updates since the last row; of one whose group was not stepped since, the last known value.
 
         Waits for the device, so the wait is time spent in updates.
         """
@@ -187,13 +187,13 @@ class Session:
         return {name: known[name] for name in self.learner.losses if name in known}
 
     def _check_numbers(self, loss: float | None, *, weights: bool) -> None:
-        """Raise Diverged rather than go on with, or keep, a policy that is no numbers. `weights`: look at these, too."""
+        """Raise Diverged rather than continue with, or keep, a policy that is not finite. `weights`: look at these, too."""
         if (loss is None or math.isfinite(loss)) and (not weights or self._update.is_finite()):
             return
         raise Diverged(
             f"training diverged: the loss is {loss} after {self.state.update} updates",
             where=self.folder.url,
-            fix=f"train anew with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data",
+            fix=f"train again with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data",
             details={"update": self.state.update},
         )
 
@@ -241,14 +241,14 @@ class Session:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of this moment. Raises Diverged, and leaves the one before, where it would hold no numbers."""
+        """Write a checkpoint of this moment. Raises Diverged, and keeps the previous one, where weights are not finite."""
         losses = self._losses()
         self._check_numbers(sum(losses.values()) if losses else None, weights=True)
         self._tick()
         self.folder.save_checkpoint(self.state, self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All that makes the next update what it is, by name."""
+        """Everything that determines the next update, by name."""
         kept = prefixed(BEST, self._best) | prefixed(REFRESHED, self._refreshed)
         return self._changing() | self._generators() | kept
 
@@ -261,7 +261,7 @@ class Session:
         return found | ({"generator_cuda": torch.cuda.get_rng_state()} if self._update.device.type == "cuda" else {})
 
     def keep_best(self) -> int:
-        """Put the policy that the run keeps into its module; gives the update it is from."""
+        """Load the policy that the run keeps into its module; returns its update number."""
         best = self.state.best
         if best is None or not self._best or self.state.stopped_by == "target":
             return self.state.update
@@ -274,7 +274,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
-    """Raise BadConfig unless a run with the state `stored` can go on as `wanted`: same data, pipeline and device."""
+    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline and device."""
     problems = []
     if stored.data != wanted.data:
         differs = data_difference(stored.seen, wanted.seen, same_pipeline=stored.pipeline == wanted.pipeline)
@@ -284,5 +284,5 @@ def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
         if one != other:
             problems.append(f"{text}: the run has {one or 'the default'}, this call {other or 'the default'}")
     if problems:
-        fix = "resume with what the run was started with, or train anew with --overwrite"
+        fix = "resume with what the run was started with, or train again with --overwrite"
         raise BadConfig.of(problems, where=where, fix=fix)

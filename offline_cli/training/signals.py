@@ -1,9 +1,11 @@
-"""When something slow is due again; refuses to let it take more than a share of the time.
+"""When a training loop pauses its work: for slow tasks that are due again (`Pace`), and for signals (`StopSignals`).
 
-Ctrl-C, SIGTERM and SIGHUP as a request that a loop reads between two updates; refuses to break into the middle of one.
+`Pace` never lets a slow task take more than a share of the time.
 
-Later signals are for those who cannot wait. The second one ends code of a user's that is waited for, an environment's say.
-Where there is none it breaks in, but for a `patient` one, whose work is short and would be lost: that takes a third.
+`StopSignals` turns Ctrl-C, SIGTERM and SIGHUP into a request that a loop reads between two updates; the middle of an update is
+never interrupted. Later signals are for those who cannot wait. The second one ends code of the user's that is waited for, such
+as an environment's. Where there is none it interrupts at once, except for a `patient` loop, whose work is short and would be
+lost: that takes a third.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Pace:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Around it, whether it was due or not."""
+        """Use it around the task, whether it was due or not."""
         began = time.monotonic()
         try:
             yield

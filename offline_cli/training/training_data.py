@@ -68,15 +68,15 @@ class RewardFaults:
         self.first = self.first or place_of_first(episodes, ~finite)
 
     def counts(self) -> dict[str, int]:
-        """By kind, as `validate` calls them; what there is none of has no key."""
+        """By kind, as `validate` calls them; kinds that do not occur have no key."""
         found = {"nan-in-rewards": self.nan, "infinite-in-rewards": self.infinite}
         return {kind: count for kind, count in found.items() if count}
 
     def notes(self, unused_by: str | None) -> list[str]:
-        """In words; empty: there are none. `unused_by`: the algorithm, where it does not learn from rewards."""
+        """As text; empty: there are none. `unused_by`: the algorithm, where it does not learn from rewards."""
         named = ", ".join(f"{kind} {count:,}" for kind, count in self.counts().items())
         why = "" if unused_by is None else f"; {unused_by} does not use them"
-        return [f"rewards that are no finite numbers, first in {self.first}: {named}{why}"] if named else []
+        return [f"rewards that are not finite, first in {self.first}: {named}{why}"] if named else []
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class TrainingData:
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
-        """Give back what it holds on disk."""
+        """Release what it holds on disk."""
         for part in (self.train, self.val):
             if part is not None:
                 part.close()
@@ -189,12 +189,12 @@ def load_data(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
 ) -> TrainingData:
-    """Read `sources` whole, and put them through the learner pipeline: what it learns, it learns from what is not held out.
+    """Read `sources` whole, and put them through the learner pipeline: it learns from training episodes only.
 
     `setup`: the algorithm and network of the configuration; None: they are looked up. With `config.streaming` the steps go to a
     file in `temp_dir`, which `TrainingData.close` ends; `device` is where training will run, whose libraries take memory.
 
-    Raises what `read_episodes` raises, NoData without a step, BadData for values outside the spaces; BadConfig for an unknown
+    Raises what `read_episodes` raises, NoData where no episode has steps, BadData outside the spaces; BadConfig for an unknown
     scale of Box actions, where the memory limit does not do, and for episodes of several modules of which `module_id` names
     none. Before the data is read: SpaceMismatch where the policy could
     not play in `environment` or a piece cannot take the spaces, BadConfig where either pipeline is wrong, or cannot stream;
@@ -232,7 +232,7 @@ def load_data(
             builder = DiskStoreBuilder(source, shares, seed=config.seed, holds_out=split is not None, temp_dir=temp_dir)
         unfinished.callback(builder.close)
         data = _built(source, split, builder)
-        unfinished.pop_all()  # whoever has the data closes it
+        unfinished.pop_all()  # the owner of the data closes it
     return data
 
 
@@ -287,7 +287,7 @@ def _columns(source: TrainingSource, *parts: EpisodeBatch | None) -> list[Mappin
 
 
 def _settle(split: ValidationSplit, source: TrainingSource, builder: StoreBuilder) -> None:
-    """Find which episodes are held out. Raises BadConfig where one episode is all there is."""
+    """Find which episodes are held out. Raises BadConfig where there is only one episode."""
     for ids in builder.ids():
         split.see(ids)
     try:
@@ -298,7 +298,7 @@ def _settle(split: ValidationSplit, source: TrainingSource, builder: StoreBuilde
 
 
 def data_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any], *, same_pipeline: bool) -> str | None:
-    """What differs of two data whose digests do, in words; None where the other pipeline alone may be the reason.
+    """What differs between data with different digests, as text; None where the other pipeline alone may be the reason.
 
     Empty figures are those of a run that did not keep any.
     """

@@ -82,7 +82,7 @@ class TrainingSource:
     extras: UsedExtras
     _open: Callable[[], EpisodeStream]
     _streams: Scope  # owns those that are open
-    _opened: list[EpisodeStream] = field(default_factory=list)  # one that nobody has read yet
+    _opened: list[EpisodeStream] = field(default_factory=list)  # one that has not been read yet
     _modules: Counter[str] = field(default_factory=Counter)  # episodes of each, of the reading at hand
     _learned: tuple[TrainedPipeline | None, PlayPieces | None] | None = None  # once the pieces learn no more
 
@@ -171,7 +171,7 @@ class TrainingSource:
         return pieces
 
     def no_steps(self) -> NoData:
-        """The error for sources without a step."""
+        """The error for sources without steps."""
         return NoData("no episode has any steps", where=self.where, fix="record again")
 
     @property
@@ -276,18 +276,18 @@ def _opened(
 
 
 def _leaves_pipeline(kind: type[Algorithm]) -> bool:
-    """Whether such algorithms add nothing to the learner pipeline, and have its pieces see the policy."""
+    """Whether such algorithms leave the learner pipeline as it is, with the policy as its module."""
     return kind.extend is Algorithm.extend and kind.rl_module is Algorithm.rl_module
 
 
 def _trained(given: GivenPipeline, pipeline: ConnectorPipelineV2) -> TrainedPipeline:
-    """What the pieces have learned, as a run folder will tell it. Raises BadPiece for a state that cannot be saved."""
+    """What the pieces have learned, as a run folder will describe it. Raises BadPiece for a state that cannot be saved."""
     state = state_from_bytes(state_to_bytes(pipeline.get_state(), where=PLACE), where=PLACE)
     return TrainedPipeline(given.document, state, PLACE, tuple(name for name, _ in pipeline.named()))
 
 
 def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str) -> None:
-    """Raise BadData, naming episode and step, for a value in `tree` (leaves (N, ...)) that is no number or no choice."""
+    """Raise BadData, naming episode and step, for a value of `tree` (leaves (N, ...)) that is not finite, or not a choice."""
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             place = place_of_first(episodes, ~np.isfinite(leaf))

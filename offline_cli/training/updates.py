@@ -1,21 +1,18 @@
-"""Batches from data that stays in host memory, one ahead of the device.
+"""One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
 
-A batch takes three steps: its rows are gathered into pinned memory, copied from there to a waiting tensor on the device by a
-stream of its own, and moved into the tensors that updates read. The first two are done for the next batch while the device
-works on this one. Without CUDA the same steps happen one after the other.
-
-Adam over all weights as one flat tensor, which has one dtype and one device.
-
-Weights and gradients of the module become views of two flat tensors, so that one step is a handful of operations whatever the
-number of layers, its whole state is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA
-graph can hold it. (torch's own optimizers would also cost each start about 1.4 s: their first use loads torch._dynamo.)
-Source: Kingma and Ba 2015, Algorithm 1; equal to torch.optim.Adam to rounding.
-
-One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
-
-Both run the same code on the same static batch. Capturing warms up first, as CUDA libraries need, and puts back every tensor
-that warming up has changed, so that a captured run starts from the same numbers as an eager one. Groups that are stepped in
-every update, or in each k-th, are graphs of their own: a launch replays those that are due, in the order of the groups.
+* `HostFeed`: batches from data that stays in host memory, one ahead of the device. A batch takes three steps: its rows are
+  gathered into pinned memory, copied from there to a waiting tensor on the device by a stream of its own, and moved into the
+  tensors that updates read. The first two are done for the next batch while the device works on this one. Without CUDA the same
+  steps happen one after the other.
+* `FlatAdam`: Adam over all weights as one flat tensor, which has one dtype and one device. Weights and gradients of the module
+  become views of two flat tensors, so that one step is a handful of operations whatever the number of layers, its whole state
+  is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA graph can hold it. (torch's own
+  optimizers would also cost each start about 1.4 s: their first use loads torch._dynamo.) Source: Kingma and Ba 2015, Algorithm
+  1; equal to torch.optim.Adam to rounding.
+* `Update`, `captured`: both ways run the same code on the same static batch. Capturing warms up first, as CUDA libraries need,
+  and puts back every tensor that warming up has changed, so that a captured run starts from the same numbers as an eager one.
+  Groups that are stepped in every update, or in each k-th, are graphs of their own: a launch replays those that are due, in the
+  order of the groups.
 """
 
 from __future__ import annotations
@@ -40,9 +37,14 @@ __all__ = ["FlatAdam", "Gather", "HostFeed", "Stepped", "Update", "captured", "u
 Gather = Callable[[int, Sequence[Tensor]], None]
 """Puts the batch of a number into tensors on the host, one for each target."""
 
+WARM_UPS = 3
+
+Launch = Callable[[int], None]
+"""Makes the update of a number, counted from 0."""
+
 
 class HostFeed:
-    """Fills each target (B, ...) on `device` with what a `Gather` puts together on the host."""
+    """Fills each target (B, ...) on `device` with what a `Gather` collects on the host."""
 
     def __init__(self, targets: Sequence[Tensor], device: torch.device) -> None:
         self._targets = list(targets)
@@ -95,7 +97,7 @@ class FlatAdam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        """`parameters`: of a module, with or without their names, which errors then tell. Raises BadConfig for parameters of
+        """`parameters`: of a module, with or without their names, which errors then name. Raises BadConfig for parameters of
         several dtypes or devices: one tensor would change the dtype of some.
         """
         named = [part if isinstance(part, tuple) else (str(number), part) for number, part in enumerate(parameters)]
@@ -145,12 +147,6 @@ def _check_alike(named: Sequence[tuple[str, nn.Parameter]]) -> None:
         problems = [f"parameter {name} is {form}, most are {usual}" for name, form in forms.items() if form != usual]
         fix = "bring the module to one dtype and device before training, for example with module.float()"
         raise BadConfig.of(problems, where="the parameters to train", fix=fix)
-
-
-WARM_UPS = 3
-
-Launch = Callable[[int], None]
-"""Makes the update of a number, counted from 0."""
 
 
 class Stepped:
@@ -269,7 +265,7 @@ def is_due(number: int, every: int) -> bool:
 
 @contextmanager
 def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Whatever happens inside, `tensors` hold the same numbers, in the same memory, afterwards."""
+    """Whatever happens inside, `tensors` have their old values, in the same memory, afterwards."""
     before = [tensor.clone() for tensor in tensors]
     try:
         yield

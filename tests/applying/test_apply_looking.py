@@ -133,7 +133,7 @@ def test_a_piece_that_cannot_take_invented_episodes_is_named_and_spaces_are_show
     file = pipeline_file('[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n[[pieces]]\nuse = "choosy_pieces:Choosy"\n')
     found = shown(dataset(episodes), pipeline=file)
     assert found.note is not None
-    assert "piece Choosy stops at invented episodes (piece Choosy raised ValueError: too short for me)" in found.note
+    assert "piece Choosy fails on sample episodes (piece Choosy raised ValueError: too short for me)" in found.note
     assert found.pieces[0].columns is not None
     assert found.pieces[1].columns_before == found.pieces[0].columns
     assert [piece.columns for piece in found.pieces[1:]] == [None] * 7

@@ -297,7 +297,7 @@ def test_an_empty_folder_is_no_data(pipeline_file: Pipeline, tmp_path: Path) -> 
         ({"trace": 0}, "0 is less than 1"),
         ({"out": "out", "limit": 0}, "0 is less than 1"),
         ({"out": "out", "steps_per_batch": 0}, "0 is less than 1"),
-        ({"out": "out", "format": "csv"}, "--format 'csv' is none of columns, safetensors"),
+        ({"out": "out", "format": "csv"}, "--format 'csv' is not one of columns, safetensors"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

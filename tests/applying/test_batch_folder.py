@@ -182,7 +182,7 @@ def test_an_interruption_right_after_the_commit_keeps_all(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BatchFolder, "_finish", interrupted)
-    with pytest.raises(Interrupted, match="interrupted when all was written"):
+    with pytest.raises(Interrupted, match="interrupted after everything was written"):
         apply(source, str(out), pipeline=file)
     assert set(contents(out)) == {"batches.json", "connectors.msgpack", "data/batch-000000.parquet"}
 

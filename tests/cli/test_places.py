@@ -32,7 +32,7 @@ CallJson = Callable[..., tuple[int, dict[str, Any]]]
 def test_memory_is_refused_because_another_process_would_not_see_it(args: tuple[str, ...], call_json: CallJson) -> None:
     code, told = call_json(*args)
     assert (code, told["error"]["code"]) == (2, "usage-error")
-    assert "forgotten when the command ends" in told["error"]["what"]
+    assert "exists only within one process" in told["error"]["what"]
 
 
 def test_a_file_called_memory_is_a_file(call_json: CallJson, tmp_path: Path) -> None:

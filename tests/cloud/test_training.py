@@ -184,7 +184,7 @@ def test_a_fault_that_lasts_ends_training_in_time_and_resume_finishes_it(
     code, found = call(*command)
     assert (code, found["error"]["code"]) == (5, "storage-error"), found
     assert found["error"]["where"].startswith(out)
-    assert "--resume goes on: from its checkpoint at update 30" in found["error"]["fix"]
+    assert "--resume continues: from its checkpoint at update 30" in found["error"]["fix"]
     assert time.monotonic() - began < 4 * LIMIT + 20
     proxy.fault = None
     code, found = call(*command, "--resume")

@@ -215,7 +215,7 @@ def test_a_hook_that_gives_no_space_is_named() -> None:
         def recompute_output_observation_space(self, *_: Any) -> Any:
             return None
 
-    with pytest.raises(SpaceMismatch, match=r"piece Forgets turned Box.* into None, which is no space"):
+    with pytest.raises(SpaceMismatch, match=r"piece Forgets turned Box.* into None, which is not a space"):
         ConnectorPipelineV2(VECTOR, ACTIONS, connectors=[Forgets()])
 
 

@@ -267,8 +267,11 @@ def test_leaves_of_rllibs_filter_come_by_sorted_key() -> None:
         (rllib_state(), "with 0 leaves"),
         (rllib_state(rllib_stat(3, [1, 2], [1, 2]), agent="ann"), "for agent 'ann', and multi_agent=False"),
         (rllib_state(rllib_stat(-3, [1, 2], [1, 2])), "below zero"),
-        (rllib_state({**rllib_stat(3, [1, 2], [1, 2]), "mean_array": "gASVCQAAAAAAAACMBXB3bmVklC4="}), "none of RLlib's"),
-        (rllib_state({"num_pushes": 3}), "none of RLlib's"),
+        (
+            rllib_state({**rllib_stat(3, [1, 2], [1, 2]), "mean_array": "gASVCQAAAAAAAACMBXB3bmVklC4="}),
+            "not a state of RLlib's",
+        ),
+        (rllib_state({"num_pushes": 3}), "not a state of RLlib's"),
         (rllib_state(rllib_stat(3, [1, 2], [1, 2]), clip_by_value=None), "with clip_by_value=None, here clip_by_value=10.0"),
     ],
 )

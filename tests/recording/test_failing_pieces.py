@@ -62,7 +62,7 @@ def test_a_piece_that_raises_for_the_last_observation_loses_not_even_that_episod
         ("env_to_module", "Forgetful", "piece Forgetful gave NoneType, not the batch"),
         ("module_to_env", "Forgetful", "piece Forgetful gave NoneType, not the batch"),
         ("module_to_env", "Doubling", r"actions of the shapes \(2,\), and the environment takes \(\)"),
-        ("module_to_env", "Wordy", "model outputs that are no numbers: word"),
+        ("module_to_env", "Wordy", "model outputs that are not numbers: word"),
         ("module_to_env", "Fickle", "which were .* in the steps before"),
         ("module_to_env", "Uneven", r"column 'number' has items that differ .* shape \(2,\), the first \(1,\)"),
         ("env_to_module", "Lying", r"observations of \(2,\) for the policy, which takes \(3,\)"),

@@ -346,7 +346,7 @@ def test_columns_that_change_cannot_stream_and_no_data_is_read_to_say_so(
     tmp_path: Path, config: Path, learn_by: Callable[..., None]
 ) -> None:
     learn_by(Refreshing)
-    with pytest.raises(BadConfig, match="computes its columns anew every 20 updates") as caught:
+    with pytest.raises(BadConfig, match="recomputes its columns every 20 updates") as caught:
         train_bc(tmp_path / "nowhere", tmp_path / "run", config=config, streaming=True, **OPTIONS)
     assert caught.value.where == "--streaming"
 

@@ -93,7 +93,7 @@ def test_a_number_out_of_range_is_refused_by_name(option: dict[str, object]) -> 
 @pytest.mark.parametrize(
     ("options", "problem", "kind"),
     [
-        ({"patience": 3}, "--patience: needs --val-fraction, episodes held out to measure on", UsageError),
+        ({"patience": 3}, "--patience: needs --val-fraction, episodes held out for validation", UsageError),
         ({"until_return": 450.0}, "--until-return: needs --env, an environment to play in", UsageError),
         ({"updates": 5, "epochs": 3}, "--updates and --epochs: give one of the two", UsageError),
         ({"val_fraction": 1.5}, "--val-fraction: must be a number above 0 and below 1, not 1.5", BadConfig),
@@ -114,7 +114,7 @@ def test_a_mistake_in_options_is_told_in_their_words(
     [
         ("batch-size = 3", "unknown key 'batch-size', did you mean 'batch_size'?"),
         ("zzz = 3", "unknown key 'zzz'"),
-        ("patience = 3", "patience: needs val_fraction, episodes held out to measure on"),
+        ("patience = 3", "patience: needs val_fraction, episodes held out for validation"),
         ("batch_size = 0", "batch_size: must be a whole number at least 1, not 0"),
         ('lr = "fast"', "lr: must be a number above 0, not 'fast'"),
         ("hidden = [0]", "hidden: must be a list, each item a whole number at least 1, not [0]"),

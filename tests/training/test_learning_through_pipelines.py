@@ -211,7 +211,7 @@ def test_files_of_another_kind_and_files_that_are_not_there_are_refused(
 @pytest.mark.usefixtures("unread")
 def test_python_objects_do_not_say_what_belongs_beside_the_environment(write_dataset: Write, tmp_path: Path) -> None:
     pieces = [MeanStdFilter(as_learner_connector=True)]
-    with pytest.raises(BadConfig, match="cannot be told from Python objects: MeanStdFilter") as caught:
+    with pytest.raises(BadConfig, match="cannot be determined from Python objects: MeanStdFilter") as caught:
         train_bc(write_dataset(), tmp_path / "run", env="Sign-v0", pipeline=pieces)
     assert "env_to_module" in caught.value.fix
 
@@ -245,7 +245,7 @@ def test_a_pipeline_that_leaves_out_a_column_is_refused_with_what_it_gives(
 def test_items_that_nobody_stacked_are_refused(write_dataset: Write, pipeline: Any, tmp_path: Path) -> None:
     pieces = 'defaults = false\n[[pieces]]\nuse = "odd_pieces:RaisesOn"\nending = "never"\n'
     pieces += '[[pieces]]\nname = "add_observations_from_episodes_to_batch"\n'
-    with pytest.raises(BadConfig, match="'obs' as items by episode that nobody has stacked"):
+    with pytest.raises(BadConfig, match="'obs' as items by episode that are not stacked"):
         train_bc(write_dataset(), tmp_path / "run", pipeline=pipeline(pieces))
 
 

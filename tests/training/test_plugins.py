@@ -195,7 +195,7 @@ def test_a_run_whose_trainer_was_killed_after_its_configuration_is_begun_again(
         (lambda tensors: {"refreshed.policy.last.bias": tensors["modules.policy.last.bias"]}, "refreshed.policy.features"),
         (
             lambda tensors: {f"refreshed.{name[8:]}": tensor for name, tensor in tensors.items()},
-            "columns that are computed anew",
+            "recomputed columns",
         ),
         (lambda tensors: {"best.last.bias": tensors["modules.policy.last.bias"]}, "best.features"),
         (lambda tensors: {"generator": tensors["generator"].float()}, "generator"),
@@ -361,7 +361,7 @@ def test_one_name_of_two_packages_is_refused(write_dataset: Write, tmp_path: Pat
 def test_what_is_registered_and_is_no_algorithm_is_refused(write_dataset: Write, tmp_path: Path, install: Install) -> None:
     install("odd", {"algorithms": {"odd": "odd:x"}}, odd="x = 3")
     (tmp_path / "c.toml").write_text('[algorithm]\nname = "odd"\n')
-    with pytest.raises(BadConfig, match="no class derived from Algorithm"):
+    with pytest.raises(BadConfig, match="not a class derived from Algorithm"):
         train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml")
 
 
@@ -524,7 +524,7 @@ def test_a_schema_that_is_none_is_a_mistake_of_the_plugin(
     (tmp_path / "c.toml").write_text(f'[{table}]\nname = "it"\n')
     exit_code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     (problem,) = found["error"]["problems"]
-    said = f"{table}.name: {table} 'it' of the package broken has a schema that is none: properties.x.type: 'numbr'"
+    said = f"{table}.name: {table} 'it' of the package broken has an invalid schema: properties.x.type: 'numbr'"
     assert (exit_code, problem.startswith(said)) == (4, True), problem
 
 

@@ -264,7 +264,7 @@ def test_fewer_updates_than_are_made_are_refused(write_dataset: Write, config: P
     data = write_dataset()
     train_bc(data, tmp_path / "run", config=config, updates=5)
     before = comparable(tmp_path / "run")
-    with pytest.raises(BadConfig, match="5 updates are made, and 4 asked for"):
+    with pytest.raises(BadConfig, match="5 updates are made already, and only 4 asked for"):
         train_bc(data, tmp_path / "run", resume=True, updates=4)
     assert comparable(tmp_path / "run") == before
 

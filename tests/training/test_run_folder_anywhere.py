@@ -309,6 +309,6 @@ def test_a_failure_says_from_where_to_go_on_and_resume_does(
             train_bc(data, place, **OPTIONS)
     assert caught.value.exit_code == 5
     assert caught.value.where == f"{place.url}/checkpoints/000000030/tensors.safetensors"
-    assert "--resume goes on: from its checkpoint at update 20" in caught.value.fix
+    assert "--resume continues: from its checkpoint at update 20" in caught.value.fix
     train_bc(data, place, resume=True)
     assert content(place) == content(open_location(tmp_path / "whole"))

@@ -73,7 +73,7 @@ def test_of_two_that_looked_at_once_the_later_one_is_refused(write_dataset: Writ
     late = RunFolder(place)
     late.claim(resume=False, overwrite=False)
     train_bc(write_dataset(), place, updates=3)
-    with pytest.raises(Locked, match="since this command looked"), late.at_work("late"):
+    with pytest.raises(Locked, match="started or resumed a run here meanwhile"), late.at_work("late"):
         pytest.fail("it must not get this far")
     assert not place.join(NOTE).exists()
     assert RunFolder(place).result() is not None
@@ -172,6 +172,6 @@ def test_others_that_come_and_go_all_the_time_end_in_an_error(place: Location, m
         raise run_lock.Changed
 
     monkeypatch.setattr(run_lock.WritingLock, "acquire", gone)
-    with pytest.raises(Locked, match="another trainer"), RunFolder(place).at_work("train"):
+    with pytest.raises(Locked, match="another process started or resumed"), RunFolder(place).at_work("train"):
         pytest.fail("it must not get this far")
     assert not place.exists()

@@ -1,10 +1,9 @@
-"""The rows of single episodes without the cost of general indices; refuses to know lookback buffers but by leaving them out.
+"""Observations of episodes into a batch, and the columns of a batch to tensors and back.
 
-Puts observations of episodes into a batch; refuses nothing: a batch that has them already stays as it is.
-
-Turns arrays into tensors on a device; refuses arrays that have no tensor type (text, objects).
-
-Turns tensors into arrays; refuses nothing: what is no tensor stays as it is.
+* `AddObservationsFromEpisodesToBatch`: puts observations into a batch; one that has them already stays as it is.
+* `NumpyToTensor`: turns arrays into tensors on a device. Arrays that have no tensor type (text, objects) raise BadPiece.
+* `TensorToNumpy`: turns tensors into arrays; everything else stays as it is.
+* `first_rows`: the rows of one episode without the cost of general indices; a lookback buffer is left out.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AddObservationsFromEpisodesToBatch", "NumpyToTensor", "TensorToNumpy", "as_tensors", "first_rows"]
+
+KINDS = "biuf"
+CPU = torch.device("cpu")
 
 
 def first_rows(buffer: InfiniteLookbackBuffer, count: int) -> Any:
@@ -78,10 +80,6 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         return batch, slots
 
 
-KINDS = "biuf"
-CPU = torch.device("cpu")
-
-
 class NumpyToTensor(ConnectorV2):
     """Every array becomes a tensor on `device` (None: the CPU): float64 as float32, other numbers as they are, `infos` stay.
 
@@ -116,7 +114,7 @@ class NumpyToTensor(ConnectorV2):
 
 
 def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool = False) -> Tree:
-    """The leaves of a column as tensors on `device`; `pin`: by way of pinned memory. Raises BadPiece for text and objects."""
+    """The leaves of a column as tensors on `device`; `pin`: through pinned memory. Raises BadPiece for text and objects."""
 
     def tensor(leaf: Any) -> Tensor | None:
         if leaf is None:

@@ -1,10 +1,10 @@
-"""Individual items to arrays with a leading axis; refuses items of different shapes.
+"""Stacks the items of columns into arrays, and moves columns between agents and modules.
 
-Stacks the individual items of each column into arrays with a leading axis; refuses items of different shapes.
-
-From columns by agent to columns by module; refuses agents of one module whose spaces differ, and modules of no agent.
-
-From columns by module back to columns by episode and agent; refuses columns that are not filed by agent.
+* `stacked`, `joined`: individual items as arrays with a leading axis; ValueError for items of different shapes.
+* `BatchIndividualItems`: does this for each column of a batch.
+* `AgentToModuleMapping`: from columns by agent to columns by module. Agents of one module must have the same spaces, and every
+  module must have an agent.
+* `ModuleToAgentUnmapping`: from columns by module back to columns by episode and agent; the columns must be filed by agent.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AgentToModuleMapping", "BatchIndividualItems", "ModuleToAgentUnmapping", "joined", "stacked"]
+
+ModuleSpecs = Mapping[Any, Any] | Collection[Any]
 
 
 def stacked(entries: Iterable[Any]) -> Tree:
@@ -121,13 +123,10 @@ def _stacked(column: str, held: Any) -> Tree:
 
 
 def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict[str, Any]) -> None:
-    """The episode's id for each row. Not for stacked items: those are train batches, which nobody takes apart again."""
+    """The episode's id for each row. Not for stacked items: those are train batches, which are never taken apart again."""
     if not any(isinstance(item, Items) for items in observations.values() for item in items):
         rows = [id_ for (id_, *_), items in observations.items() for id_ in [id_] * len(items)]
         shared_data["memorized_map_structure"] = rows
-
-
-ModuleSpecs = Mapping[Any, Any] | Collection[Any]
 
 
 class AgentToModuleMapping(ConnectorV2):
@@ -163,11 +162,11 @@ class AgentToModuleMapping(ConnectorV2):
     # ---- spaces ----
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be told."""
+        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be determined."""
         return self._by_module(input_observation_space, "observation_space")
 
     def recompute_output_action_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be told."""
+        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be determined."""
         return self._by_module(input_action_space, "action_space")
 
     def _by_module(self, space: Space, which: str) -> Space:

@@ -1,10 +1,10 @@
-"""Values of any space as one row of numbers; refuses values outside it.
+"""Values of any space as one row of numbers, and the pieces that make observations of such rows.
 
 The order is that of dm_tree, which RLlib's modules are trained in: Dict leaves by sorted key, Tuple leaves by place.
 
-Nested observations as one vector; refuses to remove keys from what has none.
-
-Adds the last actions and rewards to observations; refuses nothing: before the first step both are zeros.
+* `flat_rows`, `flat_size`: values of a space as rows; a value outside the space is an error.
+* `FlattenObservations`: nested observations as one vector; only Dict observations have keys that can be removed.
+* `PrevActionsPrevRewards`: adds the last actions and rewards to observations; before the first step both are zeros.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FlattenObservations(ObservationTransform):
         )
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """Box(size,). Raises SpaceMismatch where keys are to be removed and there are none such."""
+        """Box(size,). Raises SpaceMismatch where keys to remove do not exist."""
         flat = super().recompute_output_observation_space(input_observation_space, input_action_space)
         if not self._multi_agent or self._agent_ids is None or not isinstance(flat, spaces.Dict):
             return flat
@@ -182,7 +182,7 @@ class PrevActionsPrevRewards(ObservationTransform):
         raise TypeError("actions and rewards are in episodes, not in rows of observations")
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Write over the last observation of each."""
+        """Overwrite the last observation of each."""
         count = max(self.n_prev_actions, self.n_prev_rewards)
         for episode in episodes:
             last = stack([episode.get_observations(-1)])
@@ -214,7 +214,7 @@ class PrevActionsPrevRewards(ObservationTransform):
         return recent
 
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Write over all observations of each."""
+        """Overwrite all observations of each."""
         for episode in episodes:
             seen = episode.observations
             ends = np.arange(seen.len_incl_lookback()) - seen.lookback - 1

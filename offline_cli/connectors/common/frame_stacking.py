@@ -1,4 +1,4 @@
-"""Puts the last N observations into a batch as one; refuses observations that are no arrays (choices, text).
+"""Stacks the last N observations into one; observations have to be arrays (no choices, no text).
 
 Episodes keep their single observations, so the same piece is needed on both sides: beside the environment, and with
 `as_learner_connector=True` in the learner pipeline.
@@ -54,7 +54,7 @@ class FrameStacking(ConnectorV2):
         super().__init__(input_observation_space, input_action_space, **kwargs)
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves that are no Box."""
+        """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves that are not a Box."""
         match input_observation_space:
             case spaces.Box():
                 return self._box(input_observation_space)

@@ -1,4 +1,4 @@
-"""Observations with mean 0 and spread 1, by what was seen so far.
+"""Normalizes observations to mean 0 and standard deviation 1, by the observations seen so far.
 
 Its state is the moments of every Box leaf: `shared`, which came by `set_state`, and `own`, seen since then. Parallel runners
 start from one state and send theirs; merging adds up their own parts, so that no observation counts twice. (RLlib 2.60 takes
@@ -328,6 +328,6 @@ def _parts(state: Mapping[str, Any]) -> tuple[ByLeaf, ByLeaf]:
             {str(name): Moments.from_state(part) for name, part in state.get(key, {}).items()} for key in ("shared", "own")
         )
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as err:  # a state may come from a file
-        what = f"a state that is none of means and spreads: {err!r}"[:300]
+        what = f"not a state of means and standard deviations: {err!r}"[:300]
         raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter") from err
     return shared, own

@@ -1,6 +1,6 @@
-"""ObservationTransform, the base of pieces that put other observations into episodes; refuses to know which.
+"""ObservationTransform, the base class of pieces that replace the observations of episodes.
 
-In an env-to-module pipeline the last observation of each episode is written over, as RLlib has it. Recordings hold raw
+In an env-to-module pipeline the last observation of each episode is overwritten, as in RLlib. Recordings hold raw
 observations, so a learner pipeline needs the same piece with `as_learner_connector=True`: there every observation of each
 episode changes, the last one and the lookback buffer included, so that all pieces after it (frame stacking, next observations)
 see one kind. With an `EpisodeBatch` the batch stays as it is, and the pieces after this one get a changed one.
@@ -107,7 +107,7 @@ class ObservationTransform(ConnectorV2):
         return groups
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Write over the last observation of each."""
+        """Overwrite the last observation of each."""
         rows = stack([episode.get_observations(-1) for episode in episodes], self.space_before(agent_id))
         changed = unstack(self.transform_last(rows, self.space_before(agent_id), agent_id))
         for episode, observation in zip(episodes, changed, strict=True):
@@ -115,7 +115,7 @@ class ObservationTransform(ConnectorV2):
             episode.set_observations(at_indices=-1, new_data=observation)
 
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Write over all observations of each."""
+        """Overwrite all observations of each."""
         before, after = self.space_before(agent_id), self.space_after(agent_id)
         for episode in episodes:
             change_observations(episode, lambda rows: self.transform(rows, before, agent_id), after)
@@ -166,7 +166,7 @@ def change_observations(episode: SingleAgentEpisode, change: Callable[[Tree], Tr
         rows = change(held.shared() if held.finalized else stack(held.data, held.space))
         if held.finalized:
             held.replace(rows)
-            held.shared()  # leaves that did not change are still held by somebody else
+            held.shared()  # leaves that did not change are still held elsewhere
         else:
             held.data = unstack(rows)
     episode.observation_space = space

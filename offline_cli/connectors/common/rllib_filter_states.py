@@ -1,7 +1,8 @@
-"""What RLlib's MeanStdFilter has counted, as ours keeps it: the same counts, means and sums of squares, to the last bit.
+"""Converts states of RLlib's MeanStdFilter to ours: the same counts, means and sums of squares, to the last bit.
 
-Taken are `get_state()` of RLlib's connector; by agent, or alone, its filter objects (`ray.rllib.utils.filter.MeanStdFilter`),
-their `RunningStat`s, and what those give as `to_state()`. Texts in them are read without pickle.
+Accepted are `get_state()` of RLlib's connector; by agent, or alone, its filter objects
+(`ray.rllib.utils.filter.MeanStdFilter`), their `RunningStat`s, and what those return from `to_state()`. Texts in them are read
+without pickle.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def moments_from_rllib(state: Any, made: Callable[[Mapping[str, Any]], T]) -> di
     try:
         return {agent: [made(_moments(stat)) for stat in _stats(part)] for agent, part in _by_agent(state).items()}
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, UnsafeData) as err:
-        what = f"a state that is none of RLlib's MeanStdFilter: {err!r}"[:300]
+        what = f"not a state of RLlib's MeanStdFilter: {err!r}"[:300]
         raise BadPiece(what, where=PLACE, fix="the get_state() of RLlib's connector") from err
 
 

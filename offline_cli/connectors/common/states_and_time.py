@@ -1,10 +1,9 @@
-"""Rows of timesteps cut into sequences of one length; refuses columns whose rows are not the episodes' timesteps.
+"""The states and the time axis that stateful modules need: train rows cut into sequences of one length.
 
-Every episode begins a sequence of its own; its last one is filled up with zeros on the right.
-
-Puts the states of stateful modules into a batch; refuses chunks of episodes whose state before them is not known.
-
-Gives a batch the time axis that stateful modules need; refuses rows that are not the episodes' timesteps.
+* `Cut`: how rows of timesteps lie in sequences. Every episode begins a sequence of its own; its last one is padded with zeros
+  on the right. Columns whose rows are not the episodes' timesteps are an error.
+* `AddStatesFromEpisodesToBatch`: puts states into a batch; a chunk of an episode whose preceding state is unknown is an error.
+* `AddTimeDimToBatchAndZeroPad`: gives a batch the time axis; rows that are not the episodes' timesteps are an error.
 """
 
 from __future__ import annotations

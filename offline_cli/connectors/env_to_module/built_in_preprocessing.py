@@ -1,14 +1,12 @@
-"""Atari's images and RAM as numbers a network takes; refuses other observations.
+"""Preprocessing of observations by the rules of RLlib's built-in preprocessors (`preprocessor_pref="rllib"`).
 
-The rules are those of RLlib's built-in preprocessors (`preprocessor_pref="rllib"`): images (210, 160, 3) are scaled down to
-`dim` x `dim`, to one channel with `grayscale`, and lie in [0, 1], or with `zero_mean` in [-1, 1); RAM (128,) lies in [-1, 1).
-
-Choices as ones and zeros.
-
-The piece that an observation space calls for, by the rules of RLlib's built-in preprocessors; refuses nothing: none may.
-
-Discrete and MultiDiscrete are one-hot encoded, Dict and Tuple flattened (their Discrete parts one-hot encoded), Atari's images
-scaled down, its RAM centred around zero. Everything else goes to the module as it is.
+* `AtariImages`: images (210, 160, 3) are scaled down to `dim` x `dim`, to one channel with `grayscale`, and lie in [0, 1], or
+  with `zero_mean` in [-1, 1).
+* `AtariRam`: RAM (128,) in [-1, 1).
+* `OneHot`: choices as ones and zeros.
+* `built_in_preprocessing`: the piece that an observation space calls for, or none. Discrete and MultiDiscrete are one-hot
+  encoded, Dict and Tuple flattened (their Discrete parts one-hot encoded), Atari's images scaled down, its RAM centred around
+  zero. Everything else goes to the module as it is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Writes the observations of a batch back into the episodes; refuses a batch without any, and numpy'ized episodes.
+"""The default env-to-module pipeline, and the piece that writes a batch's observations back into the episodes.
 
-The default env-to-module pipeline; refuses custom pieces that are no connectors.
+Custom pieces come first, in the order given, and must be connectors. Then, as documented by RLlib: the last observations, for
+stateful modules a time axis of one step and the states, for several agents the mapping to modules, stacking, tensors. The
+pieces for stateful modules are always there and do nothing for others, so that one pipeline serves any module.
 
-Custom pieces come first, in the order given. Then, as the documents have it: the last observations, for stateful modules a time
-axis of one step and the states, for several agents the mapping to modules, stacking, tensors. The pieces for stateful modules
-are always there and do nothing for others, so that one pipeline serves any module.
+`WriteObservationsToEpisodes` needs a batch that has observations, and episodes that are not numpy'ized.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WriteObservationsToEpisodes(ConnectorV2):
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):
-    """From episodes that go on to the batch of a forward pass, one row per episode or agent."""
+    """From growing episodes to the batch of a forward pass, one row per episode or agent."""
 
 
 def env_to_module_pipeline(
@@ -60,7 +60,7 @@ def env_to_module_pipeline(
     num_envs: int = 1,
     add_default_connectors_to_env_to_module_pipeline: bool = True,
 ) -> EnvToModulePipeline:
-    """Custom pieces and, unless told not to, the default ones.
+    """Custom pieces and, unless turned off, the default ones.
 
     `mapping`: which module each agent plays with, for episodes of several agents. `device`: where tensors go, and what builders
     get. Raises BadConfig as `custom_pieces` does, and what the pieces raise for spaces that do not fit.

@@ -1,11 +1,11 @@
-"""Pieces that turn one observation into another, written as one method; refuses to keep the observation that was there.
+"""Pieces that turn one observation into another: a single method, or one of gymnasium's wrappers.
 
-What a preprocessor gives is written into the episode, so that every piece after it, and the module, sees nothing else. In an
-env-to-module pipeline that is the last observation of each episode, as RLlib has it. Recordings hold raw observations, and so a
-learner pipeline needs the same preprocessor with `as_learner_connector=True`: there it takes all observations of each episode,
-lookback buffer included.
+What a preprocessor returns replaces the observation in the episode, so that every piece after it, and the module, sees nothing
+else. In an env-to-module pipeline that is the last observation of each episode, as in RLlib. Recordings hold raw observations,
+and so a learner pipeline needs the same preprocessor with `as_learner_connector=True`: there it takes all observations of each
+episode, lookback buffer included.
 
-gymnasium's own observation wrappers as pieces of a pipeline; refuses those that need more than one observation.
+`GymnasiumWrapper` uses gymnasium's own observation wrappers as pieces, but not those that need more than one observation.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ __all__ = [
     "SingleAgentObservationPreprocessor",
     "wrapped",
 ]
+
+BY_PLACE, BY_NAME = "by place", "by name"
+
+_NOT_USABLE = (TransformObservation, AddRenderObservation)
 
 
 class SingleAgentObservationPreprocessor(ConnectorV2):
@@ -129,9 +133,6 @@ def _own_part(space: Space | None, episode: Any) -> Space | None:
     return _part_of(space, episode.agent_id) if by_agent else space
 
 
-BY_PLACE, BY_NAME = "by place", "by name"
-
-
 def _way_to_give(preprocess: Callable[..., Any]) -> str | None:
     """How `preprocess` takes the episode; None: not at all."""
     parameters = inspect.signature(preprocess).parameters.values()
@@ -179,7 +180,7 @@ class GymnasiumWrapper(ObservationTransform):
 
 
 class _Observed(gym.Env[Any, Any]):
-    """An environment of which nothing is known but the space of its observations."""
+    """An environment that declares the space of its observations and nothing else."""
 
     def __init__(self, space: Space) -> None:
         self.observation_space, self.action_space = space, gym.spaces.Discrete(1)
@@ -217,6 +218,3 @@ def _checked(name: str, options: Mapping[str, Any]) -> type[Any]:
         what = f"{name} has no option {', '.join(sorted(options.keys() - known))}"
         raise BadConfig(what, where=f"wrapper {name}", fix=f"it has {', '.join(sorted(known)) or 'none'}")
     return usable[name]
-
-
-_NOT_USABLE = (TransformObservation, AddRenderObservation)

@@ -1,8 +1,8 @@
-"""Gives each episode one artificial step, so that a value function is asked about the last observation, too.
+"""Adds one artificial step to each episode, so that a value function sees the last observation, too.
 
-Refuses nothing; an episode without a step has nothing to repeat, and stays as it is. The artificial step repeats the last
-observation, info, action and extra outputs, with a reward of 0. It is never marked as an end: the flags stay at the last real
-step, and `loss_mask` is False for it.
+An episode without a step has nothing to repeat, and stays as it is. The artificial step repeats the last observation, info,
+action and extra outputs, with a reward of 0. It is never marked as an end: the flags stay at the last real step, and
+`loss_mask` is False for it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Puts actions, rewards, end flags and extra model outputs into a train batch; refuses observations, infos and states.
+"""Pieces that add columns of the episodes to a train batch.
 
-Those have pieces of their own. An extra output that some episodes have and others lack is an error that names one.
-
-Puts info dicts into a train batch; refuses to make arrays of them: they stay a list through the whole pipeline.
-
-Puts the observation that each step led to into a train batch; refuses nothing: a batch that has them stays as it is.
+* `AddColumnsFromEpisodesToBatch`: actions, rewards, end flags and extra model outputs. An extra output that some episodes have
+  and others lack is an error that names one. Observations, infos and states have pieces of their own.
+* `AddInfosFromEpisodesToTrainBatch`: info dicts; they stay a list through the whole pipeline and never become arrays.
+* `AddNextObservationsFromEpisodesToTrainBatch`: the observation that each step led to; a batch that has them stays as it is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Copies of episodes for one call, each with a name of its own; refuses to copy arrays before somebody writes to them.
-
-Two chunks of one episode in one call, or the same chunk twice, need two names: items are filed by name, and sequences must
-not run from one chunk into another.
-
-The learner pipeline: from episodes to a train batch; its default pieces and its builders.
+"""The learner pipeline, from episodes to a train batch: its default pieces, its builders, and copies of episodes.
 
 Pieces may write into episodes. Where one of ours does (`writes_episodes`), or two episodes share a name, all work on copies, so
-that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as RLlib has it,
-unless there are such copies.
+that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as in RLlib, unless
+there are such copies.
+
+Each copy (`own_episodes`) has a unique name: two chunks of one episode in one call, or the same chunk twice, need two, because
+items are filed by name, and sequences must not run from one chunk into another. Arrays are copied only on the
+first write.
 """
 
 from __future__ import annotations
@@ -42,9 +41,22 @@ __all__ = [
     "own_episodes",
 ]
 
+LearnerPipeline = Custom
+"""A builder in RLlib's form, `lambda obs_space, act_space: piece or pieces`; or the pieces themselves."""
+
+ROWS_OF_STEPS: Final = (
+    Columns.OBS,
+    Columns.NEXT_OBS,
+    Columns.ACTIONS,
+    Columns.REWARDS,
+    Columns.TERMINATEDS,
+    Columns.TRUNCATEDS,
+    Columns.LOSS_MASK,
+)
+
 
 def have_names_of_their_own(episodes: Iterable[Any]) -> bool:
-    """Whether no two episodes share an id, and multi-agent ones, taken apart, are told apart by theirs."""
+    """Whether no two episodes share an id, and multi-agent ones, taken apart, are distinguished by theirs."""
     names = [(episode.id_, getattr(episode, "agent_id", None)) for episode in episodes]
     return len(set(names)) == len(names)
 
@@ -104,20 +116,6 @@ def _shared(buffer: InfiniteLookbackBuffer) -> InfiniteLookbackBuffer:
     return buffer.part(0, buffer.len_incl_lookback(), buffer.lookback, space=buffer.space)
 
 
-LearnerPipeline = Custom
-"""A builder in RLlib's form, `lambda obs_space, act_space: piece or pieces`; or the pieces themselves."""
-
-ROWS_OF_STEPS: Final = (
-    Columns.OBS,
-    Columns.NEXT_OBS,
-    Columns.ACTIONS,
-    Columns.REWARDS,
-    Columns.TERMINATEDS,
-    Columns.TRUNCATEDS,
-    Columns.LOSS_MASK,
-)
-
-
 def learner_pipeline(
     observation_space: Space,
     action_space: Space,
@@ -127,10 +125,10 @@ def learner_pipeline(
     device: Any = None,
     add_default_connectors_to_learner_pipeline: bool = True,
 ) -> LearnerConnectorPipeline:
-    """Custom pieces first, then, unless told not to, the default ones.
+    """Custom pieces first, then, unless turned off, the default ones.
 
     `mapping` (made with `as_learner_connector=True`): which module learns from each agent's data, for several agents. `device`:
-    where tensors go, the CPU unless told. Raises BadPiece where `custom` gives something else than pieces, SpaceMismatch where
+    where tensors go, the CPU by default. Raises BadPiece where `custom` gives something else than pieces, SpaceMismatch where
     spaces do not fit.
     """
     pieces = [] if custom is None else custom_pieces(custom, "learner", observation_space, action_space)

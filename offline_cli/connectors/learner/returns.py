@@ -1,18 +1,16 @@
-"""Discounted sums from the right, over many episodes at once; refuses nothing.
+"""Returns, advantages and clipped rewards of many episodes at once.
 
-y[t] = x[t] + factor[t] * y[t + 1], with a factor of 0 where an episode ends, in log2(longest run) passes over whole arrays
-instead of one step of Python per timestep. Source: Hillis, Steele 1986 (data parallel algorithms), for a linear recurrence.
-
-Adds to each step the discounted sum of rewards from there on; refuses to guess what comes after the last step.
-
-Rewards over several steps, and where they lead; refuses to look past the end of an episode.
-
-Advantages and value targets from a module's values; refuses episodes whose end it would have to guess the value of.
-
-Comes after the default pieces, and needs AddOneTsToEpisodesAndTruncate before them: the artificial last step is where the value
-of the last observation is asked for. Source: Schulman et al. 2016 (high-dimensional continuous control using GAE).
-
-Limits rewards; refuses bounds that are no limit.
+* `discounted`: discounted sums from the right, y[t] = x[t] + factor[t] * y[t + 1], with a factor of 0 where an episode ends, in
+  log2(longest run) passes over whole arrays instead of one step of Python per timestep. Source: Hillis, Steele 1986 (data
+  parallel algorithms), for a linear recurrence.
+* `ComputeReturnsToGo`: adds to each step the discounted sum of rewards from there on; it assumes nothing about what comes after
+  the last step.
+* `NStepReturns`: rewards over several steps, and where they lead; never past the end of an episode.
+* `GeneralAdvantageEstimation`: advantages and value targets from a module's values. It comes after the default pieces, and
+  needs AddOneTsToEpisodesAndTruncate before them: the artificial last step is where the value of the last observation is
+  computed. Episodes whose final value is unknown are an error. Source: Schulman et al. 2016 (high-dimensional continuous
+  control using GAE).
+* `ClipRewards`: limits rewards; a bound has to be a limit.
 """
 
 from __future__ import annotations
@@ -37,6 +35,8 @@ from offline_cli.spaces import Space
 from offline_cli.trees import map_leaves
 
 __all__ = ["ClipRewards", "ComputeReturnsToGo", "GeneralAdvantageEstimation", "NStepReturns", "discounted", "factors"]
+
+Rows = Literal["all", "real", "none"]
 
 
 def discounted(values: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -162,9 +162,6 @@ def _as_batch(episode: SingleAgentEpisode) -> EpisodeBatch:
     )
 
 
-Rows = Literal["all", "real", "none"]
-
-
 class GeneralAdvantageEstimation(ConnectorV2):
     """`advantages` and `value_targets`, float32 tensors shaped as `rewards`, for every module that has `compute_values`.
 
@@ -257,7 +254,7 @@ def _check(lengths: NDArray[np.int64], values: NDArray[Any], terminateds: NDArra
     ends = np.cumsum(lengths)[lengths > 0] - 1
     if len(values) == int(lengths.sum()) and (terminateds[ends].astype(np.bool_) | ~real[ends]).all():
         return
-    what = "episodes without the artificial step that the value of their last observation is asked at"
+    what = "episodes without the artificial step that the value of their last observation is computed at"
     raise BadPiece(what, where="GeneralAdvantageEstimation", fix="put AddOneTsToEpisodesAndTruncate first in the pipeline")
 
 

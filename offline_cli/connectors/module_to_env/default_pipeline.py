@@ -1,10 +1,10 @@
-"""Actions in the units of an environment; refuses to touch the actions themselves: what the module put out is recorded.
+"""The default module-to-env pipeline, and the piece that puts actions into the units of an environment.
 
-The default module-to-env pipeline; refuses custom pieces that are no connectors.
+Custom pieces, which must be connectors, come where RLlib documents them: the module's outputs are items of episodes there, and
+actions are drawn, but not yet in the units of the environment. A piece that has to come before the drawing, to change logits,
+is put there by `pipeline.insert_before("GetActions", piece)`, or with `before = "GetActions"` in a pipeline file.
 
-Custom pieces come where the documents have them: the module's outputs are items of episodes there, and actions are drawn, but
-not yet in the units of the environment. A piece that has to come before the drawing, to change logits, is put there by
-`pipeline.insert_before("GetActions", piece)`, or with `before = "GetActions"` in a pipeline file.
+`NormalizeAndClipActions` leaves `actions` themselves alone, because what the module put out is recorded.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def module_to_env_pipeline(
     num_envs: int = 1,
     add_default_connectors_to_module_to_env_pipeline: bool = True,
 ) -> ModuleToEnvPipeline:
-    """Custom pieces and, unless told not to, the default ones around them.
+    """Custom pieces and, unless turned off, the default ones around them.
 
     `normalize_actions` (RLlib's default) fits modules that put out Box actions in [-1, 1]; for one that puts out the
     environment's units say `normalize_actions=False, clip_actions=True`. Raises BadConfig as `custom_pieces` does.

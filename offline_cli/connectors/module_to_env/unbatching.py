@@ -1,15 +1,13 @@
-"""What form a batch is in: whose columns lie where, and who filed them; refuses to change any.
+"""From a module's stacked outputs to one action for each environment of a vector.
 
-Single-agent: `batch[column]`. Multi-agent, between the pieces that map agents to modules and back: `batch[module id][column]`;
-before and after those, columns filed by (episode id, agent id, module id).
+A single-agent batch is `batch[column]`. A multi-agent one, between the pieces that map agents to modules and back, is
+`batch[module id][column]`; before and after those, its columns are filed by (episode id, agent id, module id).
 
-Takes the time axis of one step away again that stateful modules need; refuses columns that have more than one step.
-
-Takes stacked outputs apart, one item per episode and agent; refuses rows that belong to nobody.
-
-Actions from the parameters of their distribution; refuses nothing: outputs that hold actions already stay as they are.
-
-From items under keys to what a vector of environments takes: one entry each, in order; refuses gaps and leftovers.
+* `is_multi_agent`, `module_parts`, `keys_of`: which form a batch is in, and whose rows it has.
+* `RemoveSingleTsTimeRankFromBatch`: removes the time axis of one step that stateful modules need; more steps are an error.
+* `UnBatchToIndividualItems`: one item per episode and agent; rows without an owner are an error.
+* `GetActions`: actions from the parameters of their distribution; outputs that hold actions already stay as they are.
+* `ListifyDataForVectorEnv`: lists with one entry per episode, in order; gaps and leftovers are errors.
 """
 
 from __future__ import annotations
@@ -215,7 +213,7 @@ class GetActions(ConnectorV2):
 def _from_head(
     head: ActionHead, inputs: Tensor, *, explore: bool, chance: Tensor | None, generator: torch.Generator | None
 ) -> tuple[Tree, Tensor]:
-    """Actions and their likelihood, by one of our action heads."""
+    """Actions and their likelihood, from one of our action heads."""
     rows = inputs.reshape(-1, inputs.shape[-1])
     if not explore:
         actions, logp = head.greedy(rows), torch.zeros(len(rows), device=rows.device)

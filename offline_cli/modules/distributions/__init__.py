@@ -1,12 +1,12 @@
-"""Action heads: likelihood, entropy, greedy and drawn actions for every action space; refuses spaces without a density.
+"""Action heads: likelihood, entropy, greedy and sampled actions for every action space that has a density.
 
-A head reads a flat row of numbers, `action_dist_inputs`, as a distribution over actions, all on tensors and without a wait for
+A head reads a flat row of numbers, `action_dist_inputs`, as a distribution over actions, all on tensors and without waiting for
 the device, so that a whole update can be captured as a CUDA graph. It reads them as RLlib does, so that a recording of them
 tells every reader which distribution was played: the limits of the log standard deviation are in the numbers already, because
 `RLModule` passes what a network puts out through `limited`. Names follow `offline_cli.spaces`: Discrete counts from its
 `start`.
 
-Box actions are Gaussian with a spread of its own per dimension, in the units of networks: about [-1, 1] within the bounds, see
+Box actions are Gaussian with a standard deviation per dimension, in the units of networks: about [-1, 1] within the bounds, see
 `action_units`. `for_env` alone turns them into what an environment takes.
 """
 

@@ -1,7 +1,4 @@
-"""What every action head does, on rows of numbers and on trees of actions.
-
-Heads of discrete actions: a choice, several choices, bits.
-"""
+"""ActionHead, the base class of action heads, and the heads of discrete actions: a choice, several choices, bits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The head of Box actions.
-
-The head of Dict and Tuple actions: one head for each part.
-"""
+"""The heads of Box actions (a diagonal Gaussian) and of Dict and Tuple actions (one head for each part)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What an algorithm makes its modules for: spaces, the scale of actions, and the network that the user chose.
-
-Target copies: modules that follow others slowly (Polyak and Juditsky 1992; Lillicrap et al. 2016, section 3).
-
-Algorithm, what a run learns by: the columns it reads, the modules it makes, their losses, and what follows an update.
+"""Algorithm, what a run learns by: the columns it reads, the modules it makes, their losses, and what follows an update.
 
 An algorithm knows no loop, file or device. Whatever an update changes is a parameter or a (persistent) buffer of its modules:
 these are saved in checkpoints, moved to the device, and put back after a CUDA graph's warm-up. Losses and what follows them run
 inside a captured graph there: they never read a value back from the device, nor branch on one, and all shapes are static.
 
-Algorithms by the name that an `[algorithm]` table gives: ours, and those of other packages (`offline_cli.algorithms`).
+* `Task`: what modules are made for: spaces, the scale of actions, and the network that the user chose.
+* `frozen_copy`, `move_towards`: target networks, modules that follow others slowly (Polyak and Juditsky 1992; Lillicrap et al.
+  2016, section 3).
+* `algorithm_kind`: algorithms by the name that an `[algorithm]` table gives: ours, and those of other packages
+  (`offline_cli.algorithms`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,21 @@ __all__ = [
 ]
 
 CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+POLICY: Final = "policy"
+LOSS: Final = "loss"
+RESERVED: Final = frozenset(("", "val"))  # names that would give a column of metrics.jsonl a second meaning
+
+Batch = Mapping[str, Any]
+"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, 0 in rows that pad."""
+
+Modules = Mapping[str, nn.Module]
+"""Modules by name; the first is the policy, an RLModule."""
+
+BC: Final = "bc"
+OURS: Final = {BC: ("offline_cli.training.algorithms.bc", "BC")}
 
 
 @dataclass(slots=True, eq=False)
@@ -91,11 +106,8 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
-
-
 def frozen_copy(module: AnyModule) -> AnyModule:
-    """A copy with the same weights, of which no gradient is taken."""
+    """A copy with the same weights, without gradients."""
     return copy.deepcopy(module).requires_grad_(False)
 
 
@@ -106,17 +118,6 @@ def move_towards(target: nn.Module, source: nn.Module, step: float) -> None:
         mine.lerp_(theirs, step)
     for held, shown in zip(target.buffers(), source.buffers(), strict=True):
         held.copy_(shown)
-
-
-POLICY: Final = "policy"
-LOSS: Final = "loss"
-RESERVED: Final = frozenset(("", "val"))  # names that would give a column of metrics.jsonl a second meaning
-
-Batch = Mapping[str, Any]
-"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, 0 in rows that pad."""
-
-Modules = Mapping[str, nn.Module]
-"""Modules by name; the first is the policy, an RLModule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class Group:
 
 
 class Algorithm(ABC):
-    """One way of learning. An object holds the run's options; modules come from `modules` and are handed back in."""
+    """One way of learning. An object holds the run's options; modules come from `modules` and are passed back in."""
 
     schema: ClassVar[Mapping[str, Any]] = {"properties": {}}  # a JSON Schema; `properties` are the options of the table
 
@@ -183,10 +184,6 @@ def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
     inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
     head = policy.action_head
     return {LOSS: -head.logp(inputs, batch[Columns.ACTIONS]), **head.scores(inputs, batch[Columns.ACTIONS])}
-
-
-BC: Final = "bc"
-OURS: Final = {BC: ("offline_cli.training.algorithms.bc", "BC")}
 
 
 def algorithm_kind(name: str, *, named: Collection[str] | None = None) -> type[Algorithm]:
