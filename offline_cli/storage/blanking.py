@@ -1,8 +1,8 @@
-"""Secrets in command lines, URLs and the words of clients, blanked out by the names they stand under.
+"""Blanks secrets in command lines, URLs and error texts of clients, by the names beside them.
 
-What is kept of a command (a manifest's provenance, the note of a writer) and what an error says may be read by more
-people than may read the storage. The list of names is in docs/storage.md. A plural of things that are counted
-(`max_tokens`) and a plain `key` are no secrets.
+More people may read what is kept of a command (a manifest's provenance, a writer's note) and what an error says than may read
+the storage. docs/storage.md lists the names. A plural of things that are counted (`max_tokens`) and a plain `key` are not
+secrets.
 """
 
 from __future__ import annotations
@@ -35,6 +35,24 @@ _SECRET: Final = re.compile(
     r"|service|session|shared|signing|storage|aws)_key(?:_|$)"
 )
 
+_OPTION: Final = "--storage-option"
+_ENV_KWARGS: Final = "--env-kwargs"
+SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
+_CALLED: Final = "offline_cli, called from Python"
+_PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
+_IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
+_IN_BUCKET_URL: Final = re.compile(rf"\b({'|'.join(sorted(buckets()))})://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
+_IN_URL: Final = re.compile(r"://[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@")
+_WITH_SLASH: Final = re.compile(r"://(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@")  # a port and a path are no password
+_IN_TEXT: Final = (
+    (_IN_BUCKET_URL, rf"\1://{BLANK}@"),
+    (_IN_URL, f"://{BLANK}@"),
+    (_WITH_SLASH, f"://{BLANK}@"),
+    (_IN_CONNECTION_STRING, rf"\1={BLANK}"),
+)
+_IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
+_IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]|\\.)*)(?=\4)""")
+
 
 def looks_secret(name: str) -> bool:
     """Whether what has this name is to be blanked out, in whatever way its words are put together."""
@@ -61,25 +79,6 @@ def blanked_keys(value: Any, within: str = "") -> list[str]:
         is_blank = part == BLANK and looks_secret(str(key))
         found += [f"{within}{key}"] if is_blank else blanked_keys(part, f"{within}{key}.")
     return found
-
-
-_OPTION: Final = "--storage-option"
-_ENV_KWARGS: Final = "--env-kwargs"
-SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
-_CALLED: Final = "offline_cli, called from Python"
-_PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
-_IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
-_IN_BUCKET_URL: Final = re.compile(rf"\b({'|'.join(sorted(buckets()))})://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
-_IN_URL: Final = re.compile(r"://[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@")
-_WITH_SLASH: Final = re.compile(r"://(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@")  # a port and a path are no password
-_IN_TEXT: Final = (
-    (_IN_BUCKET_URL, rf"\1://{BLANK}@"),
-    (_IN_URL, f"://{BLANK}@"),
-    (_WITH_SLASH, f"://{BLANK}@"),
-    (_IN_CONNECTION_STRING, rf"\1={BLANK}"),
-)
-_IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
-_IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]|\\.)*)(?=\4)""")
 
 
 def blanked(text: str) -> str:

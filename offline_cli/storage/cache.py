@@ -1,22 +1,20 @@
-"""Room in the folder of a cache: the blocks that have not been used for longest go; refuses to wait for another process at it.
+"""Local cache of remote files: blocks of 1 MiB on disk, removed least recently used first.
 
-Looking takes a listing of the folder, so it is done when a share of the bound has been written since, and leaves as much room:
-one process never goes beyond the bound, and several together by little.
+* `RemoteCache`, `CachedFile`: what is read of a remote file, through the cache. Reading some columns of a large file keeps
+  their blocks only. A block belongs to one version of a file: its address, its size and the ETag that the store reports; a
+  changed file is another one, so bytes of two versions never mix. Each block carries a checksum, and one that does not match is
+  fetched again. Fetched blocks are kept only once the store, asked again, still has that version: a file that changes while it
+  is read leaves nothing here.
+* `Room`: the bound on the folder. Counting takes a listing of the folder, so it happens whenever a share of the bound has been
+  written since, and frees as much again: one process never exceeds the bound, and several together exceed it by little. One
+  process at a time removes blocks; no other waits for it.
 
-The folder is one that the user names, and may hold more. What goes has the name of a block in the place of one, ends as blocks
-do, and is a file. Links are not followed, and what does not end so stays.
+Any number of processes may use one folder. A block gets its name when it is complete, and one that is removed while somebody
+reads it stays readable. A folder that cannot be written to, or a full disk, turns the cache off with a warning and never fails
+the command. Names in the folder are hashes: they contain no address and no credential.
 
-A folder of this machine that keeps what was fetched of remote files; refuses to give bytes of any other version of them.
-
-Files are kept in blocks of 1 MiB, so that reading some columns of a large file keeps these. A block belongs to one version of
-a file: its address, its size and the ETag that the store gives; a file that has changed is another one. Its bytes are kept with
-a checksum, and one that does not fit is fetched again. What has been fetched is kept only once the store, asked again, still
-has that version: a file that changes while it is read leaves nothing here.
-
-Any number of processes may use one folder. Blocks appear under their names when they are complete, and one that is removed
-while it is read stays readable. Blocks that have not been used for longest go first when there are more bytes than there
-may be; one process at a time looks after that. A folder that cannot be written to, or a full disk, ends the keeping with a
-warning, never the work. Names in the folder are hashes: no address is in it, nor any credential.
+The user names the folder, and it may hold other files. Only a regular file is removed that has the name of a block in a block's
+place and ends with a block's trailer. Links are not followed.
 """
 
 from __future__ import annotations
@@ -52,6 +50,16 @@ NAMES: Final = tuple(re.compile(name, re.ASCII) for name in ("[0-9a-f]{2}", "[0-
 """Of a block, and of the folders that it lies in."""
 UNFINISHED: Final = re.compile(r"[0-9]+(-[0-9]+){2,3}", re.ASCII)
 LEFT_AFTER: Final = 3600.0  # seconds, after which a block that nobody finished is taken for left behind
+
+BLOCK: Final = 1 << 20
+SIZE: Final = 10 << 30  # bytes that a cache may take, unless told otherwise
+KEEP_EVERY: Final = 64 << 20  # bytes fetched of a file, after which the store is asked whether it has changed
+USED_AGAIN: Final = 60.0  # seconds within which a second use is not noted
+TRAILER: Final = struct.Struct("<4sI")  # after the bytes of a block: what this is, their CRC-32
+
+_log = logging.getLogger(__name__)
+
+Get = Callable[[int, int], bytes]
 
 
 class Room:
@@ -151,17 +159,6 @@ def _locked(handle: int) -> bool:
         except OSError:  # a network disk without locks
             return True
     return True
-
-
-BLOCK: Final = 1 << 20
-SIZE: Final = 10 << 30  # bytes that a cache may take, unless told otherwise
-KEEP_EVERY: Final = 64 << 20  # bytes fetched of a file, after which the store is asked whether it has changed
-USED_AGAIN: Final = 60.0  # seconds within which a second use is not noted
-TRAILER: Final = struct.Struct("<4sI")  # after the bytes of a block: what this is, their CRC-32
-
-_log = logging.getLogger(__name__)
-
-Get = Callable[[int, int], bytes]
 
 
 @once

@@ -1,22 +1,20 @@
-"""Options for the client of a storage (`--storage-option`), checked by name before any request.
+"""Filesystem clients by URL, and their options (`--storage-option`), checked by name before any request.
 
-Clients pass on what they do not know, to fail at their first request or never. One set of options serves all places of a
-command: each gets those that it takes, and one that none takes is an error. Three options are ours, and every place takes
-them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that keeps what is read of
-remote files; and `cache_size`, the bytes that it may take.
+Clients pass on options that they do not know, which then fail at the first request or never. One set of options serves all
+places of a command: each place gets those that it takes, and an option that no place takes is an error. Three options are ours,
+and every place takes them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that caches
+remote files; and `cache_size`, its limit in bytes.
 
-Inner options (`client_kwargs`, `config_kwargs`, `session_kwargs`) are handed on to the library below the client, which
-fails in words of its own, or tries again until the time is over. Their keys are compared with what that library takes.
+Inner options (`client_kwargs`, `config_kwargs`, `session_kwargs`) go to the library below the client, which reports a wrong one
+in its own words, or retries until the time is over. Their keys are checked against what that library takes.
 
-Filesystems by URL, made under the watchdog, and those that a program hands over.
+Making a client may take long, because Google's and Azure's look for credentials then, on the network too; so it runs under the
+watchdog. fsspec caches clients by the thread that made them, so one thread makes all; another replaces it where it does not
+answer.
 
-Making a client may take long: Google's and Azure's look for credentials then, on the network too. fsspec keeps clients by
-the thread that they were made in, so all are made in one, as long as that answers: where it does not, another takes its
-place.
-
-Of filesystems that are handed over, what is really a disk of this machine, however it is wrapped, becomes fsspec's local
-filesystem: its files are written by rename, which `pyarrow.fs` cannot promise. The others of `pyarrow.fs` are wrapped as
-they are.
+A program may also pass a filesystem. One that is really a disk of this machine, however it is wrapped, becomes fsspec's local
+filesystem, whose files are written by rename, which `pyarrow.fs` cannot promise. Other filesystems of `pyarrow.fs` are wrapped
+as they are.
 """
 
 from __future__ import annotations
@@ -62,6 +60,19 @@ FIX: Final = (
     """client_kwargs takes a JSON object by the names of the library below: 'client_kwargs={"region_name": "eu-west-1"}'"""
 )
 
+TIME_LIMIT: Final = "time_limit"
+CACHE: Final = "cache"
+CACHE_SIZE: Final = "cache_size"
+OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
+
+OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
+
+_quiet: set[str] = set()  # clients whose logs have a handler
+
+_Made: TypeAlias = "tuple[Any, str]"
+
+_makers: list[_Maker] = []  # the last one is at work; those before it never answered
+
 
 def check_inner_options(scheme: str, options: Mapping[str, Any], url: str) -> None:
     """Raise BadConfig, with every mistake, for inner options that the client for a `scheme` cannot hand on."""
@@ -104,14 +115,6 @@ def _wrong(option: str, value: Any, taken: InnerOptions | None) -> Iterator[str]
             )
         elif kinds is not None and not (inner is None or isinstance(inner, kinds)):
             yield f"{option}: {name} is of {type(inner).__name__}, and no {'truth value' if bool in kinds else 'text'}"
-
-
-TIME_LIMIT: Final = "time_limit"
-CACHE: Final = "cache"
-CACHE_SIZE: Final = "cache_size"
-OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
-
-OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
 
 
 def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:
@@ -203,9 +206,6 @@ def cache_of(options: Mapping[str, Any] | None) -> RemoteCache | None:
     return cache_at(str(Path(folder).expanduser().absolute()), size)
 
 
-_quiet: set[str] = set()  # clients whose logs have a handler
-
-
 def quiet_clients() -> None:
     """Keep what clients log off stderr, tracebacks of every retry among it, unless somebody has set up logging.
 
@@ -214,9 +214,6 @@ def quiet_clients() -> None:
     for name in sorted({"asyncio", *client_packages()} - _quiet):
         logging.getLogger(name).addHandler(logging.NullHandler())
         _quiet.add(name)
-
-
-_Made: TypeAlias = "tuple[Any, str]"
 
 
 class _Maker:
@@ -245,9 +242,6 @@ class _Maker:
                 made.set_result(url_to_fs(url, **options))
             except BaseException as error:  # noqa: BLE001  raised again by whoever asked
                 made.set_exception(error)
-
-
-_makers: list[_Maker] = []  # the last one is at work; those before it never answered
 
 
 def client_for(url: str, options: Mapping[str, Any], patience: Patience) -> _Made:

@@ -1,4 +1,7 @@
-"""Reading a committed dataset: exactly the shards that its manifest lists; refuses one that is not committed, or broken."""
+"""Reads a committed dataset: exactly the shards that its manifest lists.
+
+A folder without a manifest, or with a broken one, raises.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """EpisodeBatch to Arrow table of the `episodes` format and back: one row per episode, its bytes and a few plain columns.
 
-The bytes are `episodes.codec`'s; the plain columns are for other tools to filter by and are not read back. Refuses rows
-without bytes.
+`episodes.codec` makes the bytes; the plain columns are for other tools to filter by and are not read back. A row without bytes
+raises.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Failures of storage in one language: what a filesystem or a cloud client raises becomes StorageError; our bugs do not.
+"""Failures of storage in one language: exceptions of a filesystem or cloud client become StorageError; our bugs do not.
 
-Cloud clients raise classes of their own (botocore's NoCredentialsError, azure's HttpResponseError) that are no OSError;
-they are recognised by the package that they come from, so that no client has to be imported to be caught.
+Cloud clients raise classes of their own (botocore's NoCredentialsError, azure's HttpResponseError) that are no OSError; they
+are recognised by the package that they come from, so that no client has to be imported to be caught.
 
-What a provider means is looked up in its record (`providers.py`). Clients wrap the provider's answer: s3fs in an OSError
-whose cause is botocore's, adlfs in a RuntimeError, pyarrow in text. So the whole chain of causes is looked through for a
-code, innermost last, and the first known one decides. Nothing is guessed of an unknown code.
+A provider's error codes are looked up in its record (`providers.py`). Clients wrap the provider's answer: s3fs in an OSError
+whose cause is botocore's, adlfs in a RuntimeError, pyarrow in text. So the whole chain of causes is searched for a code,
+innermost last, and the first known one decides. An unknown code is never guessed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from offline_cli.storage.providers import Fault, Provider, client_packages, know
 from offline_cli.storage.timeouts import NoAnswer
 
 __all__ = ["bucket_of", "explained", "from_a_client", "has_code", "no_bucket", "set_up", "storage_failures"]
+
+COMMON = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +152,6 @@ def _said(cause: Any) -> str:
     """The provider's own words, first line, in brackets."""
     lines = str(cause).strip().splitlines()
     return f" ({blanked(lines[0])[:300]})" if lines else ""
-
-
-COMMON = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @contextmanager

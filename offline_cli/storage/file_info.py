@@ -1,8 +1,8 @@
 """What is known of a remote file while a source is read: its size and version, asked once, and the bytes of a small one.
 
-Small files that were listed together are fetched ahead of their reader, `FILES_AHEAD` at a time, once two of them were read in
-the listing's order. Bytes are kept as long as the place that they belong to, up to `KEPT` bytes in a process; what has no room
-is kept until others were read, and fetched again by who reads it after that.
+Small files that were listed together are prefetched, `FILES_AHEAD` at a time, once two of them were read in the listing's
+order. Bytes are kept as long as the place that they belong to, up to `KEPT` bytes in a process. Bytes that do not fit stay
+until other files were read; after that, a reader fetches them again.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Names of the parts of the folders that we write, once; refuses to open any of them.
+"""Names of all files and folders that we write.
 
-D/manifest.json                       the commit, written last
-D/data/shard-<8 hex>-000000.parquet   complete shards only
-D/_writing.json                       a writer is, or was, at work
-D/_part-*                             a local file being written; never in data/
-D/quarantine/rows-000000.parquet      rows set aside
-D/_replaced/shard-<8 hex>-000000.parquet   shards of the dataset before, until the next write (`moving.py`)
+    D/manifest.json                       the commit, written last
+    D/data/shard-<8 hex>-000000.parquet   complete shards only
+    D/_writing.json                       a writer is, or was, at work
+    D/_part-*                             a local file being written; never in data/
+    D/quarantine/rows-000000.parquet      rows set aside
+    D/_replaced/shard-<8 hex>-000000.parquet   shards of the dataset before, until the next write (`moving.py`)
 
-RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py says what else is in it
+    RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py lists the rest
 
 A folder of train batches is written in the same way: `batches.json` is its commit, and `data/batch-000000.parquet` (or
-`.safetensors`) its files. No generation is in their names unless they replace others.
+`.safetensors`) its files. Their names carry no generation unless they replace others.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""_writing.json held as a lock: made where none is, taken over from writers that are gone, given up once it is lost.
+"""The lease of a dataset's writer: `_writing.json`, created, taken over from dead writers, given up when lost.
 
-A writer that was stopped for so long that another one took over must not continue when it wakes. It finds another token
-in the note, at its next beat or when it is about to put a shard or the manifest under its name (`guard`), and stops with
-TakenOver. Local disks and memory:// make asking and doing one: nobody takes over in between. Elsewhere a takeover between
-the two is possible; docs/repair.md says what that can mean. Whether a dataset may be written at all is for
-`target_folder.py` to say.
+A writer that was suspended for so long that another one took over must not continue when it wakes. At its next beat, or when it
+is about to publish a shard or the manifest (`guard`), it finds another token in the note, and stops with TakenOver. Local disks
+and memory:// check and publish in one step: nobody takes over in between. Elsewhere a takeover between the two is possible;
+docs/repair.md describes the consequences. `target_folder.py` decides whether a dataset may be written at all.
 
-Moments in which one process alone may change who writes a dataset (`exclusively`):
+Only one process at a time may change who writes a dataset (`exclusively`):
 
-* Local disks: `flock` on the dataset folder, which the system gives back when a process dies. Where a disk has none (some
-  network disks), two processes may be in at once.
+* Local disks: `flock` on the dataset folder, which the system releases when a process dies. On a disk without it (some network
+  disks), two processes may enter at once.
 * memory://: one lock for all.
-* Anything else: a file that is made only where none is (`staging.py`), and removed at the end. One that a process left by
-  dying is removed by who has seen it unchanged for ten seconds; what is done in such a moment takes two requests.
+* Anything else: a file that is created only where there is none (`staging.py`), and removed at the end. A file that a dead
+  process left is removed by a process that has seen it unchanged for ten seconds; what happens under this lock takes two
+  requests.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ PATIENCE: Final = 30.0  # seconds
 PAUSE: Final = 0.02  # seconds
 NAME: Final = f"{PART_PREFIX}taking-over"
 _MEMORY: Final = threading.RLock()
+
+SETTLE = 1.0  # seconds in which two that wrote at once have both written, on storage that cannot make only where none is
 
 
 @contextmanager
@@ -121,9 +123,6 @@ def _busy(folder: Location) -> Locked:
     what = f"other processes have been changing who writes this dataset, or what is in it, for {PATIENCE:.0f} s"
     fix = "the same command again when they are done; a writer that was stopped at such a moment must go on or be killed first"
     return Locked(what, where=folder.url, fix=fix)
-
-
-SETTLE = 1.0  # seconds in which two that wrote at once have both written, on storage that cannot make only where none is
 
 
 class Changed(Exception):

@@ -1,10 +1,10 @@
-"""_writing.json: who writes a dataset, since when, with which options; and whether that process still runs.
+"""_writing.json: who writes a dataset, since when and with which options; and whether that process still runs.
 
-The note is the lock too (`lease.py`): `token` says whose it is, and it is written anew every few seconds. A resumed write
-has to have the options of the note.
+The note is the lease itself (`lease.py`): `token` identifies its owner, who rewrites it every few seconds. A resumed write must
+have the options of the note.
 
-A process is known by its id and by when it began: ids are used again. What machine it runs on is its host's name and, on
-Linux, the boot and the namespace of process ids: two containers of one name see other processes under one id.
+Process ids are reused, so a process is identified by its id and its start time. A machine is identified by its host name and,
+on Linux, by its boot and the namespace of process ids: two containers of one name see other processes under one id.
 """
 
 from __future__ import annotations
@@ -28,6 +28,21 @@ from offline_cli.storage.layout import DATASET, WRITING, FolderKind
 from offline_cli.storage.locations import Location
 
 __all__ = ["Process", "WritingNote", "identity_hash"]
+
+HASHED = "blake2b:"
+FIX = "write the dataset again, with --overwrite"
+KINDS = {
+    "generation": str,
+    "options": dict,
+    "first_quarantine": int,
+    "host": str,
+    "pid": int,
+    "process_started": str,
+    "started": str,
+    "command": str,
+}
+LATER_KINDS = {"machine": str, "token": str, "beat": str, "left": bool, "writes": str}
+"""What notes of earlier versions do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +113,6 @@ def _stat(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rpartition(")")[2].split()  # the second field, the name in brackets, may hold anything
-
-
-HASHED = "blake2b:"
-FIX = "write the dataset again, with --overwrite"
-KINDS = {
-    "generation": str,
-    "options": dict,
-    "first_quarantine": int,
-    "host": str,
-    "pid": int,
-    "process_started": str,
-    "started": str,
-    "command": str,
-}
-LATER_KINDS = {"machine": str, "token": str, "beat": str, "left": bool, "writes": str}
-"""What notes of earlier versions do not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Whether the writer of a note is still at work: by its process on this machine, by its beat elsewhere; refuses to guess.
+"""Whether the writer of a note is still at work: by its process on this machine, by its beat elsewhere.
 
-A writer writes its note anew every BEAT seconds. On its own machine, a process that has ended has ended. Otherwise a beat is
-old after STALE seconds, told by two clocks: the writer's, in the note, and the storage's, in the time of the file. Clocks of
-machines differ, and laptops sleep; so where the two disagree, where the process runs, or where the beat is not old by far, the
-note is watched for longer than a beat before it counts as left: one that changes is a live writer's, whatever the clocks say.
-Times that lie in the future, or that nobody says, tell nothing: then the note is watched for LEASE beats of our own clock.
+A writer rewrites its note every BEAT seconds. On its own machine, a process that has ended is decisive. Otherwise a beat is old
+after STALE seconds by two clocks: the writer's, in the note, and the storage's, in the time of the file. Clocks of machines
+differ, and laptops sleep. So the note is watched for longer than a beat before it counts as abandoned where the two clocks
+disagree, where the process runs, or where the beat is only just old: a note that changes has a live writer, whatever the clocks
+say. Times in the future, or missing ones, are ignored: then the note is watched for LEASE beats of our own clock.
 """
 
 from __future__ import annotations

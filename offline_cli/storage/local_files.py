@@ -1,11 +1,11 @@
-"""Files of this machine: opened, synced, put aside without a name; and what a dangling link is.
+"""Files of this machine: opening, syncing and temporary ones; and what a dangling link is.
 
-* `open_plain`, `read_plain`: files of bytes only. Whoever can put a file into a folder can put a named pipe there, or a
-  link to a terminal, which keeps its reader waiting for ever. What is piped in on purpose comes as `-`.
-* `sync_bytes`, `sync_names`: what a disk is told to keep, by path: the bytes of a file, the names in a folder. A disk
-  that knows no such thing for folders (some network filesystems) says EINVAL or ENOTSUP, and is written to all the same.
-  Any other failure raises OSError: what comes after may remove what the names are needed for.
-* `TempFile`: bytes put aside on disk. The file is deleted as soon as it is open (Windows: when it is closed), so that not
+* `open_plain`, `read_plain`: regular files only. Whoever can put a file into a folder can put a named pipe there, or a link to
+  a terminal, which blocks its reader forever. Data that is piped in on purpose comes as `-`.
+* `sync_bytes`, `sync_names`: sync to disk, by path: the bytes of a file, the names in a folder. A disk that cannot sync a
+  folder (some network filesystems) answers EINVAL or ENOTSUP, and is written to all the same. Any other failure raises OSError,
+  because the caller may go on to remove what the names replace.
+* `TempFile`: bytes in a temporary file. The file is deleted as soon as it is open (Windows: when it is closed), so that not
   even a killed process leaves bytes behind.
 * `dangling_link`: a link whose target is missing, which a listing shows and no program can open.
 """
@@ -35,6 +35,18 @@ __all__ = [
     "sync_names",
 ]
 
+UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+KINDS: Final = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+OPTION: Final = "--temp-dir"
+
 
 def not_found(path: str | os.PathLike[str], what: str, *, where: str, fix: str) -> StorageNotFound:
     """The error of a place where nothing is: `what`, unless it or a folder above is a link without its target."""
@@ -62,9 +74,6 @@ def _with_parents(path: str) -> Iterator[str]:
         path = os.path.dirname(path)
 
 
-UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-
-
 def sync_bytes(file: str) -> None:
     """Have the disk keep the bytes of a file."""
     handle = os.open(file, os.O_RDWR)
@@ -90,14 +99,6 @@ def sync_names(folder: str) -> None:
             raise
     finally:
         os.close(handle)
-
-
-KINDS: Final = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def open_plain(path: str, *, shown: str) -> BinaryIO:
@@ -144,10 +145,6 @@ def _refuse(mode: int, shown: str) -> None:
         raise BadData(f"{kind}, not a file: it could be waited for for ever", where=shown, fix=fix)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
-
-
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-OPTION: Final = "--temp-dir"
 
 
 class TempFile:

@@ -1,12 +1,12 @@
-"""Places by URL, and what is done with one: what is in it, its bytes, folders made and removed.
+"""Places by URL: their contents and bytes, and folders created and removed.
 
-The URL chooses the filesystem: of a path, or of any provider that is known to us, to other packages or to fsspec. Nothing above
-this module asks what kind of filesystem it is. Failures are StorageError, missing places StorageNotFound. Local paths are
-shown as the user wrote them.
+The URL chooses the filesystem: a path, or any provider known to us, to other packages or to fsspec. No module above this one
+asks what kind of filesystem it is. Failures raise StorageError, missing places StorageNotFound. Local paths are shown as the
+user wrote them.
 
 An unknown scheme is UsageError, and so is a URL that carries a password, names no bucket or has lost a slash: clients take what
-stands before `@` for a part of the bucket's name and repeat it in their errors, list every bucket where none is named, and
-take `s3:/bucket` for a folder of this machine.
+stands before `@` for a part of the bucket's name and repeat it in their errors, list every bucket where none is named, and take
+`s3:/bucket` for a folder of this machine.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ from offline_cli.storage.providers import HERE, buckets, provider_of
 from offline_cli.storage.stored_versions import StoredVersion
 
 __all__ = ["REPLACED", "Location", "Sources", "check_url", "expand", "is_of_bucket", "is_web", "open_location"]
+
+_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
+_WEB: Final = re.compile(r"https?://")
+
+REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
+
+SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
+
+Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +213,6 @@ class Location(Place):
         return replace(self, path=above, url=self._url_of(above), known=None) if above else None
 
 
-_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
-_WEB: Final = re.compile(r"https?://")
-
-
 def check_url(text: str) -> None:
     """Raise UsageError for a URL that cannot be meant; of a chain (`zip://a::s3://...`), for any link of it."""
     for link in text.split("::"):
@@ -240,13 +245,6 @@ def _check_bucket(scheme: str, bucket: str) -> None:
         what = f"a URL of {scheme}:// begins with the name of a {noun}: no user, password or port goes there"
         fix = f"{scheme}://{noun}/path, and for credentials set {provider.set_up}"
         raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
-
-
-REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
-
-SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
-
-Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 
 
 def open_location(

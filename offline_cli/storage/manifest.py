@@ -1,7 +1,6 @@
-"""manifest.json as a typed value: what a dataset is, which shards make it, and how it came to be (its provenance).
+"""manifest.json as a typed value: what a dataset is, which shards it has, and how it was made (its provenance).
 
-A broken one is refused, and all mistakes are listed. Two runs of one command need not share the provenance, and share all
-else.
+A broken manifest raises with a list of all mistakes. Two runs of one command may differ in provenance, and in nothing else.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ SHARD_KEYS: Final = frozenset({"path", "sha256", "episodes", "rows", "steps", "b
 FIGURES: Final = ("nan", "infinite", "min", "max", "mean", "std")
 COLUMN_KEYS: Final = frozenset({"dtype", "shape", "pooled", "count", *FIGURES})
 FIX = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
+
+PACKAGES = ("numpy", "pyarrow", "gymnasium")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +272,6 @@ def _are_figures(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_are_figures, value))
     return value is None or type(value) in (int, float) or value in ("inf", "-inf")
-
-
-PACKAGES = ("numpy", "pyarrow", "gymnasium")
 
 
 def now() -> str:

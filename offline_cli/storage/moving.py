@@ -1,13 +1,11 @@
-"""Files that change their place within a dataset, and names that are synced before anything depends on them.
+"""Moves files within a dataset, and syncs names before anything depends on them.
 
-* `keep_names` and the like: disks of this machine are asked to keep what is named (`local_files.py`); other storage keeps
-  what it has answered for.
+* `keep_names` and the like: disks of this machine are synced (`local_files.py`); other storage is durable once it has answered.
 * `set_aside`: into `quarantine/`; what cannot be moved stays where it was.
-* `retire`: shards that a new manifest has replaced leave `data/`, because other tools read all of it, and are kept in
-  `_replaced/` until the next write, for readers with the older manifest. A disk, and the memory of this process, give a
-  file another name in one step. Object stores would copy every shard while the lock is held, and charge for both: there
-  replaced shards are removed, and a reader with the older manifest ends with an error. It never reads other episodes: no
-  name comes back (`target_folder.py`).
+* `retire`: shards that a new manifest has replaced leave `data/`, because other tools read all of it, and stay in `_replaced/`
+  until the next write, for readers with the older manifest. Local disks and memory:// rename in one step. Object stores would
+  copy every shard while the lease is held, and charge for both: there replaced shards are removed, and a reader with the older
+  manifest fails. It never reads other episodes: no name is reused (`target_folder.py`).
 """
 
 from __future__ import annotations

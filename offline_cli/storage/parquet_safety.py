@@ -1,10 +1,10 @@
-"""What keeps a Parquet file from filling memory, and where its column chunks lie, by a footer that may lie itself.
+"""Bounds what a Parquet file may unfold to in memory, and finds its column chunks, although its footer may lie.
 
-Parquet writes a run of equal values as one, and a text that repeats as a number: 800 bytes can stand for 200 MiB, and
-what the file says of its sizes (of encoded pages) does not show it. Here numbers are counted as they will be in memory, and
-texts that a dictionary may repeat are added up by its entries, which takes no more than these. Files may unfold to `MAX_BYTES`
-whatever their size, and to `MAX_RATIO` times their own bytes: a column that never changes takes nearly nothing, and is no
-bomb. It is the one bound for readers and writers: `row_group_cuts` makes no file that is refused here.
+Parquet run-length encodes equal values and replaces a repeated text by a number: 800 bytes can stand for 200 MiB, and the sizes
+in the file (of encoded pages) do not show it. Here numbers are counted at their size in memory, and texts that a dictionary may
+repeat are added up by its entries, which takes no more memory than these. A file may unfold to `MAX_BYTES` whatever its size,
+and to `MAX_RATIO` times its own bytes: a column that never changes takes nearly nothing, and is no bomb. Readers and writers
+share this bound: `row_group_cuts` makes no file that is refused here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a place is called and what is there, asked of its filesystem; never says no where it cannot know.
+"""The name of a place and what is there, asked of its filesystem; a failure is never taken for "no such file".
 
-Everything that is asked of a remote filesystem goes through `Place.ask`: under the watchdog (`timeouts.py`), and with
-failures in one language (`failures.py`). What a place is, is asked by `info` alone: the clients' own `exists`, `isfile` and
-`isdir` take any failure for a no.
+Every request to a remote filesystem goes through `Place.ask`: under the watchdog (`timeouts.py`), and with failures translated
+(`failures.py`). Only `info` is used to ask what a place is: the clients' own `exists`, `isfile` and `isdir` turn any failure
+into False.
 """
 
 from __future__ import annotations

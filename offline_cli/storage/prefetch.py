@@ -1,8 +1,8 @@
-"""Parts of remote files, fetched before they are read; refuses to hold, or have under way, more than a few.
+"""Prefetches parts of remote files, within a bound on bytes held and requests under way.
 
-Several files that are read one after the other share one `Ahead`. Parts are asked for in the order in which they were added;
-a part that is read before its turn is fetched at once. The first requests go out two at a time; while their answers come
-quickly, so do twice as many, up to eight, and on a slow connection fewer: each of them has to end within the time limit.
+Several files that are read one after the other share one `Ahead`. Parts are requested in the order in which they were added; a
+part that is read before its turn is fetched at once. The first requests go out two at a time; while answers come quickly, twice
+as many, up to eight, and on a slow connection fewer: each request has to end within the time limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Storage providers: one record for each, with all that differs between S3, Google's storage, Azure and others.
+"""Storage providers: one record each, with all that differs between S3, Google Cloud Storage, Azure and others.
 
-A package adds a provider by registering such a record under the entry points `offline_cli.providers`, once for each
-scheme; it is imported when a URL of that scheme is named, and at no other time. A scheme of ours stays ours.
+A package adds a provider by registering such a record under the entry points `offline_cli.providers`, once for each scheme; it
+is imported only when a URL of that scheme is named. It cannot replace a scheme of ours.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ __all__ = [
 
 Names: TypeAlias = "Callable[[], frozenset[str] | None]"
 """Gives the names that a library takes, importing it; None: it takes any."""
+
+HERE: Final = frozenset({"file", "local", "memory"})  # schemes that need no client
+
+_REGION: Final = (
+    "AWS_DEFAULT_REGION in the environment, or "
+    """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
+)
+_REGIONS: Final = ("region", "region_name", "aws_region", "default_region")
+_NEAR: Final = {**dict.fromkeys(_REGIONS, "region_name"), "endpoint": "endpoint_url"}
+_TEXT: Final = {"": (str,), "use_ssl": (bool,), "verify": (bool, str)}
 
 
 class Fault(Enum):
@@ -97,8 +107,6 @@ class Provider:
     in_text: tuple[str, ...] = ()  # patterns with one group: a code within the text of an error
 
 
-HERE: Final = frozenset({"file", "local", "memory"})  # schemes that need no client
-
 # ---- S3 ----
 
 
@@ -116,14 +124,6 @@ def _of_s3_config() -> frozenset[str]:
     named = inspect.signature(AioConfig.__init__).parameters
     return frozenset({*named, *Config.OPTION_DEFAULTS, *Config.NON_LEGACY_OPTION_DEFAULTS}) - {"self", "kwargs"}
 
-
-_REGION: Final = (
-    "AWS_DEFAULT_REGION in the environment, or "
-    """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
-)
-_REGIONS: Final = ("region", "region_name", "aws_region", "default_region")
-_NEAR: Final = {**dict.fromkeys(_REGIONS, "region_name"), "endpoint": "endpoint_url"}
-_TEXT: Final = {"": (str,), "use_ssl": (bool,), "verify": (bool, str)}
 
 _S3: Final = Provider(
     "s3",

@@ -1,4 +1,4 @@
-"""One shard as batches of whole episodes, streamed by row groups; refuses a shard that is not what its manifest says."""
+"""One shard as batches of whole episodes, streamed by row groups, and checked against its manifest entry."""
 
 from __future__ import annotations
 

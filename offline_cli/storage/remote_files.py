@@ -1,9 +1,9 @@
-"""A remote file for reading, by ranges of bytes; refuses to fetch much more than is asked for.
+"""A remote file for reading, by ranges of bytes, fetching little more than the caller needs.
 
-It looks ahead as far as reading goes on in one direction: 256 KiB at first, twice as much each time, up to 8 MiB; from then on
-the parts that follow are fetched beforehand, several at once. So the head of a file costs little, and lines stream. A file of
-at most 1 MiB comes whole. Who knows what will be read, as a Parquet footer tells, says so with `expect`: then that is fetched,
-nothing between, and several parts at once.
+Read-ahead grows while reading continues in one direction: 256 KiB at first, twice as much each time, up to 8 MiB; from then on
+the parts that follow are prefetched, several at once. So the head of a file costs little, and lines stream. A file of at most 1
+MiB is fetched whole. A caller that knows what it will read, from a Parquet footer for instance, calls `expect`: then exactly
+that is fetched, with several requests at once.
 """
 
 from __future__ import annotations

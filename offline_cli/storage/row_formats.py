@@ -1,8 +1,8 @@
-"""The two formats as what a writer needs of them: rows per episode, and batches as tables; refuses batches that fit no table.
+"""The two row formats as a writer uses them: rows per episode, and batches as tables.
 
-`columns` has one schema for the whole dataset. Extra model outputs, and whether there are ids of the source, are fixed by the
-first block. Infos get their two columns from the first episode on that has any; shards before it are given empty ones at the
-commit (`lacks`).
+`columns` has one schema for the whole dataset; a batch that does not fit it raises. The first block fixes the extra model
+outputs and whether there are ids of the source. Infos get their two columns from the first episode on that has any; shards
+before it get empty ones at the commit (`lacks`).
 """
 
 from __future__ import annotations

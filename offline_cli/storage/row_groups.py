@@ -1,8 +1,8 @@
-"""A stream of batches cut into blocks and shards by episodes alone, so that data/ does not depend on how they arrived.
+"""Cuts a stream of batches into blocks and shards by episodes alone, so that data/ does not depend on how they arrived.
 
-A block is what becomes one table, and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of
-blocks within the limits that the user gave. An episode larger than a limit has a block, or a shard, of its own. Refuses to
-join episodes of two structures: the block ends where the structure changes.
+A block becomes one table, and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of blocks
+within the limits that the user gave. An episode larger than a limit has a block, or a shard, of its own. Episodes of two
+structures are never joined: the block ends where the structure changes.
 """
 
 from __future__ import annotations

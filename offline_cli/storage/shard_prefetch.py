@@ -1,7 +1,7 @@
-"""Remote shards in their order, opened before their turn: what is broken about one is told when its turn comes.
+"""Remote shards in their order, opened before their turn; what is wrong with one is reported when its turn comes.
 
-While a shard is read, the footers of the next ones come, and then the row groups that will be read of them: one `Ahead` bounds
-what is fetched of all.
+While a shard is read, the footers of the next ones are fetched, and then the row groups that will be read of them: one `Ahead`
+bounds the bytes fetched of all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The shards that a writer has finished and the one it is at, those of an interrupted write included.
+"""The shards that a writer has finished and the current one, including those of an interrupted write.
 
-A shard counts once it is under its name. Complete shards of an earlier writer are read again (`adopt`): their episodes
-pass through the same row groups as when they were written, so that statistics come out the same to the last bit. One that
-cannot be read is an error.
+A shard counts once it has its final name. Complete shards of an earlier writer are read again (`adopt`): their episodes pass
+through the same row groups as when they were written, so that statistics are equal to the last bit. A shard that cannot be read
+is an error.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """One Parquet file: written so that it exists only when whole, read row group by row group.
 
 Every page carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be read as
-another value. Whatever a broken or hostile file makes the Parquet reader raise becomes BadData that names the shard.
+another value. Whatever the Parquet reader raises on a broken or hostile file becomes BadData that names the shard.
 
-Row groups are compressed one at a time in a thread (`BackgroundWriter`) while the caller prepares the next; what that raises is
-raised by the next one, or at the end. A writer that gives up waits for no storage.
+A thread compresses row groups one at a time (`BackgroundWriter`) while the caller prepares the next; an exception in it is
+raised by the next row group, or at the end. A writer that gives up does not wait for storage.
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ __all__ = [
     "read_row_groups",
 ]
 
+COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
+FIX: Final = "restore the file from a copy, or write the dataset again from its source"
+MISSING: Final = "the shard is missing"
+Moved: TypeAlias = Callable[[Location], Location | None]
+"""Where a shard is that is not in its place any more; None: nowhere."""
+READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
+
 
 class BackgroundWriter:
     """Calls made in a thread, one after the other; ended by exactly one of `finish` and `give_up`."""
@@ -97,14 +104,6 @@ class BackgroundWriter:
     def _make(self, call: Callable[..., None], *arguments: Any) -> None:
         with ended_by(self._stop):
             call(*arguments)
-
-
-COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
-FIX: Final = "restore the file from a copy, or write the dataset again from its source"
-MISSING: Final = "the shard is missing"
-Moved: TypeAlias = Callable[[Location], Location | None]
-"""Where a shard is that is not in its place any more; None: nowhere."""
-READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
 
 
 def check_compression(name: str) -> str:

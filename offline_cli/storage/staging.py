@@ -1,22 +1,20 @@
-"""Files that get their name whole or not at all, and small ones that are made only where none is.
+"""Files that get their name whole or not at all, and small ones that are created only where there is none.
 
 `StagedFile`, by kind of storage; bytes are counted and hashed on their way:
 
 * Object stores and other remote filesystems: an upload that `commit` completes and `discard` aborts (`uploads.py`).
-* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of
-  the machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final
-  name.)
+* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
+  machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
 * memory://: bytes kept aside. (fsspec publishes a memory file when it is opened, `autocommit` or not.)
 
-`create_only`, by kind of storage; of many who try at once, one succeeds:
+`create_only`, by kind of storage; of many concurrent tries, one succeeds:
 
-* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard
-  links (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
-* Providers that say so (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match,
-  ifGenerationMatch=0).
-* Anything else, `pyarrow.fs` too: a look beforehand, which two can do at once. So can two on servers that do not know the
-  condition. A client that loses the answer to its first try, and tries again, is told that the file is there: whose it is
-  decides.
+* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard links
+  (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
+* Providers that declare it (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match, ifGenerationMatch=0).
+* Anything else, `pyarrow.fs` too: a check beforehand, which two can pass at once. So can two on servers that do not know the
+  condition. A client that loses the answer to its first try, and retries, is told that the file exists: its content shows whose
+  it is.
 """
 
 from __future__ import annotations

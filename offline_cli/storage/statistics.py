@@ -1,9 +1,9 @@
 """Statistics of every column in one pass, in float64: count, min and max exact, mean and std to 1e-12; merged in shard order.
 
 Each block is centred on its own mean before it is squared, blocks are joined by Chan's formula, and a mean is kept in two
-parts, so that a large offset costs no digits. Leaves of up to 1,024 elements have figures per element, larger ones (images)
-one figure for all elements together. NaN and infinities are counted and left out of mean and std. std divides by n. Refuses
-columns that change shape.
+parts, so that a large offset costs no digits. Leaves of up to 1,024 elements have figures per element, larger ones (images) one
+figure for all elements together. NaN and infinities are counted and left out of mean and std. std divides by n. A column that
+changes shape raises.
 
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """

@@ -1,14 +1,13 @@
 """EpisodeBatch to Arrow table of the `columns` format and back: one row per step, whole columns at a time.
 
 A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
-`new_obs` of each episode's last. Refuses episodes without a step, which have no row (the writer drops and counts them),
-extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row
-has no place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts
-it.
+`new_obs` of each episode's last. These raise: episodes without a step, which have no row (the writer drops and counts them),
+extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row has no
+place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts it.
 
-Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`;
-what JSON has no word for (bytes, complex numbers) is refused. NaN and infinities are written as Python's json module
-writes and reads them: a null would lose them.
+Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`; what
+JSON cannot express (bytes, complex numbers) raises. NaN and infinities are written as Python's json module writes and reads
+them: a null would lose them.
 """
 
 from __future__ import annotations
@@ -46,6 +45,12 @@ __all__ = [
     "with_empty_infos",
 ]
 
+INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
+NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
+"""Names that are not those of extra model outputs."""
+EMPTY_INFOS_BYTES: Final = 2 * WIDTHS["BYTE_ARRAY"]  # of a row in memory, in the two columns
+FIX = "write the dataset again from its source"
+
 
 def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
     """`info` as JSON text, None for an empty one. `where` names episode and step. Raises BadData, naming them."""
@@ -82,13 +87,6 @@ def info_from_text(text: str, *, where: str) -> dict[str, Any]:
 
 def _name(value: Any) -> str:
     return f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-
-
-INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
-NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
-"""Names that are not those of extra model outputs."""
-EMPTY_INFOS_BYTES: Final = 2 * WIDTHS["BYTE_ARRAY"]  # of a row in memory, in the two columns
-FIX = "write the dataset again from its source"
 
 
 def step_schema(

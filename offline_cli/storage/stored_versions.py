@@ -1,4 +1,4 @@
-"""One version of a file in a bucket, opened for reading, through a cache or not: never bytes of two, all that were asked for.
+"""One version of a file in a bucket, opened for reading, with or without a cache: complete, and never bytes of two versions.
 
 The store is asked once more at the end, unless all bytes came in one answer: a file may be replaced by one of the same size.
 """

@@ -1,14 +1,14 @@
-"""The folder that is being written into, from the first note to the last clean-up; refuses to touch anything unasked.
+"""The folder being written into, from the first note to the last clean-up; nothing unasked for is touched.
 
-What is said here of datasets holds for train batches too: `FolderKind` (layout.py) has the names that differ.
+Everything here said of datasets holds for train batches too: `FolderKind` (layout.py) has the names that differ.
 
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
-shards stay until the new manifest is written, and removing the note brings it back. The note is the lock that keeps a second
-writer out (`lease.py`); what was found before it was held is looked at again once it is.
+shards stay until the new manifest is written, and removing the note brings it back. The note is the lease that keeps a second
+writer out (`lease.py`); whatever was checked before the lease was held is checked again after.
 
 The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
 one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
-salted at random: old and new shards stand side by side until the manifest changes, and no name ever comes back, under which a
+salted at random: old and new shards exist side by side until the manifest changes, and no name is ever reused, under which a
 reader with an older manifest would find other episodes.
 """
 

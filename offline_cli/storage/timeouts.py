@@ -1,15 +1,14 @@
-"""The watchdog over requests to a storage: ends the wait for one that is never answered. The clients retry, this does not.
+"""The watchdog over requests to a storage: ends the wait for one that is never answered. Clients retry; this module does not.
 
-Clients try again by themselves, some of them for minutes, and one waits for ever where a server stops reading. So each of
-our requests moves a bounded number of bytes (`REQUEST_BYTES`), runs in a thread of its own, and is waited for a limited
-time, whatever the client does meanwhile. A request that is given up is not taken back: its thread stays until the client
-lets go, and never keeps the process alive.
+Clients retry by themselves, some of them for minutes, and one waits forever where a server stops reading. So each of our
+requests moves a bounded number of bytes (`REQUEST_BYTES`), runs in a thread of its own, and is waited for a limited time,
+whatever the client does meanwhile. An abandoned request is not cancelled: its thread stays until the client returns, and never
+keeps the process alive.
 
-Right after a request that failed, the next ones get a tenth of the time until one is answered: cleaning up after a server
-that has gone takes several requests, and must not take several times as long.
+Right after a request that failed, the next ones get a tenth of the time until one is answered: cleaning up after a server that
+is gone takes several requests, and must not take several times as long.
 
-`ReadingPool`: threads that read several files at once, and do not wait at the end for requests whose answers nobody
-needs.
+`ReadingPool`: threads that read several files at once, and do not wait at the end for requests whose answers nobody needs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a manifest says of a shard's bytes, and whether it is true: the SHA-256 of a file, found while somebody else reads it.
+"""Checks a shard's bytes against the SHA-256 in its manifest, where possible while somebody else reads the file.
 
-Two shards of the same size that changed places, or a shard that another writing put there, look whole in every other way. A
-file is read a second time only where that cannot be helped:
+Two shards of the same size that changed places, or a shard that another write put there, look whole in every other way. A file
+is read a second time only where that cannot be avoided:
 
-* A larger file of this machine is hashed by a thread, from the same open file: hashlib and the system let go of Python's
-  lock, and the disk is asked once, because whoever comes second finds the bytes in the system's memory.
-* Of a file in a bucket, the parts that come for the reader are hashed on their way; what lies between them, and after the last,
+* A thread hashes a larger file of this machine, from the same open file: hashlib and the system release Python's lock, and the
+  disk is read once, because the second reader finds the bytes in the system's memory.
+* Of a file in a bucket, the parts that the reader fetches are hashed on their way; what lies between them, and after the last,
   is fetched at the end.
 * Any other file, and a small one, is read again, through the same open file.
 """

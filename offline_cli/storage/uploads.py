@@ -1,14 +1,14 @@
-"""Uploads to remote storage: of which nothing shows until they are committed, and those that were never completed.
+"""Uploads to remote storage: invisible until they are committed; and those that were never completed.
 
 * Clients of fsspec: its `autocommit=False`. Blocks of `BLOCK` bytes, each one request under the watchdog, are a multipart
-  upload on S3, a resumable one on Google's storage, staged blocks on Azure. `discard` aborts it on S3; the others forget
-  what was never completed by themselves, within a week.
-* `pyarrow.fs`: bytes wait in a temporary file of this machine and are uploaded by `commit`, because its streams can only
-  be closed, which publishes what they hold. What a failed upload left under a name that was free (Azure: an empty file)
-  goes.
+  upload on S3, a resumable one on Google Cloud Storage, staged blocks on Azure. `discard` aborts it on S3; the others drop
+  incomplete uploads by themselves, within a week.
+* `pyarrow.fs`: bytes wait in a temporary file of this machine and are uploaded by `commit`, because its streams can only be
+  closed, which publishes what they hold. What a failed upload left under a name that was free (Azure: an empty file) is
+  removed.
 
-A process that is killed cannot abort its upload, which nobody sees and S3 bills for until somebody aborts it, or a
-lifecycle rule of the bucket does (docs/storage.md). `open_uploads` lists those of S3.
+A killed process cannot abort its upload, which nobody sees and S3 bills for until somebody aborts it, or a lifecycle rule of
+the bucket does (docs/storage.md). `open_uploads` lists those of S3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing a dataset so that it exists only when whole: note, shards, manifest, and only then the end of what was there before.
+"""Writes a dataset so that it exists only when whole: note, shards, manifest, and only then removal of what was there before.
 
     with DatasetWriter(open_location("D"), format="columns", ...) as writer:
         for batch in batches:
@@ -6,10 +6,10 @@
         manifest = writer.commit()
 
 Order of events: `_writing.json`, shards one by one, `manifest.json`, removal of the shards of an overwritten generation,
-removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the
-new one (plus the note), or complete shards that `resume` goes on from. Leaving the block by an exception, or without
-`commit`, keeps the note and the complete shards; where no shard was complete yet it leaves no trace. Refuses an existing
-target without `overwrite` or `resume`, and one that another writer is at work on.
+removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the new one
+(plus the note), or complete shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps
+the note and the complete shards; where no shard was complete yet it leaves no trace. An existing target raises without
+`overwrite` or `resume`, and so does one that another writer is at work on.
 """
 
 from __future__ import annotations
