@@ -1,9 +1,11 @@
-"""Arrow columns as trees of numpy arrays, whole columns at a time; refuses rows without a value and ragged rows by place.
+"""Arrow columns as trees of numpy arrays, whole columns at a time.
 
 Every layout that RLlib, Ray and our own `columns` format write is known: numbers and booleans; packed cells; values that Ray
 pickled because Arrow has no type for them, which are trees; Ray's tensor types, registered or not (without ray installed Arrow
 gives their storage and leaves the type's name in the field's metadata); arrow.fixed_shape_tensor; lists of one length, nested
 to any depth; structs, which are dicts by key, or tuples where the mark of our own `columns` format says so.
+
+A row without a value and a ragged row raise with their place.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sources for places: our own datasets by their manifest, everything else by the surest reader.
+"""Sources for places: our own datasets by their manifest, everything else by the reader that is most certain.
 
-Hidden files, names with a leading underscore (`_SUCCESS`) and checksums (`.crc`) are no data.
+Hidden files, names with a leading underscore (`_SUCCESS`) and checksums (`.crc`) are not data.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `--from python:package.module:CustomInputReader` names a class, or a function as `register_input` takes it; it is called with an
 `IOContext`, whose `input_config` holds the paths of the sources as `input_files` and `paths`. Reading ends where `next()`
-returns None or raises StopIteration. RLlib's own readers begin again at their end: they need `--limit`.
+returns None or raises StopIteration. RLlib's own readers start over at their end: they need `--limit`.
 """
 
 from __future__ import annotations

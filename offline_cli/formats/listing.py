@@ -1,7 +1,7 @@
-"""What files are by their content, never by their names: all that a reader may ask before it opens them.
+"""What files are by their content, never by their names: everything that a reader may ask before it opens them.
 
-Files are told by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV by
-its first two lines. Texts and pictures beside the data are passed over. Each question is answered once.
+Files are recognised by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV
+by its first two lines. Texts and pictures beside the data are passed over. Each question is answered once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How much memory is there for data, what one episode may take of it, and giving back what is free.
+"""Memory: how much there is for data, how much of it one episode may take, and returning what is free to the system.
 
 Arrow's own allocators keep what is freed, for speed: a conversion that makes and drops tables of all sizes comes to hold twice
-of what is in use. The package therefore asks for the C library's (`offline_cli/__init__.py`), which on Linux can be told to
-give back what is free, numpy's arrays included.
+of what is in use. The package therefore asks for the C library's (`offline_cli/__init__.py`), which on Linux can return what is
+free to the system, numpy's arrays included.
 
 An episode is in memory several times while it is converted: its fragments, the joined arrays, the packed item, and what the
-Parquet writer makes of that. One that is too long is an error that names it, before it is joined and packed.
+Parquet writer makes of that. An episode that is too long raises, by name, before it is joined and packed.
 """
 
 from __future__ import annotations

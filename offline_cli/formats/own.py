@@ -1,4 +1,4 @@
-"""Our own dataset folders as a source like any other; refuses what `Dataset.open` refuses (no manifest, other versions)."""
+"""Our own dataset folders as a source like any other; raises where `Dataset.open` does (no manifest, other versions)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Parquet files as Arrow tables, in order, read ahead by a few threads; refuses damaged files by name.
+"""Parquet files as Arrow tables, in order, read ahead by a few threads; a damaged file raises by name.
 
-Files are joined into tables of some tens of thousands of rows where their columns agree, because a recorder that writes a
-file per call leaves thousands of files of a few rows, and each conversion of a column has a price of its own. A file whose
-columns take more than `BIG` bytes is read row group by row group.
+Files are joined into tables of some tens of thousands of rows where their columns agree, because a recorder that writes a file
+per call leaves thousands of files of a few rows, and each conversion of a column has a price of its own. A file whose columns
+take more than `BIG` bytes is read row group by row group.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
 GROWTH = 4  # times as many rows has each joined table, where the first is to come soon
+
+Small = tuple[pa.Table | None, int, Unfolded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +230,6 @@ def _refused(error: OfflineCliError) -> Iterator[_Part]:
     """Raises it in its turn."""
     yield from ()
     raise error
-
-
-Small = tuple[pa.Table | None, int, Unfolded]
 
 
 def _read_ahead(

@@ -1,4 +1,4 @@
-"""A reader of a format: what it is called, whether files look like its own, and how it opens them as a source."""
+"""A reader of a format: its name, whether files look like its own, and how it opens them as a source."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """All readers by name: ours, those that other packages register, and those of a user's own Python file.
 
-`--from auto` asks every reader how sure it is (`Reader.sniff`). No file, manifest or run folder selects a plug-in by name.
+`--from auto` asks every reader how certain it is (`Reader.sniff`). No file, manifest or run folder selects a plug-in by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""RLlib's episode recordings, one packed episode per row in Parquet column `item`; refuses files without that column.
+"""RLlib's episode recordings: one packed episode per row, in Parquet column `item`, which is required.
 
-The bytes are decoded by `episodes/codec`, many items at a time across files, because RLlib writes thousands of files of a
-few rows. Other columns, which our own `episodes` format has, are not read.
+The bytes are decoded by `episodes/codec`, many items at a time across files, because RLlib writes thousands of files of a few
+rows. Other columns, which our own `episodes` format has, are not read.
 """
 
 from __future__ import annotations

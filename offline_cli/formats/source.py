@@ -1,17 +1,16 @@
-"""What the reader of a format offers: a `Source` of fragments of episodes, and what it declares about them.
+"""The interface of every reader: a `Source` of fragments of episodes, and what it declares about them.
 
 A reader knows its bytes and nothing of ids seen elsewhere. It yields `Fragments`, whose entries are whole episodes or pieces of
-them; `converting/stitching.py` alone puts pieces together. Of each entry a reader says
+them; `converting/stitching.py` alone joins pieces. For each entry a reader states
 
-* where it starts: at `t_started` of the batch, or, without timesteps, what stands before it in the source (`StartKind`);
+* where it starts: at `t_started` of the batch, or, without timesteps, what precedes it in the source (`StartKind`);
 * `terminated` and `truncated`, only where its own last step had the flag;
 * its final observation: the last row's next observation. Where the source has none, the last observation is repeated and
   `final_missing` is set; stitching takes the first observation of the next piece, or counts `missing-final-observation`;
 * its origin, where it is known: file and row, for messages.
 
-docs/extending.md has a reader of another package as an example.
-
-What all sources that are lists of files have in common.
+`FileSource` has what all sources that are lists of files share. docs/extending.md has a reader of another package as an
+example.
 """
 
 from __future__ import annotations
@@ -63,6 +62,8 @@ ENV_SCALE: Final = "env"
 NORMALIZED_SCALE: Final = "normalized"
 UNKNOWN_SCALE: Final = "unknown"
 THE_SOURCE: Final = "the source"
+
+ASKED: Final = 64  # files elsewhere whose size is asked for, one request each
 
 
 class StartKind(IntEnum):
@@ -200,9 +201,6 @@ class Scannable(Protocol):
 
     def extra_dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """Of the extra model outputs, by dotted path of the leaf."""
-
-
-ASKED: Final = 64  # files elsewhere whose size is asked for, one request each
 
 
 class Openable(Protocol):

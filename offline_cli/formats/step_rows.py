@@ -1,19 +1,14 @@
-"""Ids for the agents of one episode: each has an episode of its own, and no two episodes have one id; refuses nothing.
+"""Rows of steps, as arrays, to a batch of fragments: ids of agents, end flags, and where an episode may end.
 
-An agent's episode that shares its `eps_id` with another's is named `<eps_id>-<module>-<agent>`, and keeps `eps_id` as the id of
-the multi-agent episode.
-
-Whether one row goes on from another by its observations, whole columns at a time; refuses no values: NaN equals NaN.
-
-Which steps ended their episode, by the flags that a source has; refuses to choose in silence between flags that differ.
-
-Where there is no `terminateds`, an end that the legacy `dones` (or `done`) tells and that is no truncation is a termination.
-Beside `terminateds` the legacy column is not needed, and is only compared.
-
-Rows of steps, as arrays, to a batch of fragments; refuses nothing, it only cuts where an episode may end.
-
-The cut is made by whole arrays: where the id changes, after a row with an end flag, where a timestep does not follow the one
-before, and where a file ends unless the observations chain over it.
+* `SharedIds`, `agent_episode_id`: ids for the agents of one episode: each has an episode of its own, and no two episodes have
+  one id. An agent's episode that shares its `eps_id` with another's is named `<eps_id>-<module>-<agent>`, and keeps `eps_id` as
+  the id of the multi-agent episode.
+* `chained`: whether one row continues another by its observations, whole columns at a time; NaN equals NaN.
+* `end_flags`: which steps ended their episode. Where there is no `terminateds`, an end by the legacy `dones` (or `done`) that
+  is no truncation is a termination. Beside `terminateds` the legacy column is not needed, and is only compared; flags that
+  differ are never chosen between silently.
+* `fragments_of_rows`: cuts by whole arrays: where the id changes, after a row with an end flag, where a timestep does not
+  follow the one before, and where a file ends unless the observations chain over it.
 """
 
 from __future__ import annotations
@@ -49,6 +44,12 @@ NO_MODULE: Final = "default_policy"  # RLlib's names for what a recording leaves
 NO_AGENT: Final = "default_agent"
 
 Pair = tuple[str | None, str | None]  # agent, module
+
+LEGACY: Final = (Columns.DONES, "done")
+END_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, *LEGACY)
+"""Every column that may tell an end."""
+
+LONG: Final = 1000  # rows of a run
 
 
 def agent_episode_id(eps_id: Any, module: str | None, agent: Any) -> str:
@@ -98,11 +99,6 @@ def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(equal.all(axis=tuple(range(1, equal.ndim))))
 
 
-LEGACY: Final = (Columns.DONES, "done")
-END_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, *LEGACY)
-"""Every column that may tell an end."""
-
-
 def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(N,) terminateds and truncateds of the flags among `columns`.
 
@@ -121,9 +117,6 @@ def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> t
     for dones in legacy:
         tally.assume("dones-disagree", int((dones != (terminateds | truncateds)).sum()))
     return terminateds, truncateds
-
-
-LONG: Final = 1000  # rows of a run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,12 @@
-"""How a column of cells is read: a few cells as the patterns of many, the cells that are left one by one.
+"""One packed cell, or a column of them, as arrays: a few cells serve as patterns of many, the others are read one by one.
 
-Pickles that differ from a known one in nothing but the bytes of an array; refuses patterns that it cannot prove.
-
-A pickle says the length of its raw bytes before them. So two pickles of one length that agree in every other byte hold arrays
-of the same shape and dtype, and only the first has to be read instruction by instruction.
-
-One packed cell or a column of them as arrays; refuses columns whose cells differ in shape or dtype.
-
-* `unpack` reads one text; the pickle goes through `pickles`, which builds numbers and plain containers only.
-* `unpack_cells` reads a column of cells of one shape and dtype. Such cells differ in little but the bytes of their numbers,
-  so one is read with all care, and the cells that agree with it in every other character (`template`) only have those
-  bytes taken out, for all of them at once. Any other cell is read on its own, by the same rules as the first.
+* `unpack`: one text; the pickle goes through `pickles`, which builds numbers and plain containers only.
+* `unpack_cells`: a column of cells of one shape and dtype; others raise. Such cells differ in little but the bytes of their
+  numbers, so one is read with all care, and from cells that agree with it in every other character (`template`) only those
+  bytes are taken, for all of them at once. Any other cell is read on its own, by the same rules as the first.
+* `KnownPatterns`: pickles that differ from a known one in nothing but the bytes of an array. A pickle states the length of its
+  raw bytes before them. So two pickles of one length that agree in every other byte hold arrays of the same shape and dtype,
+  and only the first has to be read instruction by instruction. A pattern that cannot be proved is not used.
 """
 
 from __future__ import annotations
@@ -32,6 +28,9 @@ __all__ = ["Column", "KnownPatterns", "Pattern", "check_size", "fill", "unpack",
 
 MAX_PATTERNS: Final = 8  # cells that are tried as the pattern of many; RLlib's columns need one or two
 FEW: Final = 32  # so few cells are read one by one
+
+MAX_KNOWN: Final = 64  # a recording has one for each column, and one more for each number of steps that a line can have
+MAX_AROUND: Final = 4096  # bytes beside the array: numpy writes about 150
 
 
 class Column(Protocol):
@@ -60,10 +59,6 @@ def check_size(texts: Texts, first_bytes: int, *, kind: str, where: str) -> None
     if first_bytes * len(texts) > MAX_RATIO * len(texts.data) + SMALL_BYTES:
         what = f"{len(texts)} {kind} cells that cannot all be as large as the first"
         raise BadEpisode(what, where=where, fix="convert the files of each kind into a dataset of its own")
-
-
-MAX_KNOWN: Final = 64  # a recording has one for each column, and one more for each number of steps that a line can have
-MAX_AROUND: Final = 4096  # bytes beside the array: numpy writes about 150
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 RLlib's column recordings hold such cells where a value of one step has parts: the states of a module with memory, actions of a
 Tuple space. They are raw pickles, neither packed nor base64. Each is read by `pickles`, which builds numbers and plain
-containers only. Cells of one column mostly differ in the bytes of their numbers alone, so one is read with all care, and those
-that agree with it in every other byte only have these bytes taken out, for all of them at once.
+containers only. Cells of one column mostly differ in the bytes of their numbers alone, so one is read with all care, and from
+those that agree with it in every other byte only these bytes are taken, for all of them at once.
 """
 
 from __future__ import annotations

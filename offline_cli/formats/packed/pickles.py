@@ -1,17 +1,17 @@
-"""Reads pickles of numpy arrays, numpy scalars and plain containers as data; refuses every pickle that names anything else.
+"""Reads pickles of numpy arrays, numpy scalars and plain containers as data; a pickle that names anything else is refused.
 
 Python's own unpickler is not used at all, restricted or not: its instructions call what a file names, set attributes on
-whatever stands on its stack, and reserve memory before they look at how many bytes there are. Here the instructions are
-read by `pickletools.genops`, which only parses, and are carried out by a small machine that knows
+whatever is on its stack, and reserve memory before they look at how many bytes there are. Here the instructions are read by
+`pickletools.genops`, which only parses, and are carried out by a small machine that knows
 
 * containers and plain values;
-* the handful of names by which numpy and pickle write arrays, dtypes, scalars, bytes and sets. A name stands on the stack as
-  a token that has no attributes to set; calling it runs a function of `values`, which checks types and sizes;
+* the handful of names by which numpy and pickle write arrays, dtypes, scalars, bytes and sets. A name is on the stack as a
+  token that has no attributes to set; calling it runs a function of `values`, which checks types and sizes;
 * nothing else: classes, persistent ids, extension codes, out-of-band buffers and state for other objects raise UnsafeData.
 
-Arrays hold numbers, booleans or strings (dtype kinds `biufcSU`). Object arrays are refused, unless the caller asks for them as
-plain lists (`object_lists`, for columns of infos): their elements are then plain values as well. What a pickle builds may
-not outgrow its own bytes by more than a small factor, however often it refers to the same part.
+Arrays hold numbers, booleans or strings (dtype kinds `biufcSU`). Object arrays raise, unless the caller asks for them as plain
+lists (`object_lists`, for columns of infos): their elements are then plain values as well. What a pickle builds may not exceed
+its own bytes by more than a small factor, however often it refers to the same part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The arrays, dtypes, scalars and containers that a pickle may ask for by name; refuses object arrays however disguised.
+"""The arrays, dtypes, scalars and containers that a pickle may ask for by name.
 
-numpy's own functions of these names are never called: they take structured and object dtypes, trust the sizes they are
-told, and set whatever state they are given. Here a dtype is known by its name alone, an array's shape must agree with its
-bytes, and everything that takes memory is paid from a budget that the pickle's own length sets.
+numpy's own functions of these names are never called: they take structured and object dtypes, trust the sizes they are given,
+and set whatever state they are given. Here a dtype is known by its name alone, an array's shape must agree with its bytes, and
+everything that takes memory is paid from a budget that the pickle's own length sets. Object arrays are refused, however
+disguised.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ NAMES: Final = {
     },
 }
 """What a pickle may name ("module name"), and the kind of token that it becomes."""
+
+LAST_CHARACTER: Final = 0x10FFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,6 @@ class Builder:
             raise ValueError(f"shape {shape} of {plain} against {len(raw)} bytes")
         self.spend(len(raw))
         return numbers_of(raw, plain).reshape(shape)
-
-
-LAST_CHARACTER: Final = 0x10FFFF
 
 
 def numbers_of(raw: bytes | bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Parquet files of step rows as a source of fragments; refuses what the modules beside it refuse, file by file."""
+"""Parquet files of step rows as a source of fragments."""
 
 from __future__ import annotations
 

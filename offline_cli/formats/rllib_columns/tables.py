@@ -1,14 +1,11 @@
-"""The columns of a step by what they mean; all others are extra model outputs. Refuses to hold anything but names.
+"""Tables of step rows: the meaning of their columns, which episode each row belongs to, their order, and rows as arrays.
 
-Which episode and agent each row belongs to, by whole columns, and the order to read rows in; refuses nothing.
-
-A table's columns made ready to be read; refuses tables without the columns of a step, and ids or timesteps of odd types.
-
-Columns of nulls say nothing and are taken for absent. Columns without a meaning of their own that hold no numbers are left
-out, named and counted (`dropped-column`), and so are infos that are no dicts; a number missing in a column that holds numbers
-is NaN, and counted (`null-as-nan`).
-
-Rows of a table as arrays; refuses rows that cannot be read, and rows of other shapes than most, each by its place.
+* `keys_of`, `taken`, `order_of`: the episode and agent of each row, by whole columns, and the order to read rows in.
+* `check_columns`, `wanted_columns`, `missing_values`: a table made ready to be read. One without the columns of a step, or with
+  ids or timesteps of odd types, raises. Columns without a meaning of their own are extra model outputs. Columns of nulls count
+  as absent. Extra columns that hold no numbers are left out, named and counted (`dropped-column`), and so are infos that are
+  not dicts; a number missing in a column that holds numbers is NaN, and counted (`null-as-nan`).
+* `parts_of`: rows of a table as arrays. Rows that cannot be read, and rows of other shapes than most, are rejected by place.
 """
 
 from __future__ import annotations
@@ -58,6 +55,10 @@ SCALARS: Final = (Columns.REWARDS, *END_FLAGS)
 VALUES: Final = (*TREES, *SCALARS, Columns.T)
 """Columns that hold a value for every row, where they are there at all."""
 INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
+
+Where = Callable[[int], str]  # row of the table to its place in words
+OnLost = Callable[[NDArray[np.int64], str], None]  # rows of the table that went to the rejects, and the place of the first
+Shapes = Mapping[str, tuple[int, ...]]  # by dotted path of the leaf
 
 
 def keys_of(table: pa.Table) -> Keys:
@@ -195,11 +196,6 @@ def missing_values(table: pa.Table, rejects: Rejects, where: Callable[[int], str
 def quoted(rows: pa.Table, rejects: Rejects) -> bytes:
     """The rows as text, where the rejects keep it."""
     return repr(rows.to_pylist()).encode() if rejects.on_error is OnError.QUARANTINE else b""
-
-
-Where = Callable[[int], str]  # row of the table to its place in words
-OnLost = Callable[[NDArray[np.int64], str], None]  # rows of the table that went to the rejects, and the place of the first
-Shapes = Mapping[str, tuple[int, ...]]  # by dotted path of the leaf
 
 
 @dataclass(frozen=True, slots=True)

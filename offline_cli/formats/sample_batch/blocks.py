@@ -1,9 +1,9 @@
-"""Rows of many lines to batches of fragments; refuses to mix columns of different kinds in one batch.
+"""Files of SampleBatch JSON as a source: rows of many lines become batches of fragments.
 
-Lines of a policy are gathered while they have the same columns, shapes and dtypes, so that what stands below works on large
-arrays, and so that an episode that goes on in the next line is joined here already (counted in `fragments_stitched`).
-
-Files of SampleBatch JSON as a source of fragments; refuses a line that cannot be read whole, and goes on with the next.
+* `Block`: lines of a policy are gathered while they have the same columns, shapes and dtypes, so that later stages work on
+  large arrays, and so that an episode that continues in the next line is joined here already (counted in `fragments_stitched`).
+  Columns of different kinds never share a batch.
+* `SampleBatchSource`: the source. A line that cannot be read whole is rejected, and reading continues with the next.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["Block", "SampleBatchSource", "nbytes_of"]
+
+LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
+FEW: Final = 1000  # episodes, for which no process is worth starting
+BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
 
 
 @dataclass(slots=True)
@@ -145,11 +149,6 @@ def _key(rows: PolicyRows, row: int) -> tuple[Any, Any]:
 
 def _signature(rows: PolicyRows, trees: dict[str, Tree]) -> object:
     return rows.t is None, map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", trees)
-
-
-LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
-FEW: Final = 1000  # episodes, for which no process is worth starting
-BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
 
 
 @dataclass(slots=True)

@@ -1,10 +1,9 @@
-"""How long a line of JSON may be; refuses packed files whose lines are far larger than the file itself.
+"""The lines of recording files, plain, gzip or zip by their first bytes, and groups of lines that are read together.
 
-The lines of a recording file, plain, gzip or zip by its first bytes; refuses lines without end and archives cut in half.
-
-A file that breaks off is reported once, as a row of its own; what was read before it stands.
-
-The lines of many files in groups that are read together; refuses to put lines of two files, or around a loss, into one.
+* `lines_of`: lines without end and archives cut in half are refused. A file that breaks off is reported once, as a row of its
+  own; what was read before it counts.
+* `line_limit_of`: how long a line of JSON may be; a packed file may not hold lines far larger than itself.
+* `grouped`: the lines of many files in groups. A group never spans two files or a lost line.
 """
 
 from __future__ import annotations
@@ -31,12 +30,6 @@ MAX_LINE_BYTES: Final = 1 << 30  # RLlib starts a new file after 64 MiB, and a l
 SMALL_LINE_BYTES: Final = 8 << 20  # parsed, a line can take 30 times its bytes
 MAX_RATIO: Final = 200  # a longer line may be so often the size of its packed file; bombs reach 1032 with deflate
 
-
-def line_limit_of(size: int, *, packed: bool) -> int:
-    """Bytes that a line may have in a file of `size` bytes as it is stored."""
-    return min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size)) if packed else MAX_LINE_BYTES
-
-
 PIECE_BYTES: Final = 1 << 20  # of a line that is passed over
 BUFFER_BYTES: Final = 1 << 20  # of a plain file: a line is many times as long as Python's own buffer
 METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -54,6 +47,14 @@ DAMAGE: Final = (
     zlib.error,
 )
 """What the readers of packed files raise; zipfile leaves much of an archive's tables to chance."""
+
+TOGETHER_LINES: Final = 4096  # each that cannot be read is an error in memory
+TOGETHER_BYTES: Final = 2 << 20  # of lines whose numbers become arrays together; parsed, they can take 30 times as much
+
+
+def line_limit_of(size: int, *, packed: bool) -> int:
+    """Bytes that a line may have in a file of `size` bytes as it is stored."""
+    return min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size)) if packed else MAX_LINE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +156,6 @@ def _split(file: Any, file_name: str, rejects: Rejects, stored: IO[bytes], limit
             rejects.add(UnsafeData(f"a line of more than {limit >> 20} MiB", where=place, fix=fix))
         elif stripped := data.strip():
             yield Line(stripped, file_name, number, whole, stored.tell())
-
-
-TOGETHER_LINES: Final = 4096  # each that cannot be read is an error in memory
-TOGETHER_BYTES: Final = 2 << 20  # of lines whose numbers become arrays together; parsed, they can take 30 times as much
 
 
 @dataclass(slots=True)

@@ -1,12 +1,11 @@
-"""Which lines can be read as one; refuses lines that differ in anything but their numbers and how many steps they hold.
+"""Which lines can be read as one, and a group of lines as rows.
 
-This is a first look, at the names of columns and at the first value of each. What is alike here may still turn out not to be
-when all values are looked at (`lines.NotAlike`).
-
-A group of lines as rows; refuses to remember anything between groups, so that any process can read any group.
-
-Lines that are alike become rows together: each step of the work is done once for all of them. A line that is not like the
-one before it, and one of lines that only looked alike, is read by itself. What comes out is the same either way.
+* `runs_of`: lines are alike that differ only in their numbers and how many steps they hold. This is a first look, at the names
+  of columns and at the first value of each. Lines that are alike here may still turn out not to be when all values are read
+  (`lines.NotAlike`).
+* `GroupReader`: lines that are alike become rows together: each step of the work is done once for all of them. A line that is
+  not like the one before it, and a line that only looked alike, is read by itself. The result is the same either way. Nothing
+  is remembered between groups, so that any process can read any group.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""One policy's batches, of a line or of several lines that are alike, as arrays; refuses batches whose columns disagree.
+"""One policy's batches, of a line or of several lines that are alike, as arrays; batches whose columns disagree raise.
 
-Columns of numbers that have no meaning of their own become extra model outputs by name. Columns without a place in an
-episode are left out: `unroll_id` (which piece of a worker's sampling a row came from; the order of rows and `t` say the
-same), `seq_lens` and `state_in_*` of one row per sequence (derivable from `state_out_*`), texts, single values. Rows that pad
-sequences to one length are taken out by `seq_lens` and counted.
+Columns of numbers that have no meaning of their own become extra model outputs by name. Columns without a place in an episode
+are left out: `unroll_id` (which piece of a worker's sampling a row came from; the order of rows and `t` say the same),
+`seq_lens` and `state_in_*` of one row per sequence (derivable from `state_out_*`), texts, single values. Rows that pad
+sequences to one length are removed by `seq_lens` and counted.
 
-What several lines give together is what they would give one by one, brought together. Where that cannot be said of them, they
-are `NotAlike`, and whoever asked reads them one by one.
+Several lines give together what they would give one by one, concatenated. Where that cannot be guaranteed, they are `NotAlike`,
+and the caller reads them one by one.
 """
 
 from __future__ import annotations

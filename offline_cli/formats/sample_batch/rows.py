@@ -1,9 +1,8 @@
-"""The steps of one policy in some lines, as arrays; refuses to know how a line was written.
+"""The JSON of a line as the batches in it, by policy; and the steps of one policy in some lines, as arrays.
 
-The JSON of a line as the batches in it, by policy; refuses lines that are neither SampleBatch nor MultiAgentBatch.
-
-Besides plain lines these are read: the wrapper `{"value": ...}` (text or object), lines without `type`, NaN and Infinity as
-Python writes them.
+* `parsed`, `batches_of`: lines that are neither SampleBatch nor MultiAgentBatch raise. Besides plain lists these are read: the
+  wrapper `{"value": ...}` (text or object), lines without `type`, NaN and Infinity as Python writes them.
+* `PolicyRows`: the steps of one policy, independent of how their lines were written.
 """
 
 from __future__ import annotations
@@ -27,6 +26,19 @@ from offline_cli.tally import Tally
 from offline_cli.trees import map_leaves
 
 __all__ = ["FIX", "NEEDED", "LinePlace", "PolicyRows", "batches_of", "in_line_order", "is_batch", "parsed"]
+
+SAMPLE_BATCH: Final = "SampleBatch"
+MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
+POLICY_BATCHES: Final = "policy_batches"
+NEEDED: Final = (Columns.OBS, Columns.ACTIONS)
+"""Columns that every batch has."""
+MAX_WRAPPERS: Final = 4
+FIX: Final = "write the file again from its source, or --on-error skip to go on without the line"
+
+START: Final = 1 << 16  # bytes of a line that are looked at where it cannot be parsed
+TYPED: Final = re.compile(rb'\\?"type\\?"\s*:\s*\\?"(?:SampleBatch|MultiAgentBatch)\\?"')  # escaped within a wrapper's text
+TYPED_START: Final = re.compile(rb'\s*\{\s*(?:"value"\s*:\s*"?\{\s*)?' + TYPED.pattern)
+NAMED: Final = [re.compile(rb'"' + name.encode() + rb'\\?"\s*:') for name in NEEDED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +123,6 @@ class PolicyRows:
 def in_line_order(parts: Iterable[PolicyRows]) -> list[PolicyRows]:
     """Each line of each of `parts` by itself, in the order of the lines."""
     return sorted(chain.from_iterable(part.by_line() for part in parts), key=lambda part: part.lines[0].number)
-
-
-SAMPLE_BATCH: Final = "SampleBatch"
-MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
-POLICY_BATCHES: Final = "policy_batches"
-NEEDED: Final = (Columns.OBS, Columns.ACTIONS)
-"""Columns that every batch has."""
-MAX_WRAPPERS: Final = 4
-FIX: Final = "write the file again from its source, or --on-error skip to go on without the line"
-
-START: Final = 1 << 16  # bytes of a line that are looked at where it cannot be parsed
-TYPED: Final = re.compile(rb'\\?"type\\?"\s*:\s*\\?"(?:SampleBatch|MultiAgentBatch)\\?"')  # escaped within a wrapper's text
-TYPED_START: Final = re.compile(rb'\s*\{\s*(?:"value"\s*:\s*"?\{\s*)?' + TYPED.pattern)
-NAMED: Final = [re.compile(rb'"' + name.encode() + rb'\\?"\s*:') for name in NEEDED]
 
 
 def is_batch(line: Line) -> bool:

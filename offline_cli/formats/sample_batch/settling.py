@@ -1,19 +1,19 @@
-"""Which episode each row of a SampleBatch line belongs to; refuses nothing, but counts every id that it had to make up.
+"""Which episode each row of a SampleBatch line belongs to, and what only many lines together show: dtypes and agents.
 
-With `eps_id`: rows of one episode and agent that stand apart in a line (agents that took turns) are brought together, in
-their order. Without it an episode begins after an end flag, where the agent changes, where `t` does not follow and, where
-there is no `t` either, where `new_obs` is not the next `obs`; a line goes on with the episode that the line before it in the
-file left unfinished, by the same rules. Such episodes are named `<8 hex of file and its first line>-<number>`.
+* `Identifier`: with `eps_id`, rows of one episode and agent that are apart in a line (agents that took turns) are brought
+  together, in their order. Without it an episode begins after an end flag, where the agent changes, where `t` does not follow
+  and, where there is no `t` either, where `new_obs` is not the next `obs`; a line continues the episode that the line before it
+  in the file left unfinished, by the same rules. Such episodes are named `<8 hex of file and its first line>-<number>`. Every
+  id that had to be made up is counted.
+* `Settlement`: dtypes of plain lists, columns that repeat others, how many agents there are.
 
-What only many lines together can tell: dtypes of plain lists, columns that repeat others, how many agents there are.
+JSON has no float32. RLlib writes float32 values as the decimals of the float64 they equal, so a column whose values all survive
+the way to float32 and back is taken as float32, as the same column packed would say; any other as float64. Integers are int64.
+Where the caller knows the spaces, a dtype of theirs that holds every value exactly is taken instead. Rewards are float64
+always. Each column of decimals is counted once, as `dtype-inferred`.
 
-JSON knows no float32. RLlib writes float32 values as the decimals of the float64 they equal, so a column whose values all
-survive the way to float32 and back is taken as float32, as the same column packed would say; any other as float64. Integers
-are int64. Where the caller knows the spaces, a dtype of theirs that holds every value exactly is taken instead. Rewards are
-float64 always. Each column of decimals is counted once, as `dtype-inferred`.
-
-A source is settled on its first lines (`source.LOOKAHEAD_BYTES`), in most cases on all of them. A later value that does
-not fit what was settled makes the column wider from there on (`dtype-widened`): nothing is rounded.
+A source is settled on its first lines (`blocks.LOOKAHEAD_BYTES`), in most cases on all of them. A later value that does not fit
+what was settled makes the column wider from there on (`dtype-widened`): nothing is rounded.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
 __all__ = ["Identifier", "Settlement", "run_starts"]
+
+PREVIOUS: Final = {"prev_actions": Columns.ACTIONS, "prev_rewards": Columns.REWARDS}
+"""Columns that repeat another one a step later, 0 at first steps: left out where they do no more than that."""
+EXACT_IN_FLOAT32: Final = 1 << 24
+
+Path = tuple[str | None, str]  # policy, dotted path of the leaf
 
 
 def run_starts(rows: PolicyRows) -> NDArray[np.bool_]:
@@ -142,13 +148,6 @@ def _brought_together(rows: PolicyRows, tally: Tally) -> PolicyRows:
 def _same(left: Tree, right: Tree) -> bool:
     pairs = zip(flatten(left), flatten(right), strict=True)
     return all(path == other and np.array_equal(mine, theirs) for (path, mine), (other, theirs) in pairs)
-
-
-PREVIOUS: Final = {"prev_actions": Columns.ACTIONS, "prev_rewards": Columns.REWARDS}
-"""Columns that repeat another one a step later, 0 at first steps: left out where they do no more than that."""
-EXACT_IN_FLOAT32: Final = 1 << 24
-
-Path = tuple[str | None, str]  # policy, dotted path of the leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,13 @@
-"""Plain lists of numbers of several lines as arrays, in one go; refuses lists that are not of one type and shape throughout.
+"""One column of a SampleBatch as arrays: plain lists, packed text, nested parts; rows without a common shape raise.
 
-What it refuses goes the general way, list by list. What it takes comes out as `numpy.asarray` gives it for each list by itself:
-a list that begins with a decimal and holds numbers only is float64, one of integers is int64, one of booleans is bool. Packing
-numbers by `struct` is many times faster than `asarray`, which asks each value what it is, and as strict. Where the caller
-allows it, decimals that float32 holds exactly come as float32: the same numbers in half the bytes.
-
-One column of a SampleBatch as arrays: plain lists, packed text, nested parts; refuses rows that have no common shape.
-
-RLlib writes a Dict or Tuple column as one array per part (`{"a": [n rows], "b": [n rows]}`, `[[n rows], [n rows]]`), other
-programs as one dict or list per row. Both are read. Where a list could be either, it is taken as rows if it has as many
-items as the line has steps; with the space given, a Tuple is known to be one.
+* `arrays_of`: plain lists of numbers of several lines in one go, where all are of one type and shape. Others go the general
+  way, list by list. The result is what `numpy.asarray` gives for each list by itself: a list that begins with a decimal and
+  holds numbers only is float64, one of integers is int64, one of booleans is bool. Packing numbers by `struct` is many times
+  faster than `asarray`, which asks each value what it is, and as strict. Where the caller allows it, decimals that float32
+  holds exactly come as float32: the same numbers in half the bytes.
+* `column_of`: RLlib writes a Dict or Tuple column as one array per part (`{"a": [n rows], "b": [n rows]}`, `[[n rows], [n
+  rows]]`), other programs as one dict or list per row. Both are read. Where a list could be either, it is taken as rows if it
+  has as many items as the line has steps; with the space given, a Tuple is known to be one.
 """
 
 from __future__ import annotations
@@ -36,6 +34,10 @@ __all__ = ["Column", "arrays_of", "column_of", "infos_of"]
 
 MAX_NDIM: Final = 8
 PACKED: Final[dict[type, tuple[str, Any]]] = {float: ("d", np.float64), int: ("q", np.int64)}
+
+MAX_DEPTH: Final = 16
+NUMERIC: Final = "biufc"
+MAX_TEXT: Final = 8 << 20  # letters of a column as an array, of four bytes each
 
 
 def arrays_of(lists: Sequence[list[Any]], *, narrow: bool) -> list[NDArray[Any]] | None:
@@ -95,11 +97,6 @@ def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
         narrow = values.astype(np.float32)
     same = narrow == values
     return narrow if bool(same.all()) or bool((same | (values != values)).all()) else values
-
-
-MAX_DEPTH: Final = 16
-NUMERIC: Final = "biufc"
-MAX_TEXT: Final = 8 << 20  # letters of a column as an array, of four bytes each
 
 
 @dataclass(frozen=True, slots=True)

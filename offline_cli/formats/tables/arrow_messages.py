@@ -1,11 +1,11 @@
-"""What the messages of Arrow IPC, in files and streams, take in memory; refuses those that take too much before they are read.
+"""Parquet and Arrow IPC as record batches of bounded size, with a bound on what the messages of Arrow IPC unfold to.
 
-Arrow makes room for what a message says of its buffers, 33 GB from 6 kB where it lies, and unpacks a thousandth of that from
-zeros. So the metadata of each message, a flatbuffer, is looked at first: the lengths of its buffers, and where they are
-compressed, the lengths that they begin with.
-Source: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess Communication".
-
-Parquet and Arrow IPC as record batches of bounded size; refuses nothing: Arrow's own errors go to the caller.
+* `ArrowBound`, `check_arrow_file`, `CheckedStream`: Arrow allocates whatever a message claims of its buffers, 33 GB from 6 kB
+  of file, and unpacks a thousandth of that from zeros. So the metadata of each message, a flatbuffer, is checked first: the
+  lengths of its buffers, and where they are compressed, the lengths that they begin with. Messages that take too much raise
+  before they are read. Source: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess
+  Communication".
+* `parquet_batches`, `arrow_batches`: record batches; Arrow's own errors go to the caller.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ UNREADABLE: Final = (struct.error, ValueError, IndexError, OverflowError)
 
 ReadAt = Callable[[int, int], bytes]
 Chosen = Collection[range] | None  # numbers of buffers; None: all
+
+BUFFER = 1 << 16  # bytes of a stream
+THREADED = 8 << 20  # bytes of a chunk from which on threads read columns, and the next chunk: each of them takes memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +303,6 @@ def _vector(data: bytes, table: int, number: int, dtype: str, width: int) -> Any
     start = _follow(data, table, number)
     count = struct.unpack_from("<I", data, start)[0] if start else 0
     return np.frombuffer(data, dtype, count * width, start + 4).reshape(count, width) if count else np.zeros((0, width), dtype)
-
-
-BUFFER = 1 << 16  # bytes of a stream
-THREADED = 8 << 20  # bytes of a chunk from which on threads read columns, and the next chunk: each of them takes memory
 
 
 def parquet_schema(stream: Any) -> pa.Schema:

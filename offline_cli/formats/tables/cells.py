@@ -1,7 +1,7 @@
-"""Cells of text as numbers, whole columns at a time; refuses no cell itself, it says which ones are none.
+"""Cells of text as numbers, whole columns at a time.
 
 `CellCounts` counts what the cells of a column look like; `numbers_in`, `lists_in` and `times_in` read them as what most of them
-are. A cell that is something else has no value, and its row is for the caller to refuse.
+are. A cell that is something else has no value, and the caller rejects its row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which episodes lost the rows that no parser could read: what is left of their text may still name one.
 
 A row with a cell too few or too many has no columns, and the cell in the place of the id may be another one. Neighbours in the
-file say whose it was only where the rows of each episode stand together. So both are noted while rows are read, and weighed
+file show whose it was only where the rows of each episode are contiguous. So both are noted while rows are read, and weighed
 against each other once all have been.
 """
 

@@ -1,13 +1,11 @@
-"""Rows of a CSV file that the parser could not read, put back between the rows that it could, by their numbers.
+"""CSV files as batches of text columns; rows of another length are rejected one by one, with their numbers.
 
-The parser calls its handler of invalid rows up to a block before it hands over the rows around them. Only the numbers that it
-gives them say where they stand.
-
-CSV files as batches of text columns; refuses headers that name a column twice, and rows of another length, row by row.
-
-Every cell stays text here: what is a number is for the columns to say. Nothing about the form is guessed: a comma stands
-between cells, a tab in files called `.tsv`, or what the mapping says; the first line is the header unless the mapping names the
-columns.
+* `csv_batches`, `csv_header`: every cell stays text here: the columns decide what is a number. Nothing about the form is
+  guessed: the delimiter is a comma, a tab in files called `.tsv`, or what the mapping says; the first line is the header unless
+  the mapping names the columns. A header that names a column twice raises.
+* `InvalidRows`: rows that the parser could not read, put back between the rows that it could, by their numbers. The parser
+  calls its handler of invalid rows up to a block before it returns the rows around them. Only the numbers that it gives them
+  show where they belong.
 """
 
 from __future__ import annotations
@@ -40,6 +38,13 @@ PIECE: Final = 1000  # invalid rows that are handed on at once: an error is made
 GO_ON: Final = "--on-error skip to go on without its episode; converting with quarantine keeps the row"
 
 Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
+
+HEAD_BYTES = 1 << 20
+PART = 1 << 16  # bytes read at once: where a packed file breaks off, so much at most is lost
+BOM = "\ufeff"
+ENDINGS = ("", ".gz", ".zst", ".zstd")
+BLOCKS_AHEAD = 8  # blocks in a batch; the parser reads four times as many ahead, and a row has to lie within one
+LEAST_BLOCK = 1 << 18
 
 
 class InvalidRows:
@@ -119,14 +124,6 @@ class InvalidRows:
         mend = "quote cells that hold the delimiter" if cells > self._wanted else "fill in the cells that are missing"
         what = f"a row of {cells} cells under {self._wanted} columns"
         return number, BadData(what, where=f"{self._url} row {number}", fix=f"{mend}, or {GO_ON}"), text
-
-
-HEAD_BYTES = 1 << 20
-PART = 1 << 16  # bytes read at once: where a packed file breaks off, so much at most is lost
-BOM = "\ufeff"
-ENDINGS = ("", ".gz", ".zst", ".zstd")
-BLOCKS_AHEAD = 8  # blocks in a batch; the parser reads four times as many ahead, and a row has to lie within one
-LEAST_BLOCK = 1 << 18
 
 
 def delimiter_of(form: CsvForm, url: str) -> str:

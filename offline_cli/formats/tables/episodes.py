@@ -1,7 +1,7 @@
-"""Rows of whole episodes as a batch, whole arrays at a time; refuses what one episode cannot have: two rows for one `t`.
+"""Rows of whole episodes as a batch, whole arrays at a time; contradictions within an episode raise: two rows for one `t`.
 
-Nothing is passed on in silence: a missing reward is 0, an episode without a flag at its end is truncated there, a gap in a `t`
-that counts steps is left open, equal rows for one `t` are one row; each is counted.
+Every assumption is counted: a missing reward is 0, an episode without a flag at its end is truncated there, a gap in a `t` that
+counts steps is left open, equal rows for one `t` are one row.
 """
 
 from __future__ import annotations

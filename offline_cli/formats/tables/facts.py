@@ -1,7 +1,7 @@
-"""What the columns of all files hold, found before a row is converted; refuses nothing, `layout` decides what is good enough.
+"""What the columns of all files hold, found before a row is converted; `layout` decides what is good enough.
 
-Columns of a typed format say what they hold. Where numbers are text (CSV, JSON lines, text columns of Parquet) every cell is
-looked at, because the last row may have the first decimal: one more pass over these files.
+Columns of a typed format state what they hold. Where numbers are text (CSV, JSON lines, text columns of Parquet) every cell is
+read, because the last row may have the first decimal: one more pass over these files.
 """
 
 from __future__ import annotations

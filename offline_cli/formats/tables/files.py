@@ -1,4 +1,4 @@
-"""Table files as raw chunks of bounded size, each row with its number; refuses damaged files by name.
+"""Table files as raw chunks of bounded size, each row with its number; a damaged file raises by name.
 
 A raw chunk has flat columns: structs are taken apart (`state.x`), dictionaries made plain. Nothing is converted yet.
 """

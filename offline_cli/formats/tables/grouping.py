@@ -1,13 +1,15 @@
-"""Rows of a table in any order to tables of whole keys, in bounded memory; refuses a single key that is too large for it.
+"""Rows of a table in any order to tables of whole keys, in bounded memory.
 
 Keys come out in the order of their first appearance in the source, rows within a key sorted by `order`, ties in source order:
 the same rows in the same order, whatever the chunks, and whichever of three ways they take:
 
-1. What fits into a share of the limit is held; it is sorted only where it does not stand in order.
-2. Rows that stand in order, across chunks and files too, stream through; only the open key is held. Whether they do is found
-   out by a first pass over the key columns, where a source can read these alone cheaply (`reread`).
-3. Else rows are sorted on disk (`temp_runs.py`), written and read once, in the same order as in memory. A source whose parsing
-   is dear (CSV, JSON) goes this way even where it stands in order: that costs less than parsing it twice.
+1. What fits into a share of the limit is held; it is sorted only where it is not in order.
+2. Rows in order, across chunks and files too, stream through; only the open key is held. Whether they are in order is found by
+   a first pass over the key columns, where a source can read these alone cheaply (`reread`).
+3. Else rows are sorted on disk (`temp_runs.py`), written and read once, in the same order as in memory. A source that is
+   expensive to parse (CSV, JSON) goes this way even where it is in order: that costs less than parsing it twice.
+
+A single key that is too large for the limit raises.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
-"""Where episodes end in rows that stand in order; refuses nothing, what was doubtful is counted.
+"""Rows of a table as episodes: without ids, in the order of their files, numbered from 0; or by the ids of a column.
 
-* `flags`: after a row with an end flag.
-* `t`: also before a row whose `t` is not larger.
-* `chain`: also after a row that did not lead to the observation of the next one.
-
-Between two files an episode goes on unless one of these ends it; under `flags` the chain decides, where there is `new_obs`.
-
-What one episode of a table takes in memory until it is written, and the limit on it; refuses one that takes more.
-
-Rows in the order of their files, without ids, as episodes numbered from 0; refuses nothing: options say what ends one.
-
-Rows whose episode a column names, brought together, as episodes; refuses an end flag before the end, by its place.
+* `EpisodesInOrder`: an option says what ends an episode. `flags`: after a row with an end flag. `t`: also before a row whose
+  `t` is not larger. `chain`: also after a row that did not lead to the observation of the next one. Between two files an
+  episode continues unless one of these ends it; under `flags` the chain decides, where there is `new_obs`. Doubtful ends are
+  counted.
+* `KeyedEpisodes`: rows whose episode a column names, brought together. An end flag before the end is rejected by its place.
+* `Footprint`: the memory that one episode takes until it is written, and the limit on it; an episode beyond it raises.
 """
 
 from __future__ import annotations
@@ -41,6 +36,8 @@ FLAGS = "flags"
 ORDER = "t"
 CHAIN = "chain"
 
+JOINED: Final = 2  # times the bytes of its rows: as they were read, and joined
+
 
 def goes_on(rows: Rows, ends: str, tally: Tally) -> NDArray[np.bool_]:
     """(N-1,) whether a row is of the same episode as the one before it."""
@@ -56,9 +53,6 @@ def goes_on(rows: Rows, ends: str, tally: Tally) -> NDArray[np.bool_]:
         tally.assume("t-falls-back", int((joined & (rows.t[1:] < rows.t[:-1])).sum()))
     tally.fragments_stitched += int((joined & files_end).sum())
     return joined
-
-
-JOINED: Final = 2  # times the bytes of its rows: as they were read, and joined
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
-"""Names of flat columns: `state.x` is the part `x` of the struct `state`, or a column of that very name; refuses nothing.
-
-JSON lines, an object a row, as record batches; refuses lines that are no object, line by line.
+"""JSON lines, an object a row, as record batches; a line that is not an object is rejected by itself.
 
 Blocks of lines are parsed at once. Only a block in which something is odd (NaN, a broken line, values of two kinds in one
 column) is parsed line by line; where values have no common type they become text, and the column decides what is a number.
+
+`wholes`, `holding`: names of flat columns: `state.x` is the part `x` of the struct `state`, or a column of that very name.
 """
 
 from __future__ import annotations
@@ -25,23 +25,6 @@ from offline_cli.json_documents import deeper_than, from_json
 
 __all__ = ["holding", "json_batches", "json_schemas", "wholes"]
 
-
-def wholes(name: str) -> Iterator[str]:
-    """The column itself, and the structs that it may be a part of."""
-    yield name
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
-
-
-def holding(names: Iterable[str], flat: Collection[str] | None) -> list[str]:
-    """Those of `names`, in their order, that hold any of the columns `flat`; all where that is None."""
-    if flat is None:
-        return list(names)
-    wanted = {whole for name in flat for whole in wholes(name)}
-    return [name for name in names if name in wanted]
-
-
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 BRACKETS, OPENING = b"[]{}", b"[{"
 NO_BRACKETS = bytes(set(range(256)) - set(BRACKETS + b"\n"))
@@ -57,6 +40,22 @@ FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --
 
 Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
 Parsed = tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]
+
+
+def wholes(name: str) -> Iterator[str]:
+    """The column itself, and the structs that it may be a part of."""
+    yield name
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def holding(names: Iterable[str], flat: Collection[str] | None) -> list[str]:
+    """Those of `names`, in their order, that hold any of the columns `flat`; all where that is None."""
+    if flat is None:
+        return list(names)
+    wanted = {whole for name in flat for whole in wholes(name)}
+    return [name for name in names if name in wanted]
 
 
 def json_schemas(stream: Any, url: str, line_limit: int = MAX_LINE_BYTES) -> Iterator[pa.Schema]:

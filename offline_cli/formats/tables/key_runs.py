@@ -1,7 +1,7 @@
-"""The rows of a table's chunks with the number of their key, and whether they stand in order; refuses to move a row.
+"""The rows of a table's chunks with the number of their key, and whether they are in order; rows are not moved.
 
-Keys are numbered as they first appear, so the rows of every key stand together just where the numbers never fall. Rows stand in
-order where that holds and `order` never falls within a key; equal values of it keep the order of the source.
+Keys are numbered as they first appear, so the rows of every key are contiguous exactly where the numbers never fall. Rows are
+in order where that holds and `order` never falls within a key; equal values of it keep the order of the source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the columns of a table become the columns of an episode; refuses columns that hold no numbers, all of them at once."""
+"""How the columns of a table become the columns of an episode; columns that hold no numbers are reported all at once."""
 
 from __future__ import annotations
 

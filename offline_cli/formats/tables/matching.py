@@ -1,9 +1,9 @@
-"""A mapping to start from for columns without one, guessed by their names; refuses to be used unread: it is text for people.
+"""A mapping checked against the columns of the files, and a draft of one for files without.
 
-A mapping held against the columns that the files have; refuses it by naming every column that is missing, with near names.
-
-Decided before any data is read. A column is there where a file has it by that name, or has structs of which it is a part or the
-whole (`state.x` of the column `state`; `state` of `state.x` and `state.y`).
+* `match`: decided before any data is read; raises with every column that is missing, and near names. A column exists where a
+  file has it by that name, or has structs of which it is a part or the whole (`state.x` of the column `state`; `state` of
+  `state.x` and `state.y`).
+* `starting_mapping`: a draft guessed by the names of columns. It is text for people to correct, and never used unread.
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ LIKELY: Final = (
 VECTORS: Final = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
 EXTRAS: Final = re.compile(r"^(logp|logprobs?(_t)?|action_logp)$")
 MAX_GUESSED: Final = 64  # columns; of more, nobody reads the list
+
+MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
+INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
+DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
+MAX_SHOWN = 40  # columns listed in a message
+MAX_TOLD = 1000  # to programs
+
+FileColumns = Mapping[str, Collection[str]]  # by URL: names of columns in their order, those of structs dotted
 
 
 def looks_like_ids(column: str) -> bool:
@@ -95,15 +103,6 @@ def _string(name: str) -> str:
 
 def _escape(letter: str) -> str:
     return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
-
-
-MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
-INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
-DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
-MAX_SHOWN = 40  # columns listed in a message
-MAX_TOLD = 1000  # to programs
-
-FileColumns = Mapping[str, Collection[str]]  # by URL: names of columns in their order, those of structs dotted
 
 
 @dataclass(frozen=True, slots=True)

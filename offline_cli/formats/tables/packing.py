@@ -1,6 +1,6 @@
-"""Files as they were before somebody packed them, gzip and zstd by their first bytes; refuses damaged ones by name.
+"""Files unpacked, gzip and zstd by their first bytes, and whether first bytes are those of a CSV table.
 
-Whether the first bytes of a file are those of a CSV table; refuses prose: two lines of as many cells, or the name.
+A damaged packed file raises by name. Prose is no CSV table: a table needs two lines of as many cells, or a CSV file's name.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ __all__ = ["damage", "is_named_csv", "looks_like_csv", "packing_of", "seekable",
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 HEAD_BYTES = 1 << 16
 HEAD_PIECE = 1 << 8  # read at a time: a piece with damage in it is lost whole
+
+NAMED = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst", ".csv.zstd", ".tsv.zstd")
+PROSE = (".md", ".rst", ".html", ".htm", ".xml", ".py", ".sh", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".log", ".tex", ".svg")
+DELIMITERS = (",", "\t", ";", "|")
+MAX_NAME = 64  # letters of the name of a column
 
 
 def packing_of(head: bytes) -> str:
@@ -100,12 +105,6 @@ def unpacked_head(file: Openable, packing: str) -> bytes:
         except (pa.ArrowException, OSError, EOFError):
             return head
     return head
-
-
-NAMED = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst", ".csv.zstd", ".tsv.zstd")
-PROSE = (".md", ".rst", ".html", ".htm", ".xml", ".py", ".sh", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".log", ".tex", ".svg")
-DELIMITERS = (",", "\t", ";", "|")
-MAX_NAME = 64  # letters of the name of a column
 
 
 def is_named_csv(name: str) -> bool:

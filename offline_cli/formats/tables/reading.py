@@ -1,9 +1,9 @@
-"""Raw chunks of files as tables of our own columns: numbers as numbers, vectors as fixed-size lists; refuses bad rows by place.
+"""Raw chunks of files as tables of our own columns: numbers as numbers, vectors as fixed-size lists; bad rows by place.
 
-All that can be wrong with a row is found here, where its file and number are at hand; what comes after cannot fail for a value.
-The tables of one source have one schema: keys, `t`, a column for each leaf of the layout, `infos`, `__file` and `__row`.
+Everything that can be wrong with a row is found here, where its file and number are at hand; later stages cannot fail for a
+value. The tables of one source have one schema: keys, `t`, a column for each leaf of the layout, `infos`, `__file` and `__row`.
 
-A source may be read several times (`grouped` looks at the keys first): only the first full reading counts and refuses.
+A source may be read several times (`grouped` reads the keys first): only the first full reading counts and rejects.
 """
 
 from __future__ import annotations

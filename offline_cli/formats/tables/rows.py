@@ -1,4 +1,4 @@
-"""Tables of our own columns as arrays, and what holds between one row and the next; refuses nothing: rows are good by now."""
+"""Tables of our own columns as arrays, and the relations between one row and the next; bad rows are gone by now."""
 
 from __future__ import annotations
 

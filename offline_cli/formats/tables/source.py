@@ -1,13 +1,13 @@
-"""What a caller may say about tables before they are opened; refuses to read anything.
+"""Tables of steps as a source of whole episodes, and the options that a caller may give before they are opened.
 
-Tables of steps as a source of whole episodes; refuses columns that nothing explains and rows that nothing divides.
-
-* `files`, `csv_files`, `json_files`, `arrow_files`, `packing`: bytes to raw chunks of rows;
-* `mapping`, `mapping_mistakes`, `presets`, `starting`, `matching`: what the columns mean;
+* `files`, `csv_files`, `json_files`, `arrow_messages`, `packing`: bytes to raw chunks of rows;
+* `mapping`, `matching`: what the columns mean;
 * `facts`, `layout`: what they hold, and what becomes of them;
 * `cells`, `numeric`, `values`, `reading`: raw chunks to tables of our own columns;
 * `grouping` and what it needs: rows of one key together, in bounded memory;
-* `rows`, `cutting`, `keyed`, `in_order`, `episodes`, `ids`: tables to batches of episodes.
+* `rows`, `in_order`, `episodes`, `ids`: tables to batches of episodes.
+
+A column that no mapping explains, and rows that nothing divides into episodes, raise.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ __all__ = ["EPISODE_ENDS", "MEMORY_LIMIT", "TableOptions", "TableSource"]
 EPISODE_ENDS: Final[tuple[str, ...]] = get_args(EpisodeEnds)
 LEAST_MEMORY: Final = 256 << 20  # the program itself takes half of that
 
+CHUNK_SHARE: Final = 32  # one in so many bytes of the room for data is a raw chunk
+MAX_CHUNK_BYTES: Final = 16 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
@@ -89,10 +92,6 @@ class TableOptions:
         text = None if self.mapping is None else mapping_text(self.mapping, storage_options)
         digest = None if text is None else hashlib.sha256(text).hexdigest()
         return [digest, self.rows_as_episodes, self.episode_ends]
-
-
-CHUNK_SHARE: Final = 32  # one in so many bytes of the room for data is a raw chunk
-MAX_CHUNK_BYTES: Final = 16 << 20
 
 
 @dataclass(slots=True)

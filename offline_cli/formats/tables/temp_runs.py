@@ -1,11 +1,10 @@
-"""Tables put aside on disk, in one file without a name; refuses to leave it behind, however the process ends.
+"""Rows that do not fit into memory, sorted on disk: runs of them, each sorted by key, then all runs together key by key.
 
-Rows sorted by key and order, ties as they stood, given out piece by piece; refuses to copy a whole table to do so.
-
-Rows that do not fit into memory, sorted on disk: runs of them, each sorted by key, then all runs together key by key.
-
-The keys that come out together are chosen so that their rows fit into memory, by what each key was seen to take. Refuses a key
-that is too large by itself.
+* `TempBlocks`: tables in one temporary file without a name, which disappears however the process ends.
+* `sorted_pieces`, `sorted_positions`, `piece_ends`: rows sorted by key and order, ties as they stood, piece by piece, without a
+  copy of a whole table.
+* `TempRuns`: the runs. The keys that come out together are chosen so that their rows fit into memory, by what each key was seen
+  to take. A key that is too large by itself raises.
 """
 
 from __future__ import annotations
@@ -25,6 +24,11 @@ from offline_cli.storage.local_files import TempFile
 __all__ = ["TempBlock", "TempBlocks", "TempRuns", "piece_ends", "sorted_pieces", "sorted_positions"]
 
 WORTHWHILE: Final = 0.9  # of a table's bytes
+
+BITS = 63
+
+KEY = "__key"  # the column of the numbers of keys, on disk only
+MIN_BLOCK, MAX_BLOCK = 64 << 10, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,6 @@ class TempBlocks:
     def read(self, block: TempBlock) -> pa.Table:
         """The table that was written as `block`."""
         return pa.ipc.open_stream(self._file.read(block.offset, block.size)).read_all()
-
-
-BITS = 63
 
 
 def sorted_pieces(rows: list[NumberedRows], order: str | None, *, piece_bytes: int) -> Iterator[pa.Table]:
@@ -137,10 +138,6 @@ def piece_ends(sums: NDArray[Any], size: float) -> list[int]:
         before = sums[at - 1] if at else 0
         ends.append(max(at + 1, int(np.searchsorted(sums, before + size, side="right"))))
     return ends
-
-
-KEY = "__key"  # the column of the numbers of keys, on disk only
-MIN_BLOCK, MAX_BLOCK = 64 << 10, 1 << 20
 
 
 @dataclass(slots=True)

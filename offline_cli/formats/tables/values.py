@@ -1,4 +1,4 @@
-"""One column of a raw chunk as numbers, whatever they are written as, and why a value is none; refuses nothing itself."""
+"""One column of a raw chunk as numbers, whatever they are written as, and why a value is none."""
 
 from __future__ import annotations
 
