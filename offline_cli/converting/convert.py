@@ -1,8 +1,9 @@
-"""Any source to a dataset of ours: reads, stitches, writes, and says what it had to assume; refuses to touch what exists.
+"""Converts any source to a dataset of ours: reads, stitches and writes, and reports every assumption it had to make.
 
 The output does not depend on `workers`: files are read ahead by threads, much JSON by processes, and episodes are written in
-the order in which they become whole. An error before the first shard is complete leaves nothing behind; later, complete
-shards stay for `resume`, which reads the sources again and writes the episodes that are not in those shards.
+the order in which they become whole. An existing output is not touched without `overwrite` or `resume`. An error before the
+first shard is complete leaves nothing behind; later, complete shards stay for `resume`, which reads the sources again and
+writes the episodes that are not in those shards.
 """
 
 from __future__ import annotations

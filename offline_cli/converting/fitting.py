@@ -1,10 +1,11 @@
-"""Whether a policy learned from data can play in an environment, judged by their spaces; refuses to compare bounds.
+"""Whether data fits spaces: those it declares, those of an environment, and those of a policy that is to play in one.
 
-Which spaces data has: declared, of an environment, or inferred, and whether it fits those that are said to be its own.
-
-The order is: what the source declares, then `env`, then inference from all the data. Sources that declare different spaces are
-an error, unless `env` decides; a space that a manifest calls inferred gives way to that of the environment. Leaves then get the
-spaces' dtypes (`episodes/episode_spaces.py`), so that no later stage meets int32 actions in an int64 space.
+* `declared`: which spaces data has. The order is: what the source declares, then `env`, then inference from all the data.
+  Sources that declare different spaces are an error, unless `env` decides; a space that a manifest calls inferred gives way to
+  that of the environment. Leaves then get the spaces' dtypes (`episodes/episode_spaces.py`), so that no later stage sees int32
+  actions in an int64 space.
+* `misfits`, `Extremes`: whether data fits the spaces that are said to be its own.
+* `check_fits`: whether a policy learned from data can play in an environment. Bounds are not compared.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ __all__ = [
     "only_discrete",
     "two_spaces",
 ]
+
+NUMBERS = "iuf"  # kinds of dtypes that have a common one
+TWO_DATASETS = "convert the two kinds of recording into two datasets"
 
 
 def misfits(data: Space, environment: Space, *, inferred: bool, what: str) -> list[str]:
@@ -81,10 +85,6 @@ def _counted_fits(data: Space, environment: Space) -> bool:
             )
         )
     return isinstance(environment, (spaces.MultiBinary, spaces.Box)) and data.shape == environment.shape
-
-
-NUMBERS = "iuf"  # kinds of dtypes that have a common one
-TWO_DATASETS = "convert the two kinds of recording into two datasets"
 
 
 @dataclass(slots=True)

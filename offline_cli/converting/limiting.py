@@ -1,7 +1,7 @@
-"""Counting under a limit of episodes: what was read ahead of the last one, in blocks, is not counted; refuses nothing.
+"""Counting under a limit of episodes: what was read ahead of the last one, in blocks, is not counted.
 
-Readers read blocks of rows, and hand on what is wrong with a block before its first episode. Under a limit the rows set aside
-wait here until an episode that stands after them is looked at. Under `fail` none waits: what was read can end the command.
+Readers read blocks of rows, and report what is wrong with a block before its first episode. Under a limit the rejected rows
+wait here until an episode after them is used. Under `fail` none waits: a row that was read can end the command.
 """
 
 from __future__ import annotations

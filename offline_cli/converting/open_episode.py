@@ -1,8 +1,8 @@
-"""One episode while its fragments arrive: puts them in order, joins them, compares them; refuses steps that contradict.
+"""One episode while its fragments arrive: puts them in order, joins them, compares them; contradicting steps raise.
 
-All functions work on whole arrays of one-episode batches. Observations at a joint appear twice, as the final one of the
-first fragment and as the first one of the next; the joined episode holds the second, because a source without next
-observations knows only that one.
+All functions work on whole arrays of one-episode batches. Observations at a joint appear twice, as the final one of the first
+fragment and as the first one of the next; the joined episode holds the second, because a source without next observations knows
+only that one.
 """
 
 from __future__ import annotations

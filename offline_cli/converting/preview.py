@@ -1,7 +1,7 @@
-"""What a conversion would write, shown before it does: first episode and size on disk; refuses to write where it would.
+"""What a conversion would write, shown before it does: first episode and size on disk. Nothing is written to the output.
 
-The size is measured, not guessed: the first episodes are written as a dataset in a temporary folder, with the same options,
-and the bytes of its shards count for the rest in proportion.
+The size is measured, not guessed: the first episodes are written as a dataset in a temporary folder, with the same options, and
+the bytes of its shards are extrapolated to the rest in proportion.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Any source or several as one stream of whole episodes with unique ids and known spaces; refuses sources that contradict.
+"""One source or several as one stream of whole episodes with unique ids and known spaces; contradicting sources raise.
 
 Decisions:
 
 * Spaces are those that the sources declare, else those of `env`, else inferred from all the data and marked so.
-* All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs,
-  unless the caller names those that it uses (`extra_outputs.py`).
-* The scale of actions without a Box of floats is `env`: there is only one. Others have the scale that the source declares,
-  else the one that the caller says, else `unknown`; sources of different scales are refused.
+* All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs, unless the caller
+  names those that it uses (`ExtraOutputs` of `whole_episodes.py`).
+* The scale of actions without a Box of floats is `env`: there is only one. Others have the scale that the source declares, else
+  the one that the caller gives, else `unknown`; sources of different scales raise.
 """
 
 from __future__ import annotations

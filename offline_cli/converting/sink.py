@@ -1,11 +1,11 @@
-"""What `convert --to NAME` writes into: a `Sink` of whole episodes, and the record by which it is known.
+"""What `convert --to NAME` writes into: a `Sink` of whole episodes, its registration record, and RLlib's writers as sinks.
 
-Objects in the manner of RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches, as a sink.
-
-`--to python:package.module:CustomOutputWriter` names a class, or a function, that is called with an `IOContext`: its
-`output_config` holds `path`, and `log_dir` is `--out`. Each episode is one batch, with RLlib's column names; where ray is
-installed and the writer's module has imported it, a real SampleBatch. Nobody can say whether such a writer's output is whole:
-it can be neither resumed nor replaced.
+* `Sink`, `SinkKind`: the interface, and the record by which a sink is registered.
+* `OutputWriterSink`: objects in the manner of RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches. `--to
+  python:package.module:CustomOutputWriter` names a class, or a function, that is called with an `IOContext`: its
+  `output_config` holds `path`, and `log_dir` is `--out`. Each episode is one batch, with RLlib's column names; where ray is
+  installed and the writer's module has imported it, a real SampleBatch. Whether such a writer's output is whole is unknown: it
+  can be neither resumed nor replaced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """All sinks by name: our dataset in both row formats, those of other packages, and those of a user's own Python file.
 
-What `--from` and `--to` take: `convert --list-formats`. Imports no plug-in: what is not imported shows its name alone.
+`convert --list-formats` lists what `--from` and `--to` take. It imports no plug-in: one that is not imported shows its name
+alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from offline_cli.tally import Reject
 __all__ = ["OURS", "DatasetSink", "Format", "FormatList", "known_formats", "sink_named"]
 
 PYTHON: Final = "python:"
+
+PACKAGE: Final = "offline-cli"
 
 
 class DatasetSink:
@@ -124,9 +127,6 @@ def sink_named(name: str) -> SinkKind:
         what = f"sink {name!r} of the package {registered.package} is {found!r}, and no SinkKind"
         raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.converting.sink.SinkKind")
     return found
-
-
-PACKAGE: Final = "offline-cli"
 
 
 @dataclass(frozen=True, slots=True)

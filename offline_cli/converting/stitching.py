@@ -1,18 +1,18 @@
-"""Fragments to whole episodes, across batches, files and sources; refuses two different episodes with one id.
+"""Fragments to whole episodes, across batches, files and sources; two different episodes with one id raise.
 
 Decisions:
 
-* A whole episode with an id not met before passes through at once, and a batch of such episodes as it is, without an object per
-  episode. Only unfinished episodes are held.
+* A whole episode with a new id passes through at once, and a batch of such episodes as it is, without an object per episode.
+  Only unfinished episodes are held.
 * Of every episode passed on, its id (many of them as hashes) and a 64-bit fingerprint are kept. A second episode of that id is
   a duplicate where the fingerprints agree (dropped, counted), and an error that names both places where they do not.
-* Fragments with timesteps are put in order by them. Fragments without go on with the open episode of their id where the
+* Fragments with timesteps are put in order by them. Fragments without continue the open episode of their id where the
   observations chain, and repeat it where their steps equal its first ones (recorders write an episode again from its start).
   Where neither holds they are joined only if their rows follow each other directly, and `broken-chain` is counted.
 * What is unfinished at the end becomes a truncated episode, counted as `unfinished-episode`; one with a gap is refused.
-* An episode that lost a row to `skip` or `quarantine` (`Rejects.incomplete`) is set aside whole: where the row was its first
-  or its last, what is left would look like an episode, and begin or end in the wrong place.
-* Every id that is refused counts once as a lost episode, by reason (`Rejects.lost`), however many parts or copies it has.
+* An episode that lost a row to `skip` or `quarantine` (`Rejects.incomplete`) is set aside whole: where the row was its first or
+  its last, what is left would look like an episode, and begin or end in the wrong place.
+* Every refused id counts once as a lost episode, by reason (`Rejects.lost`), however many parts or copies it has.
 """
 
 from __future__ import annotations

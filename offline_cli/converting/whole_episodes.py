@@ -1,10 +1,10 @@
-"""Which extra model outputs of several sources are kept, decided before structures are compared.
+"""The whole episodes of opened sources, read ahead as far as their spaces are unknown, with the extra outputs to keep.
 
-What an algorithm does not use must not decide whether sources can be learned from together. So a reader names the outputs that
-it needs, and only these reach `EpisodeBatch`; or it takes those that all sources share (same names, dtypes and shapes), where
-pieces of a pipeline may use any of them and nobody knows which. `left_out` says why the others are not there.
-
-The whole episodes of opened sources, read ahead as far as their spaces are unknown; refuses sources without an episode.
+* `ExtraOutputs`: which extra model outputs of several sources are kept, decided before structures are compared. Outputs that an
+  algorithm does not use must not decide whether sources can be combined for training. So a reader names the outputs that it
+  needs, and only these reach `EpisodeBatch`; or it takes those that all sources share (same names, dtypes and shapes), where it
+  is unknown which of them pieces of a pipeline use. `left_out` reports why the others are missing.
+* `WholeEpisodes`: the stream. Sources without an episode raise.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ from offline_cli.trees import Tree, flatten, leaves
 __all__ = ["ExtraOutputs", "WaitingRejects", "WholeEpisodes", "first_batch", "stitched"]
 
 FIX = "leave the source out, or train through pieces that do not use this output"
+
+KB = 1000
+HALVES = "surrogatepass"  # a place or an id may hold half a surrogate pair
+KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the room that there is for data
 
 
 @dataclass(slots=True, eq=False)
@@ -108,11 +112,6 @@ def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatc
 def _form(tree: Tree) -> str:
     parts = [(path, f"{leaf.dtype} {leaf.shape[1:]}" if leaf.shape[1:] else f"{leaf.dtype}") for path, leaf in flatten(tree)]
     return ", ".join(f"{path}: {form}" if path else form for path, form in parts)
-
-
-KB = 1000
-HALVES = "surrogatepass"  # a place or an id may hold half a surrogate pair
-KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the room that there is for data
 
 
 @dataclass(slots=True)
