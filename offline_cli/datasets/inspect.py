@@ -1,4 +1,4 @@
-"""What data holds, in figures: from the manifest of a dataset, else by reading it all; refuses expectations that do not hold.
+"""What data holds, in figures: from the manifest of a dataset, else by reading it all; unmet expectations raise.
 
 `inspect` answers for every source that the readers know. A foreign source is read as `convert` would read it, so that the
 figures are those of the dataset it would become: fragments joined, duplicates dropped, and each of these counted.

@@ -1,4 +1,4 @@
-"""Shards read to the last episode: which are whole, and what they hold; refuses none of them, but says why one is broken."""
+"""Shards read to the last episode: which are whole, and what they hold; a broken one is reported with the reason."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""All of a manifest that its shards do not count: of a manifest, the writer's note, or the shards; refuses to guess spaces.
+"""Recovers what a manifest knows beyond its shards' counts: from a manifest, the writer's note, or the shards.
 
-What is left of a broken manifest is taken part by part: each one that is as it should be counts.
+What is left of a broken manifest is taken part by part: each valid part counts. Spaces are never guessed.
 """
 
 from __future__ import annotations

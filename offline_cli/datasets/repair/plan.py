@@ -1,12 +1,11 @@
-"""What a repair found and did, or would do; refuses to hold anything that JSON cannot.
+"""The plan of a repair, made before anything changes; its execution, under the writer's lease; and the result.
 
-What a repair will change, told before anything is; refuses to decide twice: a dry run shows the same plan.
-
-A plan carried out, under the writer's lock; refuses to begin where anything has changed since the plan was made.
-
-Order: half-written files and uploads go; shards get the columns that later ones have; manifests that will not stand are copied
-aside; the manifest; only then what is not part of the dataset moves to quarantine; the disk keeps all of that before the note
-goes. Killed at any point, the folder is one that another repair, or `--resume`, goes on from.
+* `Plan`: what a repair will change. A dry run shows the same plan.
+* `act`: carries a plan out. Raises where anything has changed since the plan was made. The order: half-written files and
+  uploads are removed; shards get the columns that later ones have; manifests that will not stay are copied aside; the manifest
+  is written; only then what is not part of the dataset moves to quarantine; all of it is synced before the note is removed.
+  Killed at any point, the folder is one that another repair, or `--resume`, continues from.
+* `RepairResult`: what a repair found and did, or would do; its fields are JSON values.
 """
 
 from __future__ import annotations
@@ -31,6 +30,9 @@ from offline_cli.storage.target_folder import UNFINISHED_WRITING
 from offline_cli.tally import UNFINISHED
 
 __all__ = ["LEFT_OUT", "Plan", "RepairResult", "act"]
+
+LEFT_OUT = "broken-shard-left-out"
+"""Among the assumptions of a manifest: how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,6 @@ class RepairResult:
         told = self.as_dict()
         kept = {name: told.pop(name) for name in ("out", "format", "broken", "dry_run", "seconds")}
         return {**kept, "changed": False, **({otherwise: told} if otherwise else {})}
-
-
-LEFT_OUT = "broken-shard-left-out"
-"""Among the assumptions of a manifest: how many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

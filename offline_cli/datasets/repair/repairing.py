@@ -1,13 +1,12 @@
-"""The writer's note taken away by force; refuses while somebody writes it, and touches nothing else.
-
-For notes that no rule ends: of a process id that this machine uses for something else, on storage whose clock nobody trusts.
-What is a live writer's is known by two signs that no note can fake: its process runs here, or the bytes of the note change.
-
-`repair`: complete shards adopted, half-written files dropped, the manifest built anew; refuses to lose an episode unsaid.
+"""`repair`: adopts complete shards, drops half-written files, rebuilds the manifest; every lost episode is reported.
 
 Nothing that could hold an episode is deleted: shards that are not part of the dataset, and files that nobody listed, are moved
-to `quarantine/`. What is removed can be read by nobody: local parts, empty files, uploads that were never completed.
-Everything is read before anything is changed, and changed only while this process holds the writer's lock.
+to `quarantine/`. What is removed cannot be read by anybody: local parts, empty files, uploads that were never completed.
+Everything is read before anything is changed, and changed only while this process holds the writer's lease.
+
+`take_note_away` removes a writer's note by force, and touches nothing else: for notes that no rule ends, of a process id that
+this machine uses for something else, on storage whose clock is not trusted. It raises while somebody writes the note. A live
+writer shows two signs that no note can fake: its process runs here, or the bytes of the note change.
 """
 
 from __future__ import annotations
@@ -38,6 +37,10 @@ from offline_cli.storage.staging import whole_file
 __all__ = ["repair", "take_note_away"]
 
 END_IT: Final = "wait for it, or end it; a note whose process runs, or that changes, is not taken away"
+
+TRIES = 3  # where somebody else changes the folder while it is being read
+WAIT = f"wait for it; or end it, and repair at once where it ran on this machine, else {STALE:.0f} s after its last beat"
+RESTORE = "restore it from a copy, or write the dataset again from its source"
 
 
 def take_note_away(folder: Location, *, dry_run: bool) -> RepairResult:
@@ -91,11 +94,6 @@ def _result(folder: Location, removed: tuple[str, ...], dry_run: bool, began: fl
         dry_run=dry_run,
         seconds=time.monotonic() - began,
     )
-
-
-TRIES = 3  # where somebody else changes the folder while it is being read
-WAIT = f"wait for it; or end it, and repair at once where it ran on this machine, else {STALE:.0f} s after its last beat"
-RESTORE = "restore it from a copy, or write the dataset again from its source"
 
 
 @takes(RepairOptions)

@@ -1,12 +1,10 @@
-"""What a manifest, even a broken one, says of each shard: entries that are as they should be count; refuses to guess others.
+"""What is in a dataset folder, whatever state it is in, and which of its shards are the dataset; nothing is changed.
 
-What lies in a dataset folder, whatever state it is in; refuses nothing and changes nothing.
-
-Which of the shards in a folder are the dataset; refuses to choose between two datasets that are both there.
-
-Shards of one writing share a generation in their names. A manifest lists its own, and what it says of them holds even where it
-is broken elsewhere; a note names that of a writing that did not end. Where both are there and differ, a dataset was being
-overwritten, and the user says which one stays.
+* `said_of_shards`: what a manifest, even a broken one, says of each shard: valid entries count, others are not guessed.
+* `Survey`, `survey`: the files of the folder.
+* `choose`: which shards are the dataset. Shards of one write share a generation in their names. A manifest lists its own, and
+  its entries hold even where it is broken elsewhere; a note names the generation of a write that did not end. Where both exist
+  and differ, a dataset was being overwritten, and the user decides which one stays.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Every problem that `validate` can report: its code, how bad it is, what it means and what to do; refuses no data itself.
+"""Every problem that `validate` can report: its code, how bad it is, what it means and what to do.
 
 Severities:
 
 * `error`: some command would refuse the data, or would learn from numbers that nobody recorded.
-* `warning`: reading repairs or bears it, and the result may not be what the user thinks it is.
+* `warning`: reading repairs or tolerates it, and the result may not be what the user thinks it is.
 * `note`: worth knowing; no dataset is worse for it.
 
 docs/validate.md is this table for people, and a test keeps the two equal.

@@ -1,11 +1,10 @@
-"""Whether a dataset holds what its manifest counts and measures; refuses to compare where parts of it could not be read.
+"""Whether a dataset holds what its manifest counts and measures, and what its plain columns say of packed episodes.
 
-Counts must agree to the number, extremes too; means, standard deviations and quantiles to nine digits, because sums depend on
-the order and size of the blocks that they are made of.
-
-Whether the plain columns of an `episodes` dataset say what the packed bytes beside them say; refuses nothing.
-
-Other tools filter and weigh episodes by `eps_id, length, return, terminated, truncated` without unpacking them.
+* `ManifestFigures`: counts must agree exactly, extremes too; means, standard deviations and quantiles to nine digits, because
+  sums depend on the order and size of the blocks that they are made of. Nothing is compared where parts of the dataset could
+  not be read.
+* `PlainColumns`: whether the plain columns of an `episodes` dataset agree with the packed bytes beside them. Other tools filter
+  and weigh episodes by `eps_id, length, return, terminated, truncated` without unpacking them.
 """
 
 from __future__ import annotations
@@ -54,6 +53,8 @@ SPOILING: Final = (
     "shard-columns",
 )
 """What leaves something out of the figures, so that they differ for a reason that is told already."""
+
+NAMES: Final = tuple(name for name in EPISODE_COLUMNS if name != Columns.ITEM)
 
 
 class ManifestFigures:
@@ -139,9 +140,6 @@ def _numbers(value: Any) -> NDArray[np.float64]:
         return np.array(value, np.float64)
     except (TypeError, ValueError):  # ragged, or text that is no number: a manifest may say anything here
         return np.full(1, np.nan)
-
-
-NAMES: Final = tuple(name for name in EPISODE_COLUMNS if name != Columns.ITEM)
 
 
 class PlainColumns:

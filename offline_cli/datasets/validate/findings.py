@@ -1,8 +1,10 @@
-"""What `validate` found, as values for programs and as rows of a table for people; refuses data with problems when asked to.
+"""What `validate` found: collected from checks and from reading, as values for programs and rows of a table for people.
 
-Collects what checks find, one entry per code and source, with counts and first places; refuses codes without an entry.
-
-A tally and rejects that keep what reading counts in silence, with its places; refuses to stop at a bad row.
+* `Validation`, `Problem`: the result; it raises for data with problems when asked to.
+* `Findings`: collects what checks find, one entry per code and source, with counts and first places. A code without an entry in
+  `codes` raises.
+* `ListeningTally`, `ListeningRejects`: record what reading otherwise counts silently, with its places, and never stop at a bad
+  row.
 """
 
 from __future__ import annotations
@@ -18,6 +20,17 @@ from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, U
 from offline_cli.tally import DROPPED, OnError, Rejects, Tally
 
 __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
+
+PLACES: Final = 10  # shown of each problem
+
+SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
+"""What other checks see by themselves."""
+
+RENAMED: Final[dict[str, tuple[str, Severity]]] = {
+    "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
+    "duplicate-row": ("repeated-steps", "note"),
+}
+"""Assumptions that are problems of another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +110,6 @@ class Validation:
             "hashes_unchecked": self.hashes_unchecked,
             "seconds": round(self.seconds, 3),
         }
-
-
-PLACES: Final = 10  # shown of each problem
 
 
 @dataclass(slots=True)
@@ -183,17 +193,6 @@ def _problem(source: str, code: str, entry: _Entry) -> Problem:
         source=source,
         details={"places": list(entry.places), **({} if entry.of is None else {"of": entry.of}), **entry.details},
     )
-
-
-SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
-"""What other checks see by themselves."""
-
-
-RENAMED: Final[dict[str, tuple[str, Severity]]] = {
-    "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
-    "duplicate-row": ("repeated-steps", "note"),
-}
-"""Assumptions that are problems of another name."""
 
 
 class ListeningTally(Tally):

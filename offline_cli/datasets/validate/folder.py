@@ -1,15 +1,13 @@
-"""What is told of a dataset that is not complete, by how that came about; refuses to name a remedy that would be refused.
+"""Checks of a dataset folder around its episodes: commit, manifest, shards, and what else is in it.
 
-What only `--deep` looks at, beside hashes: footers against their data, rows set aside, uploads left open; refuses nothing.
-
-A footer states least and greatest values of each column, and other tools skip row groups by them: one that lies hides rows from
-them, although reading all of it, as we do, shows nothing wrong. Bounds may be wider than the data, never narrower.
-
-Checks of a dataset folder around its episodes: commit, manifest, shards, what else lies there; refuses nothing.
-
-Shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at the first
-thing that is wrong: so gaps, chains and unreadable rows in a dataset are told one by one. A shard that is not what the manifest
-says is told once, and not read.
+* `OwnFolder`: shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at
+  the first fault: so gaps, chains and unreadable rows in a dataset are reported one by one. A shard that differs from its
+  manifest entry is reported once, and not read.
+* `told_of`: the report on an incomplete dataset, by how it came about; it names only remedies that would be accepted.
+* `check_footer`, `check_leftovers`: what only `--deep` checks, beside hashes: footers against their data, rows set aside,
+  uploads left open. A footer states least and greatest values of each column, and other tools skip row groups by them: a wrong
+  one hides rows from them, although reading all of it, as we do, shows nothing wrong. Bounds may be wider than the data, never
+  narrower.
 """
 
 from __future__ import annotations
@@ -49,6 +47,18 @@ from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder", "check_footer", "check_leftovers", "told_of"]
 
+STORED_AS: Final = {
+    "BOOLEAN": "<?",
+    "INT32": "<i",
+    "INT64": "<q",
+    "unsigned INT32": "<I",
+    "unsigned INT64": "<Q",
+    "FLOAT": "<f",
+    "DOUBLE": "<d",
+    "FIXED_LEN_BYTE_ARRAY": "<e",
+}
+"""How `struct` reads the bounds of a Parquet type; half floats are the only numbers of fixed length."""
+
 
 def told_of(manifest: Manifest) -> dict[str, Any]:
     """For `Findings.add`, of a manifest that says `complete: false`."""
@@ -69,19 +79,6 @@ def told_of(manifest: Manifest) -> dict[str, Any]:
         "example": "nothing in the manifest says what is missing, or how that came about",
         "fix": "write the dataset again from its source, or read its shards without the manifest, as data/",
     }
-
-
-STORED_AS: Final = {
-    "BOOLEAN": "<?",
-    "INT32": "<i",
-    "INT64": "<q",
-    "unsigned INT32": "<I",
-    "unsigned INT64": "<Q",
-    "FLOAT": "<f",
-    "DOUBLE": "<d",
-    "FIXED_LEN_BYTE_ARRAY": "<e",
-}
-"""How `struct` reads the bounds of a Parquet type; half floats are the only numbers of fixed length."""
 
 
 def check_footer(shard: Location, source: str, findings: Findings, trust: Trust | None = None) -> None:

@@ -1,6 +1,6 @@
-"""What is to be validated, opened place by place; refuses wrong usage and missing places, and reports all faults of data.
+"""The sources to be validated, opened place by place, and all checks of one source's episodes, batch by batch.
 
-All checks of one source's episodes, batch by batch; refuses nothing, and holds no episode.
+Wrong usage and missing places raise; all faults of data are reported. No episode is held.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ __all__ = ["OpenGroup", "SourceChecks", "Subject", "WatchedSource", "open_subjec
 
 OpenGroup = Callable[[Sequence[Location]], Sequence[Source]]
 CheckFolder = Callable[[OwnFolder], None]
+
+Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,6 @@ def _foreign(members: Sequence[Location], findings: Findings, open_group: OpenGr
         yield Subject(members[0].url, None)
     else:
         yield from (Subject(source.info.location, source) for source in opened)
-
-
-Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
 
 class SourceChecks:

@@ -1,17 +1,13 @@
-"""Whether several sources can be one dataset: structures, spaces and action scales, as `convert` compares them.
+"""Structures and spaces: within one source, between several, and dimensions that carry no information.
 
-Less strict than within one source: an extra model output may have numbers of two dtypes, and gets one that holds both.
-
-Whether all episodes have one structure and one pair of spaces, as a dataset must; refuses nothing.
-
-Dtypes of observations and actions may differ (they get those of the spaces); an extra model output has no space to say which
-dtype is right, so there a dtype that differs is another structure.
-
-Which dimensions say nothing, having one value throughout or lying on a bound of their space; refuses nothing.
-
-Observations, actions and rewards are looked at, each element of a value by itself. A dimension is saturated where a tenth or
-more of its values, but not all, lie exactly on a finite bound of its Box, as after clipping; one that knows no value between
-its bounds (one-hot, on/off) is not.
+* `CommonForm`: whether several sources can be one dataset: structures, spaces and action scales, as `convert` compares them.
+  Less strict than within one source: an extra model output may have numbers of two dtypes, and gets one that holds both.
+* `Structures`: whether all episodes have one structure and one pair of spaces, as a dataset must. Dtypes of observations and
+  actions may differ (they get those of the spaces); an extra model output has no space to say which dtype is right, so there a
+  dtype that differs is another structure.
+* `Dimensions`: which dimensions are constant, or lie on a bound of their space. Observations, actions and rewards are checked,
+  each element of a value by itself. A dimension is saturated where a tenth or more of its values, but not all, lie exactly on a
+  finite bound of its Box, as after clipping; one that knows no value between its bounds (one-hot, on/off) is not.
 """
 
 from __future__ import annotations
@@ -36,6 +32,9 @@ from offline_cli.trees import flatten
 __all__ = ["CommonForm", "Dimensions", "Structures", "difference"]
 
 Spaces = tuple[Space | None, Space | None]
+
+SHARE: Final = 0.1  # of values on a bound
+MAX_ELEMENTS: Final = 1024  # above, a value is an image: its pixels are not counted one by one
 
 
 class CommonForm:
@@ -133,10 +132,6 @@ def _structure(batch: EpisodeBatch, *, shapes: bool) -> dict[str, str]:
     for name, tree in batch.extra.items():
         found |= {path: f"{leaf.dtype} of shape {list(leaf.shape[1:])}" for path, leaf in flatten(tree, f"extra {name}")}
     return found
-
-
-SHARE: Final = 0.1  # of values on a bound
-MAX_ELEMENTS: Final = 1024  # above, a value is an image: its pixels are not counted one by one
 
 
 @dataclass(slots=True)

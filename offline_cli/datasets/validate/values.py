@@ -1,20 +1,19 @@
-"""Rows of a batch that have a problem, and where they stand in words; refuses to make words of more than are shown.
-
-The smallest and largest value that a space allows, element by element; refuses nothing.
-
-Actions of the scale `normalized` lie in [-1, 1] where their Box has a bound on every side and holds floats; no other leaf has
-more than one scale.
-
-Checks of values, whole arrays at a time: NaN, infinities, spaces, dtypes, flags; refuses nothing, it only reports.
+"""Checks of values, whole arrays at a time: NaN, infinities, spaces, dtypes, flags; it only reports.
 
 Decisions:
 
 * Spaces are those of `env` where the caller names one, else those that the source declares, else those that the episodes do.
-  Where nobody says any, nothing lies outside (`spaces-inferred`).
+  Where no space is given, nothing lies outside (`spaces-inferred`).
 * A Box has no tolerance: one step beyond its bound is outside. NaN and infinities have codes of their own.
 * A Box action outside its space is an error where the scale is said to be the environment's, and a warning otherwise: raw
-  outputs of a policy may lie there. A Box observation is a warning: what was seen was seen. A category that does not exist
-  is an error in both.
+  outputs of a policy may lie there. A Box observation is a warning: what was seen was seen. A category that does not exist is
+  an error in both.
+
+The parts:
+
+* `BadRows`: rows of a batch that have a problem, and their places in words, made only for those that are shown.
+* `Bounds`: the smallest and largest value that a space allows, element by element. Actions of the scale `normalized` lie in
+  [-1, 1] where their Box has a bound on every side and holds floats; no other leaf has more than one scale.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["BadRows", "Bounds", "ValueChecks", "bounds_of"]
+
+Leaf = tuple[str, NDArray[Any]]
 
 
 @dataclass(slots=True)
@@ -119,9 +120,6 @@ def bounds_of(space: Space, *, scale: str = UNKNOWN_SCALE) -> Bounds | None:
         case spaces.MultiBinary():
             return Bounds(np.asarray(0), np.asarray(1), categories=True)
     return None
-
-
-Leaf = tuple[str, NDArray[Any]]
 
 
 class ValueChecks:
