@@ -1,13 +1,11 @@
-"""Worker processes and their ends: with their parent's, and within a time; refuses to wait for one that hangs.
+"""Worker processes: started so that files of the current folder are not imported as modules, and ended within a time limit.
 
-A worker that plays an environment may never look at its pipe again. A thread of it notices the parent's end; where the
-environment holds the interpreter too, the parent's watchdog does (`engines/watchdog.py`).
-
-multiprocessing's processes, started so that files of the current folder do not pass for modules.
-
-The fork server, the resource tracker and spawned interpreters begin with `python -c`, which looks for `multiprocessing` itself
-in the current folder first. They have no flags of their own; the variable PYTHONSAFEPATH, which means the flag `-P`, is there
-while they start, and is taken back before a worker runs anything of a user's.
+* `ends_with_parent`: a worker that plays an environment may never look at its pipe again. A thread of it notices the parent's
+  end; where the environment holds the interpreter too, the parent's watchdog does (`engines/watchdog.py`).
+* `ended`: waits a limited time for a worker that hangs, then kills it.
+* `process_context`: multiprocessing's fork server, resource tracker and spawned interpreters begin with `python -c`, which
+  looks for `multiprocessing` itself in the current folder first. They have no flags of their own; the variable PYTHONSAFEPATH,
+  which means the flag `-P`, is set while they start, and removed before a worker runs anything of a user's.
 """
 
 from __future__ import annotations
@@ -36,6 +34,9 @@ __all__ = ["ended", "ends_with_parent", "process_context", "signals_are_its_pare
 ALONE: Final = 2.0  # seconds for a worker to end by itself when its parent has gone
 LOST: Final = 255  # exit code that multiprocessing gives a process whose fork server has died: nobody knows
 KILLED: Final = 1.0  # seconds for the system to take such a process away
+
+VARIABLE: Final = "PYTHONSAFEPATH"
+_LOCK: Final = threading.RLock()
 
 
 def ends_with_parent() -> None:
@@ -97,10 +98,6 @@ def _gone(process: Any, until: float) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-VARIABLE: Final = "PYTHONSAFEPATH"
-_LOCK: Final = threading.RLock()
 
 
 def process_context(preload: str) -> Any:

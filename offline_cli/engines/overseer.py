@@ -1,9 +1,9 @@
-"""Looks after a thread that plays, from another one, so that code of a user's that hangs keeps no command from ending.
+"""Supervises, from another thread, a thread that plays, so that user code that hangs does not keep a command from ending.
 
-Seconds after a stop, or in a step that takes longer than it may, `Overdue` is raised in the thread that plays, out of that
-code, which ends sleeps, waits and Python loops. A C call that does not come back, but lets Python run, is left behind:
-`on_stuck` saves from here what there is, and the process ends. One that holds the interpreter the watchdog process ends. A
-program that calls us is never ended: there a call is waited for until it comes back.
+Seconds after a stop, or in a step that exceeds its time limit, `Overdue` is raised in the thread that plays, out of that code,
+which ends sleeps, waits and Python loops. A C call that does not return, but lets Python run, is abandoned: `on_stuck` saves
+from here what there is, and the process ends. If it holds the interpreter, the watchdog process ends it. A program that calls
+us is never ended: there we wait until the call returns.
 
     a stop   +0.5 s says what is waited for   +4 s Overdue   +5.5 s on_stuck   +9.3 s the watchdog
 """

@@ -1,8 +1,8 @@
-"""A function of many items, some of them done by worker processes; refuses to let results depend on who is faster.
+"""Maps a function over many items, some of them in worker processes; results do not depend on which worker is faster.
 
-Results come in the order of the items. The caller's own process works too: while the next result is not there it takes items
-that no worker has begun, the last ones first, so that nothing waits for workers that are still starting. A worker that dies,
-killed for memory maybe, is warned of, and what it had begun is done here.
+Results come in the order of the items. The caller's own process works too: while the next result is missing it takes items that
+no worker has begun, the last ones first, so that nothing waits for workers that are still starting. If a worker dies, killed
+for memory maybe, a warning says so, and what it had begun is done here.
 
 Workers are fresh interpreters, not `multiprocessing`'s: those run the caller's main script once more, and an unguarded one
 would start them without end. Where a process cannot be given a socket (Windows), there are none.

@@ -1,4 +1,4 @@
-"""The parent's side of the watchdog process; refuses to fail where there can be none: then nobody ends what cannot end itself.
+"""The parent's side of the watchdog process; where none can be started, code that hangs is not ended.
 
 There is one for a process, for as long as somebody in it is `watched`. Signals reach it by Python's wakeup descriptor, which is
 written to while a C call holds the interpreter, too.

@@ -6,10 +6,11 @@ Run as a file by a bare interpreter, so that it is there within milliseconds:
 
 It reads commands, a line each, from stdin, and the numbers of signals, a byte each, from descriptor WAKE: Python writes them
 from the signal's own handler, even while a C call holds the interpreter. What it reads there goes on to stdout, to the parent's
-own thread. It ends with the parent, or when told so:
+own thread. It ends with the parent, or on command:
 
 * The parent has gone without a word: workers that still run after GRACE are killed.
-* LIMIT seconds after one of the signals NUMBERS, where the parent has it guard, unless told that it is at work: it is killed.
+* LIMIT seconds after one of the signals NUMBERS, where the parent has it guard, unless the parent reports that it is at work:
+  the parent is killed.
 * No sign of life for so long that the step that the parent is in has taken too long: the parent is killed.
 
 Its clocks stand still while the parent is stopped (SIGSTOP, Ctrl-Z), and while it was stopped itself.

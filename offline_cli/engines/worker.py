@@ -1,9 +1,8 @@
-"""Objects between a process and its own workers, as pickles through a socket; refuses nothing: both ends are ours.
+"""A worker process and its messages: it gets a function, then items, sends each result, and ends with its parent.
 
-A message is sent and received by one system call each, however long: threads that answer a worker piece by piece would have to
+Objects travel between a process and its own workers as pickles through a socket; both ends are ours, so they are trusted. A
+message is sent and received by one system call each, however long: threads that answer a worker piece by piece would have to
 wait for Python's interpreter lock after each piece, milliseconds at a time, while another thread computes.
-
-What a worker process does: it gets a function, then items, sends what the function makes of each, ends with its parent.
 """
 
 from __future__ import annotations
