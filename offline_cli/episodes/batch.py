@@ -1,4 +1,4 @@
-"""EpisodeBatch, the unit of bulk work: many episodes as one contiguous array per leaf; refuses lengths that disagree.
+"""EpisodeBatch, the unit of bulk work: many episodes as one contiguous array per leaf.
 
 Layout decisions, kept by every reader, writer, connector and trainer:
 
@@ -7,6 +7,8 @@ Layout decisions, kept by every reader, writer, connector and trainer:
 * A batch has one structure: all its episodes share keys, dtypes and shapes. Readers start a new batch where these change.
 * No lookback buffers: the steps in one belong to an earlier chunk of the same episode (`SingleAgentEpisode` keeps them).
 * A batch is also a sequence: `batch[e]` makes a numpy'ized `SingleAgentEpisode` on demand, over views of these arrays.
+
+Lengths that disagree raise BadEpisode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an episode holds and what can be said about it; refuses lengths that do not fit, and knows no way to change data."""
+"""The data of an episode and its derived properties; lengths that do not fit raise, and nothing here changes data."""
 
 from __future__ import annotations
 

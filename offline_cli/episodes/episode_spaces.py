@@ -1,16 +1,14 @@
-"""Choices as float32 vectors of ones and zeros: the one place that knows how, for getters, pieces and networks.
+"""Spaces of episodes: as states and RLlib describe them, values conformed to a space, and one-hot vectors.
 
-Discrete(n) becomes one vector (n,), MultiDiscrete one (sum of nvec,): those of its components, one after the other, in C order
-where there are several axes. Choices count from `start`.
-
-Spaces of episodes: as states and RLlib describe them, and values brought to the structure and dtypes of a space.
-
-Every episode state repeats its spaces up to four times, as base64 of zlib, so that converting them would cost more than reading
-the steps. Recent conversions are found by comparing content (`==` of small dicts, cheaper than hashing them); the last few are
-kept.
-
-`conform` refuses what would lose a value: a float64 array whose values all are float32 values becomes float32; one that is not
-raises BadEpisode with column, episode and step. Structure and shapes are never repaired.
+* `known_space_from_rllib`, `known_space_to_rllib`: every episode state repeats its spaces up to four times, as base64 of zlib,
+  so that converting them would cost more than reading the steps. Recent conversions are found by comparing content (`==` of
+  small dicts, cheaper than hashing them); the last few are kept.
+* `conform`: values brought to the structure and dtypes of a space; one that would be changed by it raises: a float64 array
+  whose values all are float32 values becomes float32; one that is not raises BadEpisode with column, episode and step.
+  Structure and shapes are never repaired.
+* `one_hot_leaf`, `hot_size`: choices as float32 vectors of ones and zeros, for getters, pieces and networks. Discrete(n)
+  becomes one vector (n,), MultiDiscrete one (sum of nvec,): those of its components, one after the other, in C order where
+  there are several axes. Choices count from `start`.
 """
 
 from __future__ import annotations
@@ -45,6 +43,16 @@ __all__ = [
 ]
 
 FIX = "give the space of this data, or correct the data"
+
+EPISODE_SPACES_FIX: Final = "write the file again from its source"
+STRUCTURE: Final = "record values of one structure, shape and dtype, or leave this episode out"
+OWN_KEYS: Final = {"observations": "_observation_space", "actions": "_action_space"}
+MAX_DEPTH: Final = 32  # of values within values
+KEPT = 16  # observation, action and reward spaces of a handful of environments
+KEPT_BYTES = 32 << 20  # of their bounds: what is not needed may not fill the memory, the newest is kept however large
+# Newest first, replaced as a whole, so that a thread may read while another one adds.
+_read: tuple[tuple[dict[str, Any], Space], ...] = ()
+_written: tuple[tuple[Space, dict[str, Any]], ...] = ()
 
 
 def choice_counts(space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -97,17 +105,6 @@ def _refused(flat: NDArray[Any], bad: NDArray[np.bool_], space: Any, where: str,
     at = f"{where}, row {row[0] if len(row) == 1 else tuple(row)}" if row else where
     what = f"a value of {flat[(*row, component)]}{which} {why} {space} ({first} to {last})"
     return BadEpisode(what, where=at, fix=FIX)
-
-
-EPISODE_SPACES_FIX: Final = "write the file again from its source"
-STRUCTURE: Final = "record values of one structure, shape and dtype, or leave this episode out"
-OWN_KEYS: Final = {"observations": "_observation_space", "actions": "_action_space"}
-MAX_DEPTH: Final = 32  # of values within values
-KEPT = 16  # observation, action and reward spaces of a handful of environments
-KEPT_BYTES = 32 << 20  # of their bounds: what is not needed may not fill the memory, the newest is kept however large
-# Newest first, replaced as a whole, so that a thread may read while another one adds.
-_read: tuple[tuple[dict[str, Any], Space], ...] = ()
-_written: tuple[tuple[Space, dict[str, Any]], ...] = ()
 
 
 def known_space_from_rllib(node: Mapping[str, Any] | None, *, where: str) -> Space | None:

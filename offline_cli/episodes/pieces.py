@@ -1,12 +1,11 @@
-"""Episodes to and from RLlib's state layout (plain dicts of plain values and arrays); refuses layouts it does not know.
+"""Episodes cut into chunks and joined again, and to and from RLlib's state layout (plain dicts of plain values and arrays).
 
-Read are the layouts of RLlib 2.40 to 2.60: numpy'ized or not, numpy booleans as flags, `custom_data` or the older
-`_temporary_timestep_data` or neither, `extra_model_outputs` None. Written is that of 2.60.
-
-Cutting episodes into chunks and joining them again; refuses chunks that do not continue each other.
-
-Pieces of a numpy'ized episode share its arrays until one of them is written. They keep id, agent and module; custom data
-goes on into the chunk that `cut` makes and stays behind in slices, which may be many.
+* `state_of`, `episode_of`: the layouts of RLlib 2.40 to 2.60 are read: numpy'ized or not, numpy booleans as flags,
+  `custom_data` or the older `_temporary_timestep_data` or neither, `extra_model_outputs` None. That of 2.60 is written. An
+  unknown layout raises.
+* `cut`, `part`, `append_chunk`: pieces of a numpy'ized episode share its arrays until one of them is written. They keep id,
+  agent and module; custom data goes into the chunk that `cut` makes and stays behind in slices, which may be many. Chunks that
+  do not continue each other raise.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ from offline_cli.trees import Tree, leaves, map_leaves
 __all__ = ["append_chunk", "append_chunks", "cut", "episode_of", "part", "piece_of", "state_of"]
 
 E = TypeVar("E", bound=EpisodeData)
+
+Pair = tuple[InfiniteLookbackBuffer, InfiniteLookbackBuffer]  # the episode's and the chunk's
+Piece = TypeVar("Piece", bound=EpisodeAccessors)
 
 
 def state_of(episode: EpisodeData) -> dict[str, Any]:
@@ -104,10 +106,6 @@ def _buffer(state: Mapping[str, Any], where: str, name: str) -> InfiniteLookback
     except OfflineCliError as err:
         err.where = f"{where}, {name}, {err.where}"
         raise
-
-
-Pair = tuple[InfiniteLookbackBuffer, InfiniteLookbackBuffer]  # the episode's and the chunk's
-Piece = TypeVar("Piece", bound=EpisodeAccessors)
 
 
 def cut(episode: Piece, lookback: int) -> Piece:

@@ -1,11 +1,11 @@
-"""SingleAgentEpisode: one agent's way through one environment, or a chunk of it; refuses data of lengths that do not fit.
+"""SingleAgentEpisode: one agent's way through one environment, or a chunk of it; data of lengths that do not fit raises.
 
 The API and meaning are those that RLlib documents on its Episodes page. What is kept although it may surprise: data given to
 the constructor is lookback buffer unless `len_lookback_buffer` says otherwise; `cut` keeps the id; infos stay a list when
 numpy'ized. What differs: rewards become float64; steps of several dtypes become one that holds them all; errors are BadEpisode
-with names and lengths, raised before anything is changed; lists of steps are copied, and arrays that somebody else may hold
-are copied before the first write; pieces keep agent and module. `get_sample_batch` belongs to RLlib's old API stack and is
-not here.
+with names and lengths, raised before anything is changed; lists of steps are copied, and arrays that somebody else may hold are
+copied before the first write; pieces keep agent and module. `get_sample_batch` belongs to RLlib's old API stack and is not
+here.
 """
 
 from __future__ import annotations

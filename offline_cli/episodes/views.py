@@ -1,7 +1,7 @@
-"""Between an EpisodeBatch and single episodes; refuses episodes that cannot share one array per leaf.
+"""Between an EpisodeBatch and single episodes; episodes that cannot share one array per leaf raise.
 
-One way costs microseconds per episode: views, no copies, infos made on demand. The other way is one concatenate or stack
-per leaf over all steps of all episodes, numpy'ized or not.
+One way costs microseconds per episode: views, no copies, infos made on demand. The other way is one concatenate or stack per
+leaf over all steps of all episodes, numpy'ized or not.
 """
 
 from __future__ import annotations

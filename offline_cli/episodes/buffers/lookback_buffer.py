@@ -1,8 +1,8 @@
-"""One kind of data of an episode (its observations, say) with a lookback buffer on the left; refuses indices beyond both.
+"""One kind of data of an episode (its observations, say) with a lookback buffer on the left.
 
-The first `lookback` records belong to an earlier chunk of the episode and are there to be looked at only: index 0 is the
-first record after them, and `len` does not count them. The data is a list of records until `finalize` turns it into
-arrays, one per leaf, (length, *shape).
+The first `lookback` records belong to an earlier chunk of the episode and are read-only context: index 0 is the first record
+after them, and `len` does not count them. The data is a list of records until `finalize` turns it into arrays, one per leaf,
+(length, *shape). An index beyond both raises.
 
 Arrays are copied before the first write when somebody else may hold them too: bytes, an EpisodeBatch, another chunk.
 """

@@ -1,8 +1,8 @@
-"""Lists of single steps to one array per leaf and back; refuses steps that differ in structure or shape.
+"""Lists of single steps to one array per leaf and back; steps that differ in structure or shape raise.
 
-Where numbers differ in dtype (a `reset` that gives float32 and a `step` that gives float64) the array takes one that holds
-them all, as reading packed steps does; RLlib casts every step to the dtype of the first, and loses what does not fit.
-Refused are integers that would be rounded on the way (beyond 2^53, among floats), and numbers among text.
+Where numbers differ in dtype (a `reset` that gives float32 and a `step` that gives float64) the array takes one that holds them
+all, as reading packed steps does; RLlib casts every step to the dtype of the first, and loses what does not fit. Integers that
+would be rounded on the way (beyond 2^53, among floats) raise, and so do numbers among text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Arrays in msgpack as msgpack-numpy writes them, built by hand; refuses whatever would build objects or run code.
+"""Arrays in msgpack as msgpack-numpy writes them, built by hand; whatever would build objects or run code is refused.
 
 msgpack-numpy's own `decode` unpickles object arrays, and numpy obeys a node's `type`, whatever its `kind` says, so bytes from
-outside never reach it. Here a dtype must match `NUMERIC_TYPE` (numbers, bools, strings), the shape must account for every
-byte, and sizes declared in the bytes can never exceed the bytes themselves. One byte of msgpack can still be a map or a list,
-of about 70 bytes in memory, and Parquet packs a gigabyte of such bytes into kilobytes: an item may have `MAX_CONTAINERS` of
-them. Python does not salt the hashes of numbers, so that keys can be made to collide: a map may have `MAX_NUMBER_KEYS`.
+outside never reach it. Here a dtype must match `NUMERIC_TYPE` (numbers, bools, strings), the shape must account for every byte,
+and sizes declared in the bytes can never exceed the bytes themselves. One byte of msgpack can still be a map or a list, of
+about 70 bytes in memory, and Parquet packs a gigabyte of such bytes into kilobytes: an item may have `MAX_CONTAINERS` of them.
+Python does not salt the hashes of numbers, so that keys can be made to collide: a map may have `MAX_NUMBER_KEYS`.
 
 Only maps with the *bytes* key `nd` are arrays: msgpack-numpy writes no other, and a user's own `{"nd": 1}` stays what it is.
 """

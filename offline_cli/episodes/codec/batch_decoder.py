@@ -1,8 +1,8 @@
-"""Packed episodes to EpisodeBatches, many at a time; refuses what `one_episode` refuses, unused spaces aside.
+"""Packed episodes to EpisodeBatches, many at a time; raises where `one_episode` does, except for unused spaces.
 
 No Python object per step, and per episode only a row of offsets: items of one layout go through an `ItemPlan`, and each leaf of
 a batch is one join of the items' payloads. An item that its plan does not know goes through the general reader, which either
-reads it or says what is wrong with it. Of a lookback buffer nothing is taken: its steps are an earlier chunk's.
+reads it or reports what is wrong with it. Lookback buffers are dropped: their steps belong to an earlier chunk.
 """
 
 from __future__ import annotations

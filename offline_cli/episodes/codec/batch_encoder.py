@@ -1,8 +1,8 @@
-"""EpisodeBatches to packed episodes, a thousand at a time; refuses infos and custom data that are not plain.
+"""EpisodeBatches to packed episodes, a thousand at a time; infos and custom data that are not plain raise.
 
 An item is joined of parts, which are made column by column. Episodes of as many steps, with the same flags, are of one kind:
-between their items only ids, payloads and the like differ. What lies between these is made once per kind, so that few parts are
-left to be joined for each episode.
+between their items only ids, payloads and the like differ. The bytes between these are made once per kind, so that few parts
+are left to be joined for each episode.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Ids, and names of agents and modules, as both formats can hold them; refuses lone surrogates and names of over 64 KiB.
-
-The parts of a packed episode that change from one to the next, read at a byte offset; refuses bytes of another kind.
+"""The parts of a packed episode that vary between episodes, read at a byte offset; and the limits on ids and names.
 
 Each reader takes (data, start) and gives (value, the byte after it), or raises `Mismatch`: these bytes are not what the plan
-expects, let the general reader look. A reader may run past the end, since offsets only grow and the plan checks the last one.
+expects, and the general reader takes over. A reader may run past the end, since offsets only grow and the plan checks the last
+one.
+
+`check_names`: ids, and names of agents and modules, must fit both formats: no lone surrogates, at most 64 KiB.
 """
 
 from __future__ import annotations
@@ -51,6 +52,20 @@ __all__ = [
 
 LONGEST = (1 << 16) - 1  # bytes
 
+ReadField = Callable[[bytes, int], tuple[Any, int]]
+Program = tuple[tuple[bytes, int, ReadField], ...]
+"""Of each field of an item: the bytes before it, how many these are, and its reader."""
+
+NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
+BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
+ONE_BYTE = tuple(bytes([value]) for value in range(0x100))
+NAME_HEADS = (*ONE_BYTE[0xA0:0xC0], *(b"\xd9" + ONE_BYTE[size] for size in range(0x20, 0x100)))  # by bytes of text
+KEEP_VIEW = 1 << 16  # payloads at least this large are not copied out of their item before they are joined
+INSIDE = "one packed episode"  # errors under this name never surface: the general reader raises them again, with the place
+
+StepRows = tuple[int, ItemTemplate | None, Any]
+"""Steps of one list: how many; the template of their bytes and these bytes, or None and leaves (steps, *shape)."""
+
 
 def check_names(batch: EpisodeBatch, *, where: str) -> None:
     """Raise BadData for a name in `batch` that no file can hold."""
@@ -66,18 +81,6 @@ def _check(name: str, where: str) -> None:
         raise BadData(f"the name {name[:80]!r}, which UTF-8 cannot hold", where=where, fix="give other ids") from err
     if size > LONGEST:
         raise BadData(f"a name of {len(name)} letters: {name[:40]!r}...", where=where, fix="give shorter ids")
-
-
-ReadField = Callable[[bytes, int], tuple[Any, int]]
-Program = tuple[tuple[bytes, int, ReadField], ...]
-"""Of each field of an item: the bytes before it, how many these are, and its reader."""
-
-NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
-BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
-ONE_BYTE = tuple(bytes([value]) for value in range(0x100))
-NAME_HEADS = (*ONE_BYTE[0xA0:0xC0], *(b"\xd9" + ONE_BYTE[size] for size in range(0x20, 0x100)))  # by bytes of text
-KEEP_VIEW = 1 << 16  # payloads at least this large are not copied out of their item before they are joined
-INSIDE = "one packed episode"  # errors under this name never surface: the general reader raises them again, with the place
 
 
 class Mismatch(Exception):
@@ -235,10 +238,6 @@ class ArrayField:
     def head(self, rows: int) -> bytes:
         """The bytes before the payload of `rows` rows."""
         return uint_bytes(rows) + self.middle + bin_header(rows * self.row_bytes)
-
-
-StepRows = tuple[int, ItemTemplate | None, Any]
-"""Steps of one list: how many; the template of their bytes and these bytes, or None and leaves (steps, *shape)."""
 
 
 @dataclass(slots=True)

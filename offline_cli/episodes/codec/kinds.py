@@ -1,10 +1,10 @@
-"""Kinds of item: those of one layout that also agree in every length; refuses an item that differs outside its values.
+"""Kinds of item: those of one layout that also agree in every length, and in every byte outside their values.
 
 Short episodes cost more for what lies around their steps than for the steps, and one writer's episodes of one length are the
-same bytes but for ids, clocks, a text, and the payloads of arrays. So whatever an `ItemPlan` has read serves as the measure for
-the next item of as many bytes: that is cut at the same places with one call, and all that is not free is compared at once.
-Free are only bytes whose value the plan would not look at (payloads, seconds) and text, which is decoded as the plan does it:
-a kind gives the row that the plan would give, or none, and then the plan looks for itself.
+same bytes but for ids, clocks, a text, and the payloads of arrays. So an item that an `ItemPlan` has read serves as the model
+for the next item of as many bytes: that is cut at the same places with one call, and all fixed bytes are compared at once. Only
+bytes whose value the plan would not look at may vary (payloads, seconds), and text, which is decoded as the plan does it: a
+kind gives the row that the plan would give, or none, and then the plan reads the item.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How one packed episode is laid out: constant bytes with fields between them; refuses items that differ in a constant byte.
+"""How one packed episode is laid out: constant bytes with fields between them; items of other constant bytes do not match.
 
 Episodes of one recording differ in few places: ids, lengths, flags, array bytes. A plan is made from one item, by packing its
-parts again, and then reads and writes others: a handful of byte comparisons and slices instead of a Python object per value.
-It serves both layouts, our own (arrays) and RLlib's recorder's (lists of steps). Whatever a plan does not recognise to the
-last byte goes to the general reader, so a plan never has to judge hostile bytes: it takes what it knows, or nothing.
+parts again, and then reads and writes others: a handful of byte comparisons and slices instead of a Python object per value. It
+serves both layouts, our own (arrays) and RLlib's recorder's (lists of steps). Whatever a plan does not recognise to the last
+byte goes to the general reader, so a plan never has to judge hostile bytes: it takes what it knows, or nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""One episode's state dict to bytes and back; refuses states whose parts are missing, of the wrong kind, or disagree in length.
+"""One episode, or its state dict, to bytes and back, exactly and without haste: the reference for the bulk codec.
 
 The state is RLlib's (`SingleAgentEpisode.get_state`, 2.40 to 2.60). What is written always has the same keys in the same order,
-plain infos and custom data, and arrays in msgpack-numpy's encoding. What is read may come from anywhere.
+plain infos and custom data, and arrays in msgpack-numpy's encoding. What is read may come from anywhere: states whose parts are
+missing, of the wrong kind, or of lengths that disagree raise, and so do unsupported spaces.
 
-One episode to bytes and back, exact and in no hurry; refuses what `states` refuses, and unsupported spaces.
-
-The way for single episodes and the measure for the bulk way, which must give the same bytes and the same values.
+`encode`, `decode` are for single episodes; the bulk codec must give the same bytes and the same values.
 """
 
 from __future__ import annotations

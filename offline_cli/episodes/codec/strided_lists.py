@@ -1,9 +1,9 @@
-"""Lists of equally laid out values read as one array, without an object per value; refuses what differs in a single byte.
+"""Lists of equally laid out values read as one array, without an object per value; a single differing byte is a mismatch.
 
-RLlib's recorder packs one small array per step. When every step takes the same number of bytes and differs only in its
-payload, the list is a table: rows of that many bytes, some columns constant (headers, keys, dtypes, shapes), some payload.
-`ItemTemplate` is what one row looks like. It is learned from the first value by packing that value again, so that it is used
-only for bytes that the standard packer would write, and every constant byte of every row is compared with it.
+RLlib's recorder packs one small array per step. When every step takes the same number of bytes and differs only in its payload,
+the list is a table: rows of that many bytes, some columns constant (headers, keys, dtypes, shapes), some payload.
+`ItemTemplate` describes one row. It is learned from the first value by packing that value again, so that it is used only for
+bytes that the standard packer would write, and every constant byte of every row is compared with it.
 """
 
 from __future__ import annotations

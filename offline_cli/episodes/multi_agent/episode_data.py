@@ -1,7 +1,7 @@
-"""What a multi-agent episode holds and what can be said about it; refuses to change any of it.
+"""The data of a multi-agent episode and its derived properties; nothing here changes it.
 
-Each agent has a SingleAgentEpisode, and a timeline that says at which environment timesteps it got its observations. What
-has no place there yet hangs: the action (with its extra model outputs) of an agent that has not seen the next observation,
+Each agent has a SingleAgentEpisode, and a timeline that says at which environment timesteps it got its observations. Data
+without a place there yet hangs: the action (with its extra model outputs) of an agent that has not seen the next observation,
 the rewards since, and the rewards of agents that have not seen anything yet.
 """
 

@@ -1,14 +1,14 @@
-"""MultiAgentEpisode: agents that act when they like, in one environment; refuses turns that no agent could have had.
+"""MultiAgentEpisode: agents that act when they like, in one environment; impossible turns of an agent raise.
 
 The API and meaning are those that RLlib documents in its class of that name. Agents come late, skip steps and end early; an
 action that has no answer yet hangs, with the rewards since, until the agent's next observation completes the step. Data of an
-agent is a SingleAgentEpisode, `agent_episodes[agent]`; times of the environment are told from times of agents by timelines,
+agent is a SingleAgentEpisode, `agent_episodes[agent]`; timelines map times of the environment to times of agents,
 `env_t_to_agent_t[agent]`.
 
-What differs: errors are BadEpisode with names, raised before anything is changed; no reward is lost; an agent that is
-truncated is not also made terminated; `cut` and `slice` keep every agent that goes on, its infos and its timesteps; timelines
-of all agents have one length. docs/rllib.md lists the differences. `get_sample_batch` belongs to RLlib's old API stack and is
-not here.
+What differs: errors are BadEpisode with names, raised before anything is changed; no reward is lost; an agent that is truncated
+is not also made terminated; `cut` and `slice` keep every agent that continues, its infos and its timesteps; timelines of all
+agents have one length. docs/rllib.md lists the differences. `get_sample_batch` belongs to RLlib's old API stack and is not
+here.
 
 Datasets hold single-agent episodes. `agent_episodes` is the way out: each says its agent, module and multi-agent episode.
 """

@@ -1,15 +1,13 @@
-"""Cutting multi-agent episodes into chunks and joining them again; refuses chunks that do not continue each other.
+"""Multi-agent episodes cut into chunks and joined again, and to and from RLlib's state layout.
 
-A piece is a window on the timelines, and of each agent's episode what the window shows. Arrays are shared until one side is
-written. Agents that show nothing in it, or nothing but the observation they ended with, are left out.
-
-Multi-agent episodes to and from RLlib's state layout; refuses states whose parts contradict each other.
-
-As in RLlib, a state holds a function (agent to module), spaces, and timelines as objects: it can be pickled, and is no plain
-data. Ours can be given to RLlib 2.60 and RLlib's to us. Read are also timelines as plain dicts of `data` and `lookback`.
-
-RLlib 2.60 writes timelines that are longer or shorter than the episode; where only skips are too many or missing, they are
-mended: an agent that came late in a chunk, one whose last observation was repeated, one that was done early.
+* `cut`, `part`, `append`: a piece is a window on the timelines, and of each agent's episode what the window shows. Arrays are
+  shared until one side is written. Agents that show nothing in it, or nothing but the observation they ended with, are left
+  out. Chunks that do not continue each other raise.
+* `state_of`, `episode_of`: as in RLlib, a state holds a function (agent to module), spaces, and timelines as objects: it can be
+  pickled, and is not plain data. Ours can be given to RLlib 2.60 and RLlib's to us. Timelines as plain dicts of `data` and
+  `lookback` are read too. States whose parts contradict each other raise. RLlib 2.60 writes timelines that are longer or
+  shorter than the episode; where only skips are too many or missing, they are corrected: an agent that came late in a chunk,
+  one whose last observation was repeated, one that was done early.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Data of several agents at environment timesteps or at their own; refuses indices that nothing answers to, without `fill`.
+"""Data of several agents at environment timesteps or at their own, and a multi-agent episode as text, one row per agent.
 
 Environment timesteps are found through the timelines: an agent that got no observation then is left out, or filled. Actions,
-rewards and extra model outputs stand where the observation stands that they follow, also while they still hang.
-
-A multi-agent episode as text, one row per agent; refuses to show data.
+rewards and extra model outputs are at the timestep of the observation that they follow, also while they still hang. An index
+without an answer raises, unless `fill` is given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One step of the environment, agent by agent; refuses, before anything is written, what no agent could have lived through.
+"""One step of the environment, agent by agent; a step that is impossible for an agent raises before anything is written.
 
 What each agent was given decides what becomes of it: it completes a step, begins one that hangs until its next observation,
-comes in with its first observation, goes on waiting, or ends. Rewards are never lost: they wait for the step that is under
-way, or for the first one; a last reward without a step under way is added to the agent's last step.
+comes in with its first observation, keeps waiting, or ends. Rewards are never lost: they wait for the step that is under way,
+or for the first one; a last reward without a step under way is added to the agent's last step.
 """
 
 from __future__ import annotations
