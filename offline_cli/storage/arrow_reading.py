@@ -39,7 +39,7 @@ LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing 
 PAUSE: Final = 0.0005  # seconds between two looks
 BUFFER: Final = 1 << 10  # bytes of a column chunk that are read at once, where none are there
 SHORTEST: Final = 0.00002  # the first: mostly they are done by then, and small files come by the thousand
-SIZE: Final = 1 << 40  # bytes that the file without bytes says it has: more than any offset that is meant seriously
+SIZE: Final = 1 << 40  # bytes that the file without bytes claims to have: more than any real offset
 TOO_SHORT: Final = "File too short"  # what Arrow says of a file that ends sooner than it said
 OBJECTS: Final = "ray.data.arrow_pickled_object"
 EXTENSION_NAME: Final = b"ARROW:extension:name"
@@ -60,12 +60,12 @@ def arrow_file(stream: Any) -> AbstractContextManager[Any]:
 
 
 def threads_may_read(source: Any) -> bool:
-    """Whether Arrow's threads may have `source`."""
+    """Whether Arrow's threads may read `source`."""
     return isinstance(source, pa.OSFile)
 
 
 def let_go(file: ReferenceType[Any]) -> None:
-    """Wait until Arrow has let go of a file that nothing else refers to any more."""
+    """Wait until Arrow has released a file that nothing else refers to."""
     until, pause = time.monotonic() + LONGEST, SHORTEST
     while file() is not None and time.monotonic() < until:
         time.sleep(pause)
@@ -130,7 +130,7 @@ def _check_slowly(metadata: pq.FileMetaData) -> None:
             raise
     finally:
         del file
-        let_go(gone)  # all chunks are asked for at once, by threads that go on after the first answer
+        let_go(gone)  # all chunks are asked for at once, by threads that continue after the first answer
 
 
 class _NoBytes(io.RawIOBase):

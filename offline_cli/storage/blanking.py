@@ -55,12 +55,12 @@ _IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]
 
 
 def looks_secret(name: str) -> bool:
-    """Whether what has this name is to be blanked out, in whatever way its words are put together."""
+    """Whether a value of this name is secret, however the words of the name are joined."""
     return _SECRET.search(re.sub(r"[^a-z0-9]+", "_", _CAMEL.sub("_", name).lower())) is not None
 
 
 def blanked_values(value: Any) -> Any:
-    """Plain JSON values with `***` for what stands under such a key; truth values and null stay, for they say nothing."""
+    """Plain JSON values with `***` for the value of such a key; booleans and null stay, because they reveal nothing."""
     if isinstance(value, Mapping):
         return {key: _blanked_under(key, part) for key, part in value.items()}
     return [blanked_values(part) for part in value] if isinstance(value, list) else value
@@ -95,7 +95,7 @@ def _is_secret_in_query(name: str) -> bool:
 
 def blanked_args(args: Sequence[str]) -> tuple[str, ...]:
     """The words of a command line without the values of storage options, of options whose names look secret and of arguments
-    of environments, which a manifest has elsewhere; and without what `blanked` blanks out.
+    of environments, which a manifest stores elsewhere; and without what `blanked` blanks out.
     """
     words, before = list[str](), ""
     for arg, lead, pair in _with_pairs(args):
@@ -130,7 +130,7 @@ def _is_secret_option(word: str) -> bool:
 
 def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
     """The values of storage options whose names say that they are secret, keys in connection strings, and passwords in URLs;
-    longest first."""
+    the longest first."""
     given = [pair.partition("=") for _, _, pair in _with_pairs(args) if pair is not None]
     found = {secret for name, _, value in given for form in (value, _of_json(value)) for secret in _secrets_in(name, form)}
     found |= {part for value in found for name, part in _IN_CONNECTION_STRING.findall(value)}
@@ -193,7 +193,7 @@ def _of_json(text: str) -> Any:
 
 
 def this_command() -> str:
-    """What stands for the command where a program calls us: its own arguments are its own affair."""
+    """The command to record where a program calls us: its own arguments are private."""
     return _CALLED
 
 

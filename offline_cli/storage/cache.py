@@ -44,15 +44,15 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-SHARE: Final = 32  # of the bound, that may be written before somebody looks again
+SHARE: Final = 32  # of the bound, that may be written before the folder is listed again
 MAGIC: Final = b"ocb1"  # before the CRC-32 at the end of a block
 NAMES: Final = tuple(re.compile(name, re.ASCII) for name in ("[0-9a-f]{2}", "[0-9a-f]{62}", "[0-9]{1,12}"))
 """Of a block, and of the folders that it lies in."""
 UNFINISHED: Final = re.compile(r"[0-9]+(-[0-9]+){2,3}", re.ASCII)
-LEFT_AFTER: Final = 3600.0  # seconds, after which a block that nobody finished is taken for left behind
+LEFT_AFTER: Final = 3600.0  # seconds, after which an unfinished block counts as abandoned
 
 BLOCK: Final = 1 << 20
-SIZE: Final = 10 << 30  # bytes that a cache may take, unless told otherwise
+SIZE: Final = 10 << 30  # bytes that a cache may take by default
 KEEP_EVERY: Final = 64 << 20  # bytes fetched of a file, after which the store is asked whether it has changed
 USED_AGAIN: Final = 60.0  # seconds within which a second use is not noted
 TRAILER: Final = struct.Struct("<4sI")  # after the bytes of a block: what this is, their CRC-32
@@ -68,10 +68,10 @@ class Room:
     def __init__(self, folder: Path, blocks: Path, unfinished: Path, size: int) -> None:
         self._folder, self._blocks, self._unfinished, self._size = folder, blocks, unfinished, size
         self._lock = threading.Lock()
-        self._taken = size  # so that the first to write looks
+        self._taken = size  # so that the first to write lists the folder
 
     def make_for(self, size: int) -> None:
-        """Make room for `size` bytes that are about to be added, if it is time to look."""
+        """Make room for `size` bytes that are about to be added, if it is time to list the folder."""
         with self._lock:
             self._taken += size
             if self._taken <= self._size // SHARE:
@@ -99,7 +99,7 @@ class Room:
                 os.rmdir(os.path.dirname(block))
 
     def _sweep(self) -> None:
-        """Remove what processes that died left unfinished."""
+        """Remove unfinished blocks of processes that died."""
         if os.path.islink(self._unfinished):
             return
         with suppress(OSError), os.scandir(self._unfinished) as entries:
@@ -111,7 +111,7 @@ class Room:
 
 
 def _blocks(folder: Path | str, level: int = 0) -> Iterator[tuple[float, int, str]]:
-    """(last use, bytes, path) of each file with the name of a block; those that go meanwhile are left out."""
+    """(last use, bytes, path) of each file with the name of a block; those that disappear meanwhile are left out."""
     if os.path.islink(folder):
         return
     with suppress(OSError), os.scandir(folder) as entries:
@@ -138,7 +138,7 @@ def _is_block(path: str) -> bool:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[bool]:
-    """Whether no other process is in here; where nobody can know, all may be: they remove the same blocks."""
+    """Whether this process alone may remove blocks; without file locks, all may: they remove the same blocks."""
     try:
         handle = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
@@ -192,7 +192,7 @@ class RemoteCache:
     def file(self, address: Iterable[str], version: str, size: int, get: Get, still: Callable[[], bool]) -> CachedFile:
         """One version of a remote file of `size` bytes, whose ranges `get` fetches.
 
-        `address`: what tells it from any other file. `still`: whether the store has that version now.
+        `address`: what distinguishes it from any other file. `still`: whether the store has that version now.
         """
         name = hashlib.sha256(json.dumps([*address, version, size]).encode()).hexdigest()
         return CachedFile(self, self._blocks / name[:2] / name[2:], size, get, still)
@@ -217,7 +217,7 @@ class RemoteCache:
         return True
 
     def write(self, data: memoryview) -> Path | None:
-        """`data` in a file of its own that nobody reads yet; None where that is not possible."""
+        """`data` in a temporary file that nobody reads yet; None where that is not possible."""
         if not self._keeps:
             return None
         with self._lock:

@@ -71,11 +71,11 @@ _quiet: set[str] = set()  # clients whose logs have a handler
 
 _Made: TypeAlias = "tuple[Any, str]"
 
-_makers: list[_Maker] = []  # the last one is at work; those before it never answered
+_makers: list[_Maker] = []  # the last one is running; those before it never answered
 
 
 def check_inner_options(scheme: str, options: Mapping[str, Any], url: str) -> None:
-    """Raise BadConfig, with every mistake, for inner options that the client for a `scheme` cannot hand on."""
+    """Raise BadConfig, with every mistake, for inner options that the client for a `scheme` cannot pass on."""
     taken = provider_of(scheme).inner_options
     inner = {name: value for name, value in options.items() if name.endswith(ENDING) and value is not None}
     problems = [problem for name, value in inner.items() for problem in _wrong(name, value, taken.get(name))]
@@ -180,36 +180,36 @@ def _unknown(name: str, places: list[str], known: frozenset[str]) -> UsageError:
 
 
 def patience_of(options: Mapping[str, Any] | None) -> Patience:
-    """How long requests may take, by `options`. Raises UsageError for what is no number of seconds."""
+    """How long requests may take, by `options`. Raises UsageError for a value that is not a number of seconds."""
     seconds = (options or {}).get(TIME_LIMIT)
     if seconds is None:
         return Patience()
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         fix = f"a number of seconds, such as {TIME_LIMIT}=300"
-        raise UsageError(f"{seconds!r} is no time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
+        raise UsageError(f"{seconds!r} is not a time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
     return Patience(float(seconds))
 
 
 def cache_of(options: Mapping[str, Any] | None) -> RemoteCache | None:
-    """Where files read from remote places are kept, by `options`; None: nowhere.
+    """The cache of remote files that `options` name; None: none.
 
-    Raises UsageError for what is no local folder or no number of bytes, StorageError where the folder cannot be made.
+    Raises UsageError for a value that is not a local folder or a number of bytes, StorageError where the folder cannot be made.
     """
     folder, size = (options or {}).get(CACHE), (options or {}).get(CACHE_SIZE, SIZE)
     if folder is None:
         return None
     if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "://" in str(folder):
         fix = "a folder of this machine, such as ~/.cache/offline-cli"
-        raise UsageError(f"{folder!r} is no local folder", where="--cache", fix=fix)
+        raise UsageError(f"{folder!r} is not a local folder", where="--cache", fix=fix)
     if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-        raise UsageError(f"{size!r} is no number of bytes", where="--cache-size", fix="for example --cache-size 50GiB")
+        raise UsageError(f"{size!r} is not a number of bytes", where="--cache-size", fix="for example --cache-size 50GiB")
     return cache_at(str(Path(folder).expanduser().absolute()), size)
 
 
 def quiet_clients() -> None:
-    """Keep what clients log off stderr, tracebacks of every retry among it, unless somebody has set up logging.
+    """Keep what clients log off stderr, including tracebacks of every retry, unless logging is configured.
 
-    Without any handler Python writes warnings to stderr; handlers that a program installs get the records as ever.
+    Without any handler Python writes warnings to stderr; handlers that a program installs get the records as usual.
     """
     for name in sorted({"asyncio", *client_packages()} - _quiet):
         logging.getLogger(name).addHandler(logging.NullHandler())
@@ -275,4 +275,4 @@ def place_in(filesystem: Any, path: str) -> tuple[Any, str, str]:
         inner = str(filesystem._strip_protocol(path))
         return filesystem, inner, path if isinstance(filesystem, LocalFileSystem) else str(filesystem.unstrip_protocol(inner))
     fix = "give a filesystem of fsspec or pyarrow.fs"
-    raise UsageError(f"{type(filesystem).__name__} is no filesystem", where=path, fix=fix)
+    raise UsageError(f"{type(filesystem).__name__} is not a filesystem", where=path, fix=fix)

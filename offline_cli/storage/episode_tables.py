@@ -94,8 +94,8 @@ def from_table(
 def _refuse_others(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None, where: str) -> None:
     """Raise BadData where the episodes themselves say other spaces than their manifest.
 
-    Bounds of observations may differ: who wrote through the library may have given others with the episodes. Those of actions
-    decide what an action stands for.
+    Bounds of observations may differ: a program that wrote through the library may have given others with the episodes. Those
+    of actions decide what an action stands for.
     """
     pairs = (
         ("observation", batch.observation_space, observation_space, lambda own, said: describe(own) == describe(said)),

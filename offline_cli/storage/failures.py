@@ -51,7 +51,7 @@ _MEANINGS: Final = {
     Fault.BAD_NAME: _Meaning("{bucket!r} cannot be the name of a {container}", "check the name, which ends at the first slash"),
     Fault.WRONG_CLOCK: _Meaning("the storage refused the request's time", "set the clock of this machine"),
     Fault.DENIED: _Meaning("access was denied", "ask for permission on this place, or use other credentials: set {set_up}"),
-    Fault.ANONYMOUS: _Meaning("the storage wants credentials, and got none that it takes", "set {set_up}"),
+    Fault.ANONYMOUS: _Meaning("the storage wants credentials, and got none that it accepts", "set {set_up}"),
     Fault.BUSY: _Meaning("the storage is overloaded, or not available", "run the command again in a while"),
     Fault.UNREACHABLE: _Meaning("the storage cannot be reached", "check the network, and the endpoint or account name"),
 }
@@ -80,7 +80,7 @@ def _words() -> _Words:
 
 
 def explained(error: Exception, url: str, doing: str) -> StorageError | None:
-    """`error` as what the provider meant by it, naming `url`; None where its codes say nothing known."""
+    """`error` translated by the provider's codes, naming `url`; None where its codes say nothing known."""
     for one in causes(error):
         for code in _codes(one):
             if code in _words().codes:
@@ -100,7 +100,7 @@ def set_up(url: str) -> str:
 
 
 def has_code(error: Exception) -> bool:
-    """Whether the provider said what is wrong in a word of its own that is no riddle; answers without a body (HEAD) lack it."""
+    """Whether the provider named what is wrong by a code of its own; answers without a body (HEAD) have none."""
     words = _words()
     said = {code for one in causes(error) for code in _codes(one) if code in words.codes and not code.isdigit()}
     return bool(said) and (said.isdisjoint(words.vague) or any(map(words.telling.fullmatch, said)))
@@ -112,7 +112,7 @@ def bucket_of(url: str) -> str:
 
 
 def _codes(error: Any) -> Iterator[str]:
-    """What names `error` to its provider, the most telling first."""
+    """The names of `error` in its provider's records, the most specific first."""
     if match := _words().telling.search(str(error)):
         yield match.group()
     response = getattr(error, "response", None)
@@ -142,7 +142,7 @@ def _container(url: str) -> str:
 
 
 def _region(cause: Any) -> str:
-    """The region that S3 says is right, if it does."""
+    """The region that S3 says is right, if any."""
     response = getattr(cause, "response", None)
     region = response.get("Error", {}).get("Region") if isinstance(response, dict) else None
     return f": {region}" if region else ""
@@ -179,7 +179,7 @@ def storage_failures(url: str, doing: str) -> Iterator[None]:
 
 def _of_no_answer(err: NoAnswer, url: str, doing: str) -> StorageError:
     fix = f"check network and endpoint, or set {set_up(url)}; --storage-option time_limit=SECONDS waits longer"
-    what = f"{doing} failed: the storage gave no good answer within {err.seconds:g} s"
+    what = f"{doing} failed: the storage timed out after {err.seconds:g} s"
     return StorageError(what, where=url, fix=fix)
 
 

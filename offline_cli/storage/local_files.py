@@ -49,7 +49,7 @@ OPTION: Final = "--temp-dir"
 
 
 def not_found(path: str | os.PathLike[str], what: str, *, where: str, fix: str) -> StorageNotFound:
-    """The error of a place where nothing is: `what`, unless it or a folder above is a link without its target."""
+    """The error of a missing place: `what`, unless it or a folder above is a link without its target."""
     return dangling_link(path) or StorageNotFound(what, where=where, fix=fix)
 
 
@@ -75,7 +75,7 @@ def _with_parents(path: str) -> Iterator[str]:
 
 
 def sync_bytes(file: str) -> None:
-    """Have the disk keep the bytes of a file."""
+    """Sync the bytes of a file to disk."""
     handle = os.open(file, os.O_RDWR)
     try:
         os.fsync(handle)
@@ -84,12 +84,12 @@ def sync_bytes(file: str) -> None:
 
 
 def sync_names(folder: str) -> None:
-    """Have the disk keep the names in a folder."""
+    """Sync the names in a folder to disk."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # of folders that may be written to and not read, nobody can ask it
+    except PermissionError:  # a folder that may be written to and not read cannot be synced
         os.sync()
         return
     try:
@@ -102,11 +102,11 @@ def sync_names(folder: str) -> None:
 
 
 def open_plain(path: str, *, shown: str) -> BinaryIO:
-    """The file at `path`, called `shown` in messages. Raises BadData for what is no file of bytes, OSError."""
+    """The file at `path`, called `shown` in messages. Raises BadData for anything but a regular file, OSError."""
     _refuse(os.stat(path).st_mode, shown)  # before anything is opened: that alone sets some devices to work
     handle = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  its user closes it
     try:
-        _refuse(os.fstat(handle.fileno()).st_mode, shown)  # what was opened, if somebody has exchanged it since
+        _refuse(os.fstat(handle.fileno()).st_mode, shown)  # what was opened, if it was replaced since
     except BaseException:
         handle.close()
         raise
@@ -135,14 +135,14 @@ def read_start(path: str, most: int, *, shown: str) -> tuple[bytes, int]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # of a pipe, waits for nobody; of a file, changes nothing
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not block on a pipe; changes nothing for a file
 
 
 def _refuse(mode: int, shown: str) -> None:
     kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
     if kind is not None:
         fix = "name a file; recordings alone can be piped in: `command | offline-cli convert - --out D`"
-        raise BadData(f"{kind}, not a file: it could be waited for for ever", where=shown, fix=fix)
+        raise BadData(f"{kind}, not a file: reading it could block forever", where=shown, fix=fix)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
 
@@ -214,7 +214,7 @@ class TempFile:
 
 
 def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:
-    """The folder of `--temp-dir` as text, before there is need of it; None: the system's.
+    """The folder of `--temp-dir` as text, checked before it is needed; None: the system's.
 
     Raises StorageNotFound where it does not exist, StorageError where no file can be made in it.
     """
@@ -225,6 +225,6 @@ def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:
 
 
 def _bytes_of(data: Any) -> memoryview:
-    """Of an array without elements: none, which `cast` refuses to give."""
+    """Of an array without elements: none, for which `cast` raises."""
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(bytearray())

@@ -90,7 +90,7 @@ class Location(Place):
 
         found = self.ask("looking for matches", request)
         if not found:
-            if self._has_no_bucket():  # which clients take for an empty one
+            if self._has_no_bucket():  # which clients take for an empty listing
                 raise no_bucket(self.url)
             fix = "check the pattern; quote it so that the shell does not expand it"
             raise StorageNotFound(f"nothing matches {self.url}", where=self.url, fix=fix)
@@ -105,7 +105,7 @@ class Location(Place):
 
     @property
     def as_source(self) -> Location:
-        """The same place for who reads it as a source: what has been said of it is not asked again, small files come once.
+        """The same place for a reader of a source: known facts are not asked again, small files are fetched once.
 
         Only stores of buckets are remembered so; a change in the middle of reading is an error, or is not seen.
         """
@@ -130,11 +130,11 @@ class Location(Place):
     def open(self, ahead: Ahead | None = None) -> BinaryIO:
         """This file, opened for reading and seeking. Raises StorageNotFound, StorageError; BadData for a pipe or a device.
 
-        `ahead`: of files that are read one after the other; it bounds what is fetched of them beforehand.
+        `ahead`: of files that are read one after the other; it bounds what is prefetched of them.
         """
         if self.is_local:
             return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
-        if self.is_memory:  # its own files share one position between all who read them
+        if self.is_memory:  # its own files share one position between all readers
             return io.BytesIO(self.read_bytes())
         if self.is_in_bucket:
             return StoredVersion.of(self).open(ahead or Ahead())
@@ -168,7 +168,7 @@ class Location(Place):
             self.ask("removing it", lambda: self.fs.rm_file(self.path))
 
     def make_folder(self) -> list[Location]:
-        """Make this folder and those above it, whose names a disk keeps from then on.
+        """Make this folder and those above it, and sync their names to disk.
 
         Gives the ones that were not there before, outermost first (none in object stores).
         """
@@ -214,7 +214,7 @@ class Location(Place):
 
 
 def check_url(text: str) -> None:
-    """Raise UsageError for a URL that cannot be meant; of a chain (`zip://a::s3://...`), for any link of it."""
+    """Raise UsageError for a URL that must be a mistake; of a chain (`zip://a::s3://...`), for any link of it."""
     for link in text.split("::"):
         scheme, mark, rest = link.partition("://")
         if mark and provider_of(scheme).container:
@@ -257,8 +257,8 @@ def open_location(
     """The place that `url` names, which need not exist.
 
     `beside`: other places that the same options are for. `filesystem`: one of fsspec or `pyarrow.fs`, in which `url` is a path;
-    of the options it takes only `time_limit`, `cache`, `cache_size`. Raises UsageError for a scheme that nobody knows and for
-    an option that none of these places takes, BadConfig for inner ones (`client_kwargs`) that its client cannot hand on,
+    of the options it takes only `time_limit`, `cache`, `cache_size`. Raises UsageError for an unknown scheme and for an
+    option that none of these places takes, BadConfig for inner ones (`client_kwargs`) that its client cannot pass on,
     MissingPackage where a client is not installed, StorageError where it cannot be set up.
     """
     if isinstance(url, Location):
@@ -290,7 +290,7 @@ def open_location(
 
 
 def _check_client(scheme: str, url: str) -> None:
-    """Raise UsageError for a scheme that nobody knows, MissingPackage where its client is not installed."""
+    """Raise UsageError for an unknown scheme, MissingPackage where its client is not installed."""
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as err:

@@ -27,7 +27,7 @@ from offline_cli.storage.layout import SHARD_PATH
 
 __all__ = ["Counts", "Environment", "Manifest", "Shard", "is_column", "is_shard", "now", "with_defaults"]
 
-VERSION = 2  # that is written; those before are read for ever
+VERSION = 2  # that is written; earlier ones stay readable
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
 SHARD: Final = re.compile(r"^shards\.(\d+)")  # the place of a mistake
@@ -53,7 +53,7 @@ class Environment:
 
     @property
     def blanked(self) -> list[str]:
-        """Dotted names of the arguments that are not known here: nothing can be made with them."""
+        """Dotted names of the arguments whose values are missing here: no environment can be made with them."""
         return blanked_keys(self.kwargs)
 
 
@@ -126,7 +126,7 @@ class Manifest:
         text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False).encode()
         wrong = _mistakes(json.loads(text))
         if wrong:
-            raise ValueError(f"a manifest that nobody could read: {wrong}")
+            raise ValueError(f"this manifest would be unreadable: {wrong}")
         return text + b"\n"
 
     @staticmethod
@@ -160,7 +160,7 @@ class Manifest:
 
 
 def schema_of(version: Any) -> str:
-    """The schema of a manifest that says it has this version; that of the newest where nobody knows the version."""
+    """The schema of a manifest that says it has this version; that of the newest where the version is unknown."""
     known = version if isinstance(version, int) and 1 <= version <= VERSION else VERSION
     return f"manifest.v{int(known)}.json"
 
@@ -180,7 +180,7 @@ def _parsed(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _mistakes(document: dict[str, Any]) -> list[str]:
-    """Every mistake against the schema, which need not see the columns and shards that are plainly right: they may be many."""
+    """Every mistake against the schema, which skips columns and shards that are valid at a glance: they may be many."""
     statistics, shards = document.get("statistics"), document.get("shards")
     columns = statistics.get("columns") if isinstance(statistics, dict) else None
     if isinstance(statistics, dict) and isinstance(columns, dict):
@@ -195,7 +195,7 @@ def _mistakes(document: dict[str, Any]) -> list[str]:
 
 
 def _contradictions(document: dict[str, Any]) -> list[str]:
-    """What no schema can say: sums that disagree, a shard listed twice."""
+    """Mistakes beyond any schema: sums that disagree, a shard listed twice."""
     shards, counts = document["shards"], document["counts"]
     wrong = [f"shards: {path} is listed {n} times" for path, n in Counter(shard["path"] for shard in shards).items() if n > 1]
     wrong += [f"shards: {shard['path']!r} is no shard's name" for shard in shards if not SHARD_PATH.fullmatch(shard["path"])]
@@ -280,7 +280,7 @@ def now() -> str:
 
 
 def with_defaults(given: Mapping[str, Any], *, started: str) -> dict[str, Any]:
-    """`given` with commands, times, host and versions filled in where it does not say them."""
+    """`given` with commands, times, host and versions filled in where they are missing."""
     return {
         "commands": [this_command()],
         "started": started,

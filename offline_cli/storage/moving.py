@@ -35,13 +35,13 @@ __all__ = [
 
 
 def keep_bytes(file: Location) -> None:
-    """Have the disk keep the bytes of a file. Raises StorageError."""
+    """Sync the bytes of a file to disk. Raises StorageError."""
     if file.is_local:
         file.ask("writing", partial(sync_bytes, file.path))
 
 
 def keep_names(*folders: Location) -> None:
-    """Have the disk keep the names in folders, in this order; one that is not there has none. Raises StorageError."""
+    """Sync the names in folders to disk, in this order; a missing folder is skipped. Raises StorageError."""
     for folder in folders:
         if folder.is_local and folder.exists():
             folder.ask("writing", partial(sync_names, folder.path))
@@ -56,7 +56,7 @@ def free_place(folder: Location, name: str) -> Location:
 def set_aside(file: Location, folder: Location) -> Location:
     """Move `file` of dataset `folder` into its quarantine; where it is now.
 
-    Object stores know no move: there it is copied, and then removed. `keep_moves` makes it last. Raises StorageError.
+    Object stores know no move: there it is copied, and then removed. `keep_moves` syncs it. Raises StorageError.
     """
     folder.join(QUARANTINE).make_folder()
     target = free_place(folder, file.name)
@@ -69,7 +69,7 @@ def set_aside(file: Location, folder: Location) -> Location:
 
 
 def keep_moves(files: Sequence[Location], folder: Location) -> None:
-    """Have the disk keep that `files` of dataset `folder` were set aside: their new names, then that the old ones are gone.
+    """Sync to disk that `files` of dataset `folder` were set aside: their new names, then that the old ones are gone.
 
     Raises StorageError.
     """

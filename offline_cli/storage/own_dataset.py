@@ -143,7 +143,7 @@ def is_own_part(place: Location) -> bool:
 
 
 def is_note(place: Location) -> bool:
-    """Whether a writer's note is here, or what is left of one: JSON that says something else is somebody's."""
+    """Whether a writer's note is here, or what is left of one: other JSON belongs to the user."""
     found = whole_file(place) if is_regular(place) else None
     if found is None:
         return False
@@ -173,7 +173,7 @@ def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> L
 
 
 def quarantine_files(folder: Location) -> dict[int, Location]:
-    """Files of rows set aside in dataset `folder`, by number; copies in folders below are somebody's."""
+    """Files of rows set aside in dataset `folder`, by number; copies in folders below belong to the user."""
     where = folder.join(QUARANTINE)
     matches = {file: QUARANTINE_PATH.fullmatch(f"{QUARANTINE}/{file.name}") for file in where.children()}
     return {int(match["number"]): file for file, match in matches.items() if match}
@@ -185,7 +185,7 @@ def next_number(folder: Location) -> int:
 
 
 def all_but_parts(folder: Location) -> list[Location]:
-    """What is in the folder, but for half-written files of ours, which are nothing yet, or nothing any more."""
+    """What is in the folder, but for half-written files of ours, which do not count."""
     return [child for child in folder.children() if not is_own_part(child)]
 
 

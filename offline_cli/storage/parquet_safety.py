@@ -35,15 +35,13 @@ __all__ = [
     "with_ends",
 ]
 
-NEAR: Final = 256 << 10  # bytes that are rather fetched than left out
+NEAR: Final = 256 << 10  # gaps of up to so many bytes are fetched too
 Opening = Callable[[], AbstractContextManager[Any]]
 
-MEMORY_LIMIT: Final = byte_size(
-    shared.MEMORY_LIMIT.default, option="--memory-limit"
-)  # bytes that reading may take, unless told otherwise
+MEMORY_LIMIT: Final = byte_size(shared.MEMORY_LIMIT.default, option="--memory-limit")  # bytes that reading may take by default
 MAX_BYTES: Final = 64 << 20
 MAX_RATIO: Final = 1000
-SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take without a look at its dictionary
+SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take before its dictionary is checked
 PREFIXES: Final = "DELTA_BYTE_ARRAY"
 PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
 WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 5}
@@ -98,7 +96,7 @@ def with_ends(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, i
 
 
 class Unfolded(NamedTuple):
-    """What the looked at columns of a file take in memory."""
+    """The memory that the checked columns of a file take."""
 
     nbytes: int  # at least; texts that repeat are counted once, unless `apart`
     apart: bool  # whether row groups have to be held one at a time: the file is trusted, and beyond the bound
@@ -115,8 +113,8 @@ def refuse_bomb(
 ) -> Unfolded:
     """Raise UnsafeData where the `columns` (top-level names; None: all) of a file of `size()` bytes are a bomb.
 
-    `opening` gives the file, and `size` its bytes as stored, if they have to be looked at. `metadata`: its footer. `group`:
-    look at that row group alone, for readers that hold no more. Arrow's errors go to the caller.
+    `opening` gives the file, and `size` its bytes as stored, if they have to be read. `metadata`: its footer. `group`:
+    check that row group alone, for readers that hold one at a time. Arrow's errors go to the caller.
     """
     chunks = _chunks(metadata, columns, range(metadata.num_row_groups) if group is None else [group])
     plain = sum(chunk.memory for chunk in chunks)
@@ -191,7 +189,7 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int]) -> list[_Chunk]:
-    """Each fact is asked for once: small files come by the thousand."""
+    """Each fact is looked up once: there may be thousands of small files."""
     chosen = chosen_columns(metadata, columns)
     found = []
     for group in groups:
@@ -225,7 +223,7 @@ def _at_most(opening: Opening, metadata: Any, plain: int, chunks: Collection[_Ch
 
 
 def _longest_entry(stream: Any, metadata: Any, group: int, path: str) -> int | None:
-    """Bytes of the longest text in the one dictionary that a column chunk has; None where the dictionary does not show.
+    """Bytes of the longest text in the one dictionary that a column chunk has; None where the dictionary is not visible.
 
     It comes with the first row. That row alone, where it stands outside of the dictionary, is a dictionary of one entry: two
     entries are the chunk's own, and all of them.

@@ -41,7 +41,7 @@ _TEXT: Final = {"": (str,), "use_ssl": (bool,), "verify": (bool, str)}
 
 
 class Fault(Enum):
-    """What a provider means by an error. `provider_errors` has the words for each."""
+    """The meaning of a provider's error. `failures.py` has the message for each."""
 
     NO_BUCKET = "no bucket"
     NO_CREDENTIALS = "no credentials"
@@ -63,7 +63,7 @@ class InnerOptions:
 
     names: Names
     kinds: Mapping[str, tuple[type, ...]] | None = None  # that values may be of, "" for names not listed; None: any
-    near: Mapping[str, str] = field(default_factory=dict)  # what people write, and what it is called here
+    near: Mapping[str, str] = field(default_factory=dict)  # what people write, and its name here
     repeats_options: bool = False  # whether a name here may be an option of the client too, and has to be equal then
 
 
@@ -97,7 +97,7 @@ class Provider:
     checks_options: bool = False  # whether the parameters of its client's class are all the options that there are
     more_options: frozenset[str] = frozenset()  # that the client passes on
     inner_options: Mapping[str, InnerOptions] = field(default_factory=dict)
-    advice: Mapping[str, str] = field(default_factory=dict)  # what to do in place of an option that it has not, by name
+    advice: Mapping[str, str] = field(default_factory=dict)  # what to do instead of an option that it lacks, by name
     prepare: Callable[[Mapping[str, Any]], None] = lambda options: None  # before the client is imported: no look-ups, say
 
     # ---- errors ----
@@ -175,7 +175,7 @@ def _of_http_session() -> frozenset[str]:
 def _without_question_of_bucket(options: Mapping[str, Any]) -> None:
     """Keep gcsfs from asking what kind of bucket this is where the endpoint is not Google's, which takes it a minute.
 
-    It asks over gRPC, which other servers do not answer, unless told otherwise before it is imported. What the user has set
+    It asks over gRPC, which other servers do not answer, unless configured before it is imported. What the user has set
     stays.
     """
     if options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -284,7 +284,7 @@ def known_providers() -> tuple[Provider, ...]:
 
 
 def provider_of(scheme: str) -> Provider:
-    """The provider of a scheme; a plain one where nobody has registered any.
+    """The provider of a scheme; a plain one where none is registered.
 
     Raises BadConfig for a registered object that is no provider of this scheme, MissingPackage where it cannot be imported.
     """

@@ -38,7 +38,7 @@ class ShardReader:
     action_space: Space | None
     keep: Sequence[str] | None = None  # extra model outputs to read, and "infos"; None: all
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
-    declared: bool = False  # `episodes` only: the episodes may say no other spaces
+    declared: bool = False  # `episodes` only: the episodes may not state other spaces
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
 
     def read(
@@ -54,7 +54,7 @@ class ShardReader:
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
-        `size`, `rows`, `trust`: what its manifest says of it. `whole`: compare its sha256 by the end of the last batch.
+        `size`, `rows`, `trust`: what its manifest states. `whole`: compare its sha256 by the end of the last batch.
         `opening`: the shard, if it has been opened. `scope` owns it. Raises BadData, naming the shard, where it is missing, has
         another size or content, is cut, or has other columns than its spaces ask for; MemoryLimitExceeded for row groups
         that are no bomb only because the sha256 is true.
@@ -159,7 +159,7 @@ def _wrong_columns(what: str, location: Location) -> BadData:
 def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:
     """The rows of `tables` again, cut where an episode ends, each table of `target_steps` rows or more but for the last."""
     pending: list[Any] = []
-    rows = cut = 0  # rows pending, and those of them before the episode that may go on
+    rows = cut = 0  # rows pending, and those of them before the episode that may continue
     last_id: Any = None
     for table in tables:
         if not table.num_rows:
@@ -179,7 +179,7 @@ def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:
 
 
 def _last_start(ids: Any, before: Any) -> int | None:
-    """The last row at which an id begins that is not that of the row before; None: all go on with `before`."""
+    """The last row at which an id begins that is not that of the row before; None: all continue `before`."""
     if isinstance(ids, pa.ChunkedArray):
         ids = ids.chunk(0)
     changes = np.flatnonzero(pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False))

@@ -31,9 +31,9 @@ from offline_cli.storage.row_groups import BLOCK_BYTES
 
 __all__ = ["ChunkStatistics", "Cuts", "Held", "alone", "chunk_statistics", "cuts_of", "parquet_options"]
 
-SURE: Final = 2  # so many times the bytes that are wanted, packed in parts, are no fewer as a whole
+SURE: Final = 2  # so many times the wanted bytes, packed in parts, are never fewer packed as a whole
 PIECE: Final = 1 << 20  # bytes packed at a time
-LIMITED: Final = ("lz4", "snappy", "none")  # no more than 255 times as much unfolds from what these pack
+LIMITED: Final = ("lz4", "snappy", "none")  # these unfold to at most 255 times their bytes
 LIMIT: Final = 255
 
 ROW_GROUPS, COLUMNS, META_DATA, STATISTICS = 4, 1, 3, 12  # numbers of fields in parquet.thrift
@@ -57,7 +57,7 @@ def parquet_options(schema: Any, compression: str, *, is_plain: bool) -> dict[st
 
 
 def _repeating(schema: Any) -> list[str]:
-    """Paths of Parquet columns worth a dictionary: text and integers, wherever they stand.
+    """Paths of Parquet columns worth a dictionary: text and integers, wherever they are.
 
     Parquet has no 8-bit numbers: an image's bytes take four each. As indices into a dictionary they take one again.
     """
@@ -89,7 +89,7 @@ class Held:
     """What is in a shard before a table."""
 
     in_memory: int = 0  # bytes, as readers count them
-    by_now: int = 0  # bytes of the file that are surely written
+    by_now: int = 0  # bytes of the file that are certainly written
     stored: Callable[[], int] = int  # bytes of the file, once all is written: waits for it
 
 
@@ -257,7 +257,7 @@ def _integer(data: bytes, at: int, depth: int) -> tuple[int, int]:
 def _binary(data: bytes, at: int, depth: int) -> tuple[bytes, int]:
     length, at = _varint(data, at)
     if at + length > len(data):
-        raise ValueError("bytes that go on beyond the end")
+        raise ValueError("bytes that extend beyond the end")
     return data[at : at + length], at + length
 
 

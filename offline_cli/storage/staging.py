@@ -47,7 +47,7 @@ class StagedFile:
     """A file-like object for writing; exactly one of `commit` and `discard` ends it. Raises StorageError throughout."""
 
     def __init__(self, target: Location, *, folder: Location) -> None:
-        """`folder`: the dataset folder, where a local file may stand until it is whole."""
+        """`folder`: the dataset folder, where a local file may be until it is whole."""
         self.target = target
         self.bytes = 0
         self._sha256 = hashlib.sha256()
@@ -100,14 +100,14 @@ class StagedFile:
         return False
 
     def commit(self) -> None:
-        """Put the file under its name, whole."""
+        """Publish the file under its name, whole."""
         assert self._stage is not None, "the file was committed or discarded"
         with writing_failures(self.target):
             self._stage.commit()
         self._stage = None
 
     def discard(self) -> None:
-        """Leave nothing of the file; a second time, or after `commit`, nothing happens."""
+        """Discard the file; a second time, or after `commit`, nothing happens."""
         stage, self._stage = self._stage, None
         if stage is not None:
             self._discarded = True
@@ -117,7 +117,7 @@ class StagedFile:
 
 @contextlib.contextmanager
 def writing_failures(target: Location, doing: str = "writing") -> Iterator[None]:
-    """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client says of the file."""
+    """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client blames the file."""
     try:
         with storage_failures(target.url, doing):
             yield
@@ -149,7 +149,7 @@ def _stage(target: Location, folder: Location) -> _Stage:
 
 
 def part_name(name: str) -> str:
-    """A name for a file that is to be called `name`: another one for each writer, as one may write while another wakes up."""
+    """A name for a file that is to be called `name`: different for each writer, as one may write while another wakes up."""
     return f"{PART_PREFIX}{secrets.token_hex(4)}-{name}"
 
 
@@ -194,7 +194,7 @@ class _MemoryStage:
 def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
     """Write `data`, which nobody else would write, to `target`; False where something is there already.
 
-    `folder`: the dataset folder, where a local file may stand until it is whole. Raises StorageError.
+    `folder`: the dataset folder, where a local file may be until it is whole. Raises StorageError.
     """
 
     def request() -> bool:
@@ -210,7 +210,7 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
         except OSError:
             if target.is_local or not target.fs.exists(target.path):
                 raise
-            return False  # refused in words that say nothing: radosgw does
+            return False  # refused without a usable message: radosgw does
         return True
 
     if not creates_only(target) and target.exists():
@@ -220,7 +220,7 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
 
 
 def creates_only(target: Location) -> bool:
-    """Whether the client of this storage can make a file only where none is."""
+    """Whether the client of this storage can create a file only where there is none."""
     return target.is_local or (target.provider.creates_only and not is_arrow(target))
 
 
@@ -256,5 +256,5 @@ def _link(final: str, part: str, data: bytes) -> None:
     try:
         sync_names(os.path.dirname(final) or ".")
     except OSError:
-        os.remove(final)  # who asked is told that it was not made
+        os.remove(final)  # the caller learns that it was not created
         raise

@@ -75,13 +75,13 @@ def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | 
 
 
 def info_from_text(text: str, *, where: str) -> dict[str, Any]:
-    """The info that `text` stands for. Raises BadData where it is no JSON object."""
+    """The info in `text`. Raises BadData where it is no JSON object."""
     try:
         info = from_json(text)
     except ValueError as err:
-        raise BadData(f"infos that are no JSON: {err}", where=where, fix="write the dataset again from its source") from err
+        raise BadData(f"infos that are not JSON: {err}", where=where, fix="write the dataset again from its source") from err
     if not isinstance(info, dict):
-        raise BadData("infos that are no JSON object", where=where, fix="write the dataset again from its source")
+        raise BadData("infos that are not a JSON object", where=where, fix="write the dataset again from its source")
     return info
 
 
@@ -173,7 +173,7 @@ def _info_columns(batch: EpisodeBatch, tally: Tally) -> dict[str, Any]:
     if batch.infos is None:
         return {name: pa.nulls(batch.num_steps, pa.string()) for name in INFO_COLUMNS}
     texts = np.full(len(batch.infos), None, object)
-    for row, info in enumerate(batch.infos):  # a loop over those that say something: JSON is text
+    for row, info in enumerate(batch.infos):  # a loop over those that are not empty: JSON is text
         if info:
             texts[row] = info_to_text(info, tally=tally, where=_info_place(batch, row))
     resets = np.full(batch.num_steps, None, object)
@@ -252,7 +252,7 @@ class _Rows:
         """The texts of an array, None for null."""
         try:
             found: list[Any] = column.to_pylist()
-        except UnicodeDecodeError as err:  # Arrow takes the bytes of a file on trust
+        except UnicodeDecodeError as err:  # Arrow does not check the bytes of a file
             raise BadData(f"text that is not UTF-8: {err}", where=self._where, fix=FIX) from err
         return found
 

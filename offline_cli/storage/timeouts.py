@@ -37,15 +37,15 @@ __all__ = [
     "waits_told_to",
 ]
 
-SECONDS: Final = 60.0  # that a request may take, unless told otherwise; clients get over a short outage in up to 20
+SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
 AFTERWARDS: Final = 5.0  # seconds after a failure in which requests are taken for clean-up
-FIRST_WORD: Final = 5.0  # seconds before somebody is told of a wait, and between two such words
-NOTICED: Final = 0.1  # seconds until a wait that may be stopped is
+FIRST_WORD: Final = 5.0  # seconds before a wait is reported, and between two reports
+NOTICED: Final = 0.1  # seconds within which a stoppable wait ends
 
 T = TypeVar("T")
 OnWait: TypeAlias = Callable[[str, float, float], None]
-"""Told of a wait: for which URL, seconds so far, seconds at most."""
+"""Called about a wait: for which URL, seconds so far, seconds at most."""
 
 _ANSWERS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _listeners: list[OnWait] = []
@@ -61,7 +61,7 @@ class NoAnswer(TimeoutError):
 
 
 class Stopped(Exception):
-    """Nobody wants the answer any more that this thread waits for."""
+    """The wait was cancelled."""
 
 
 class Patience:
@@ -85,14 +85,14 @@ class Patience:
         return Pending(request, url, limit, self)
 
     def told(self, error: BaseException | None) -> None:
-        """Take note of how a request ended: None, or an error that says no, means that the storage works."""
+        """Record how a request ended: None, or a negative answer, means that the storage works."""
         answered = error is None or isinstance(error, _ANSWERS)
         if answered or isinstance(error, Exception):
             self._failed = -math.inf if answered else time.monotonic()
 
 
 class Pending(Generic[T]):
-    """A request under way, in a thread that nothing waits for at the end of the process."""
+    """A request under way, in a thread that does not keep the process alive."""
 
     __slots__ = ("_began", "_limit", "_outcome", "_patience", "_url")
 
@@ -162,7 +162,7 @@ def ended_by(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def waits_told_to(listener: OnWait) -> Iterator[None]:
-    """Within it, `listener` is told every few seconds of a request that is not answered, from whatever thread waits."""
+    """Within it, `listener` is called every few seconds about a request that is not answered, from whatever thread waits."""
     _listeners.append(listener)
     try:
         yield
@@ -171,10 +171,10 @@ def waits_told_to(listener: OnWait) -> Iterator[None]:
 
 
 class ReadingPool:
-    """Gives calls to threads; a context manager, at whose end what has not begun is not, and waits for a storage end at once.
+    """Gives calls to threads; a context manager, whose exit cancels calls that have not begun and ends waits for a storage at
 
-    So Ctrl-C, an error, or a caller that has seen enough wait for no server. One that is dropped without that does what it has
-    been given, and ends.
+    once. So Ctrl-C, an error, or a caller that has seen enough wait for no server. A pool that is dropped without it finishes
+    its calls, and ends.
     """
 
     def __init__(self, threads: int) -> None:

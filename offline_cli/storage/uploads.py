@@ -67,7 +67,7 @@ class UploadStage:
         self._target.ask(WRITING, partial(self._file.write, part))
 
     def commit(self) -> None:
-        """Put the file under its name."""
+        """Publish the file under its name."""
         self._send()
         self._target.ask(WRITING, self._file.close)
         self._target.ask(WRITING, self._file.commit)
@@ -78,7 +78,7 @@ class UploadStage:
             if not self._target.forgets_uploads:
                 self._target.ask("aborting the upload", self._file.discard)
         finally:
-            with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need no such help
+            with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need none of this
                 self._file.closed = True  # else the garbage collector would close it, and closing uploads what is left
 
 
@@ -100,7 +100,7 @@ class ArrowStage:
             self._upload()
         except BaseException:
             if not was_there:
-                with contextlib.suppress(StorageError):  # the failure itself is told
+                with contextlib.suppress(StorageError):  # the failure itself is reported
                     self._target.remove()
             raise
         self._waiting.close()
@@ -113,7 +113,7 @@ class ArrowStage:
         self._target.ask(WRITING, stream.close)
 
     def discard(self) -> None:
-        """Forget what waits."""
+        """Drop what waits."""
         self._waiting.close()
 
 

@@ -383,7 +383,7 @@ class TestOfADamagedDataset:
         folder.repair(drop_broken=True)
         (problem,) = (one for one in validate(folder.place).problems if one.code == "incomplete-dataset")
         assert (problem.severity, "repair left out 1 shard" in problem.what) == ("warning", True)
-        with pytest.raises(OutputExists, match="is not complete, and nothing in it says how to go on") as caught:
+        with pytest.raises(OutputExists, match="is not complete, and nothing in it says how to continue") as caught:
             folder.write(resume=True)
         assert caught.value.fix == problem.fix == "write what is missing to another --out, or everything again with --overwrite"
 
