@@ -27,10 +27,10 @@ from offline_cli.trees import Tree
 __all__ = ["infos_of", "is_text", "tree_of", "tree_of_following", "why_no_infos", "why_no_numbers"]
 
 EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
-MAX_EMPTY = 1 << 20  # of a dimension beside one of no size: numpy has limits of its own there
+MAX_EMPTY = 1 << 20  # of a dimension beside an empty one: numpy has limits of its own there
 RAY_TENSOR, RAY_VARIABLE = "ray.data.arrow_tensor", "ray.data.arrow_variable_shaped_tensor"
 
-Where = Callable[[int], str]  # row number to its place in words
+Where = Callable[[int], str]  # row number to its place as text
 
 
 def is_text(type_: pa.DataType) -> bool:

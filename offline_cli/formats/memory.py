@@ -27,7 +27,7 @@ __all__ = ["MEMORY_LIMIT", "WRITTEN", "EpisodeLimit", "give_back", "room_for_dat
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
 WRITTEN: Final = 7  # times the bytes of an episode's arrays: these, the packed item, and what the Parquet writer makes of that
 REWARD: Final = 8  # bytes
-HELD: Final = 5  # times the bytes of its arrays: 256 MB were seen to take 1.4 GB with the program, and 141 MB 0.8 GB
+HELD: Final = 5  # times the bytes of its arrays: 256 MB took 1.4 GB with the program, and 141 MB 0.8 GB
 
 
 def room_for_data(memory_limit: int) -> int:
@@ -36,7 +36,7 @@ def room_for_data(memory_limit: int) -> int:
 
 
 def give_back() -> None:
-    """Have free memory go back to the system now: a few milliseconds."""
+    """Return free memory to the system now: a few milliseconds."""
     pa.system_memory_pool().release_unused()
 
 

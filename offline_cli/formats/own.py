@@ -18,7 +18,7 @@ __all__ = ["OwnSource", "info_of"]
 
 @dataclass(slots=True)
 class OwnSource:
-    """A committed dataset; its manifest says what foreign sources leave open."""
+    """A committed dataset; its manifest declares what foreign sources leave open."""
 
     dataset: Dataset
     info: SourceInfo

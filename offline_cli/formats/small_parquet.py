@@ -51,9 +51,9 @@ LARGEST: Final = 512 << 10  # bytes of one that is read at once, and parsed from
 BUNCH: Final = 64  # files that are given to a thread at a time,
 BUNCH_BYTES: Final = 1 << 20  # and how many bytes of them,
 ROOM: Final = 8 << 20  # which may unfold to so many
-FEW: Final = 256  # files that are not worth it
+FEW: Final = 256  # files for which it does not pay
 MANY: Final = 5000  # files from which on processes pay
-SLOW_START: Final = 16  # files at once are one in so many of those before: who stops soon has not had many of them read
+SLOW_START: Final = 16  # files at once are one in so many of those before: a reader that stops early has not read many of them
 THREADS: Final = 2
 AHEAD: Final = 8  # bunches that wait for their turn
 
@@ -108,7 +108,7 @@ def one_ahead(batches: Iterator[pa.RecordBatch], scope: Scope) -> Iterator[pa.Re
 
 
 def validated(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`batch` itself. Raises ArrowInvalid for text that is not UTF-8, and for lists whose places go back."""
+    """`batch` itself. Raises ArrowInvalid for text that is not UTF-8, and for lists whose offsets decrease."""
     batch.validate(full=True)
     return batch
 
@@ -152,7 +152,7 @@ class FewRows:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file that is to be read by itself."""
+    """A file to be read by itself."""
 
     number: int  # among those of its bunch
 

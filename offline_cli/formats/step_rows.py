@@ -47,7 +47,7 @@ Pair = tuple[str | None, str | None]  # agent, module
 
 LEGACY: Final = (Columns.DONES, "done")
 END_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, *LEGACY)
-"""Every column that may tell an end."""
+"""Every column that may mark an end."""
 
 LONG: Final = 1000  # rows of a run
 
@@ -59,9 +59,9 @@ def agent_episode_id(eps_id: Any, module: str | None, agent: Any) -> str:
 
 @dataclass(slots=True)
 class SharedIds:
-    """Tells the agents of one source apart, whatever part of it has been seen.
+    """Distinguishes the agents of one source, whatever part of it has been seen.
 
-    Where the first rows have an `eps_id` of several agents, every id of the source names its agent. Where that is met only
+    Where the first rows have an `eps_id` of several agents, every id of the source names its agent. Where that is seen only
     later, ids passed on already stay as they are, and the further agents of an `eps_id` get names.
     """
 
@@ -102,8 +102,8 @@ def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
 def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(N,) terminateds and truncateds of the flags among `columns`.
 
-    Counts the terminations that only `dones` tells (`dones-as-terminateds`), and the steps where it says something else than
-    the flags beside it (`dones-disagree`).
+    Counts the terminations that only `dones` marks (`dones-as-terminateds`), and the steps where it contradicts the flags
+    beside it (`dones-disagree`).
     """
     read = {name: np.asarray(columns[name]).astype(np.bool_) for name in END_FLAGS if name in columns}
     none = np.zeros(rows, np.bool_)
@@ -150,7 +150,7 @@ class StepRows:
 
 
 def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[np.int64]:
-    """(N,) numbers of steps within their episode. Raises BadEpisode, naming the row, for one that is no number from 0 on."""
+    """(N,) numbers of steps within their episode. Raises BadEpisode, naming the row, for one that is not a number from 0 on."""
     with np.errstate(invalid="ignore"):  # what does not fit is found right here
         steps = values.astype(np.int64)
         bad = np.flatnonzero((steps != values) | (steps < 0))
@@ -159,7 +159,7 @@ def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[n
         raise BadEpisode(
             f"column {Columns.T} holds {values[row]}, and not the number of a step",
             where=where(row),
-            fix="count the steps of an episode from 0, or leave the column out where rows stand in order",
+            fix="count the steps of an episode from 0, or leave the column out where rows are in order",
         )
     return steps
 

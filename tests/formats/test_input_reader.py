@@ -254,7 +254,7 @@ def test_a_reader_without_a_batch_is_no_data(given: Any) -> None:
 def test_what_makes_no_reader_is_refused(given: Any) -> None:
     with pytest.raises(BadConfig, match=r"it makes Nothing, which has no next\(\)"):
         whole("any", from_="python:given_objects:Nothing")
-    with pytest.raises(BadConfig, match="it is int, and makes no reader"):
+    with pytest.raises(BadConfig, match="it is int, which makes no reader"):
         whole("any", from_="python:given_objects:NUMBER")
 
 

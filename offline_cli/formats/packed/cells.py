@@ -75,7 +75,7 @@ class Pattern:
     def of(cls, pickled: bytes, value: Any, read: Unpickled) -> Pattern | None:
         """The pattern of a pickle; None where it is not one C-ordered array of numbers over one run of bytes."""
         if not isinstance(value, np.ndarray) or not value.flags.c_contiguous or not value.nbytes or value.dtype.kind == "U":
-            return None  # text is read with care each time: not every number in it is a character
+            return None  # text is checked each time: not every number in it is a character
         spans = [(start, start + size) for start, size in read.spans if size == value.nbytes]
         if len(spans) != 1 or pickled[slice(*spans[0])] != value.tobytes():
             return None
@@ -89,7 +89,7 @@ class Pattern:
 
 @dataclass(slots=True)
 class KnownPatterns:
-    """Reads packed texts one after the other, and remembers the patterns of those that it has read."""
+    """Reads packed texts one after the other, and keeps the patterns of those that it has read."""
 
     _known: dict[int, Pattern] = field(default_factory=dict)  # by length: the last one of each
 
@@ -110,7 +110,7 @@ class KnownPatterns:
 
 
 def unpack(text: str | bytes, *, where: str, object_lists: bool = False) -> Any:
-    """The value that `text` stands for: an array, a numpy scalar, or plain containers of these.
+    """The value packed in `text`: an array, a numpy scalar, or plain containers of these.
 
     `object_lists`: object arrays come back as lists of plain values (for infos) instead of being refused. Raises UnsafeData
     where the pickle names anything but numpy's arrays or would unfold beyond reason, BadEpisode for a cut or invalid text.
@@ -146,7 +146,7 @@ def _texts(cells: Any, where: Callable[[int], str]) -> Texts:
 
 
 class _Column:
-    """The array being filled, and what the first cell says that all must agree with."""
+    """The array being filled, and the form of the first cell, which all must share."""
 
     def __init__(self, texts: Texts, where: Callable[[int], str]) -> None:
         self.texts, self.where = texts, where

@@ -42,22 +42,22 @@ DATA_OFFSETS: Final = {
     "SHORT_BINSTRING": 2,
     "BINSTRING": 5,
 }
-"""Instructions that carry bytes, and how many of their own bytes stand before these."""
+"""Instructions that carry bytes, and how many of their own bytes precede these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpickled:
-    """What a pickle stands for, and where in it raw bytes lie."""
+    """The value of a pickle, and the places of its raw bytes."""
 
     value: Any  # array, numpy scalar, or plain containers of these and of plain values
     spans: tuple[tuple[int, int], ...]  # (offset, length) of each run of raw bytes in the pickle
 
 
 def unpickle(data: bytes, *, where: str, object_lists: bool = False) -> Unpickled:
-    """The value that `data` (pickle, protocol 0 to 5) stands for.
+    """The value that `data` (pickle, protocol 0 to 5) holds.
 
     `object_lists`: give object arrays as (nested) lists instead of refusing them. Raises UnsafeData where the pickle names or
-    does anything beyond arrays and plain containers, or outgrows its bytes; BadEpisode where it is cut or inconsistent.
+    does anything beyond arrays and plain containers, or exceeds its bytes; BadEpisode where it is cut or inconsistent.
     """
     machine = _Machine(Builder(where, 2 * len(data) + 1024, object_lists))
     try:
@@ -224,4 +224,4 @@ def _check_extent(value: Any, budget: int, where: str) -> None:
         elif isinstance(node, np.ndarray):
             budget -= node.nbytes
         elif isinstance(node, (Name, DType, Blank)):
-            raise UnsafeData("a pickle of something else than numbers is not read", where=where, fix=FIX)
+            raise UnsafeData("a pickle of anything but numbers is not read", where=where, fix=FIX)

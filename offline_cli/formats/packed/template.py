@@ -88,13 +88,13 @@ def _from_frame(raw: bytes, where: str) -> bytes:
 
 
 def _streamed(raw: bytes, limit: int, where: str) -> tuple[bytes, int]:
-    """The content of a frame that does not say its size, and the bytes read."""
+    """The content of a frame that does not state its size, and the bytes read."""
     decompressor = lz4.frame.LZ4FrameDecompressor()
     data: bytes = decompressor.decompress(raw, max_length=limit)
     if not decompressor.eof:
         if len(data) >= limit:
             raise _bomb(f"unfolds to more than {limit} bytes", where)
-        raise BadEpisode("a packed cell that was cut", where=where, fix=FIX)
+        raise BadEpisode("a truncated packed cell", where=where, fix=FIX)
     return data, len(raw) - len(decompressor.unused_data or b"")
 
 
@@ -208,7 +208,7 @@ def _decode_row_by_row(chars: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDA
 
 
 def _place_in_frame(frame: bytes, offset: int, size: int) -> int | None:
-    """Where in `frame` the `size` bytes that it unfolds to at `offset` stand as literals; None where they do not."""
+    """Where in `frame` the `size` bytes that it unfolds to at `offset` are literals; None where they are not."""
     flags = frame[4] if frame[:4] == FRAME_MAGIC else 0
     if flags & ~CONTENT_SIZE_BIT != PLAIN_FRAME:
         return None

@@ -56,7 +56,7 @@ VALUES: Final = (*TREES, *SCALARS, Columns.T)
 """Columns that hold a value for every row, where they are there at all."""
 INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
 
-Where = Callable[[int], str]  # row of the table to its place in words
+Where = Callable[[int], str]  # row of the table to its place as text
 OnLost = Callable[[NDArray[np.int64], str], None]  # rows of the table that went to the rejects, and the place of the first
 Shapes = Mapping[str, tuple[int, ...]]  # by dotted path of the leaf
 
@@ -79,7 +79,7 @@ def keys_of(table: pa.Table) -> Keys:
 
 
 def _codes(table: pa.Table, name: str) -> tuple[NDArray[np.int64], tuple[str | None, ...]]:
-    """(N,) index into distinct values, as text; a column that is not there has one value, None."""
+    """(N,) index into distinct values, as text; a missing column has one value, None."""
     if name not in table.column_names:
         return np.zeros(table.num_rows, np.int64), (None,)
     encoded = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
@@ -93,7 +93,7 @@ def taken(keys: Keys, rows: NDArray[np.int64]) -> Keys:
 
 
 def order_of(table: pa.Table, keys: Keys) -> NDArray[np.int64] | None:
-    """The order by episode, and within it by timestep or else as rows stand; None where rows mostly follow each other."""
+    """The order by episode, and within it by timestep or else in file order; None where rows mostly follow each other."""
     t = table[Columns.T].to_numpy() if Columns.T in table.column_names else None
     breaks = keys.code[1:] != keys.code[:-1]
     if t is not None:
@@ -151,7 +151,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def wanted_columns(table: pa.Table, tally: Tally, dropped: set[str]) -> pa.Table:
-    """Without the columns that hold nothing to keep, and those in `dropped`, which were left out of the rows before."""
+    """Without the columns that hold nothing of use, and those in `dropped`, which were left out of the rows before."""
     for index, column in reversed(list(enumerate(table.schema))):
         name, values = column.name, table.column(index)
         has_role = name in (*VALUES, *INFOS, *KEYS, Columns.SOURCE_ID)
@@ -187,7 +187,7 @@ def missing_values(table: pa.Table, rejects: Rejects, where: Callable[[int], str
         error = BadEpisode(
             f"column {reason[row]} has no value",
             where=where(row),
-            fix="fill the value in, or --on-error skip to go on without the episode",
+            fix="fill the value in, or --on-error skip to leave out the episode",
         )
         rejects.add(error, raw=quoted(table.slice(row, 1), rejects))
     return missing
@@ -229,7 +229,7 @@ def parts_of(
 
 
 def _read(table: pa.Table, rows: NDArray[np.int64], rejects: Rejects, where: Where, on_lost: OnLost) -> Iterator[Part]:
-    """All rows at once where they can be read; otherwise halves, until the rows that cannot be read stand alone."""
+    """All rows at once where they can be read; otherwise halves, until the rows that cannot be read are isolated."""
     if not table.num_rows:
         return
     try:
@@ -288,7 +288,7 @@ def _agrees(part: Part, shapes: Shapes, rejects: Rejects, where: Where, on_lost:
 
 
 def _difference(have: Shapes, want: Shapes) -> str:
-    """What keeps steps of the two from standing in one episode; a column that only one has does not, unless it is needed."""
+    """Why steps of the two cannot share an episode; a column that only one has is no reason, unless it is required."""
     obs, new_obs = (_below(have, name) for name in (Columns.OBS, Columns.NEXT_OBS))
     if new_obs and new_obs != obs:
         return f"column {Columns.NEXT_OBS} has {_words(new_obs)}, and column {Columns.OBS} {_words(obs)}"

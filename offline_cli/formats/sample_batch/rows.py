@@ -33,9 +33,9 @@ POLICY_BATCHES: Final = "policy_batches"
 NEEDED: Final = (Columns.OBS, Columns.ACTIONS)
 """Columns that every batch has."""
 MAX_WRAPPERS: Final = 4
-FIX: Final = "write the file again from its source, or --on-error skip to go on without the line"
+FIX: Final = "write the file again from its source, or --on-error skip to leave out the line"
 
-START: Final = 1 << 16  # bytes of a line that are looked at where it cannot be parsed
+START: Final = 1 << 16  # bytes of a line that are searched where it cannot be parsed
 TYPED: Final = re.compile(rb'\\?"type\\?"\s*:\s*\\?"(?:SampleBatch|MultiAgentBatch)\\?"')  # escaped within a wrapper's text
 TYPED_START: Final = re.compile(rb'\s*\{\s*(?:"value"\s*:\s*"?\{\s*)?' + TYPED.pattern)
 NAMED: Final = [re.compile(rb'"' + name.encode() + rb'\\?"\s*:') for name in NEEDED]
@@ -43,7 +43,7 @@ NAMED: Final = [re.compile(rb'"' + name.encode() + rb'\\?"\s*:') for name in NEE
 
 @dataclass(frozen=True, slots=True)
 class LinePlace:
-    """Which line it was."""
+    """The place of a line."""
 
     number: int  # in its group of lines, from 0
     where: str  # for messages
@@ -52,7 +52,7 @@ class LinePlace:
 
 @dataclass(slots=True)
 class PolicyRows:
-    """The N steps of one policy in L lines that stand one after the other in a file, in their order."""
+    """The N steps of one policy in L lines that are consecutive in a file, in their order."""
 
     policy: str | None  # None: SampleBatch lines, which name none
     lines: tuple[LinePlace, ...]  # (L,)
@@ -65,7 +65,7 @@ class PolicyRows:
     agent_index: NDArray[Any]  # (N,) int64 or text
     t: NDArray[np.int64] | None  # (N,)
     infos: list[Any] | None  # (N,) of the observation that each step led to; None: all empty
-    lost_before: str = ""  # where lines were lost right before the first one, without a way to tell which episodes they held
+    lost_before: str = ""  # where lines were lost right before the first one, of unknown episodes
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +132,7 @@ def is_batch(line: Line) -> bool:
         return True
     try:
         record = parsed(line)
-    except BadData:  # a line cut in half may still say what it was
+    except BadData:  # a line cut in half may still show its type
         return bool(TYPED.search(start)) or POLICY_BATCHES.encode() in start or all(name.search(start) for name in NAMED)
     if not isinstance(record, dict):
         return False
@@ -170,7 +170,7 @@ def _record(line: Line, value: Any) -> dict[str, Any]:
 
 
 def parsed(line: Line) -> Any:
-    """The line's value, taken out of its wrappers. Raises BadData, naming the line, where it is not whole JSON."""
+    """The line's value, without its wrappers. Raises BadData, naming the line, where it is not whole JSON."""
     value = _parsed(line.data, line)
     for _ in range(MAX_WRAPPERS):
         if not isinstance(value, dict) or "value" not in value or "type" in value:

@@ -37,14 +37,14 @@ from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 __all__ = ["Identifier", "Settlement", "run_starts"]
 
 PREVIOUS: Final = {"prev_actions": Columns.ACTIONS, "prev_rewards": Columns.REWARDS}
-"""Columns that repeat another one a step later, 0 at first steps: left out where they do no more than that."""
+"""Columns that repeat another one a step later, 0 at first steps: left out where they add nothing."""
 EXACT_IN_FLOAT32: Final = 1 << 24
 
 Path = tuple[str | None, str]  # policy, dotted path of the leaf
 
 
 def run_starts(rows: PolicyRows) -> NDArray[np.bool_]:
-    """(N,) true where a row does not go on from the one before it in its line; always at a line's first row."""
+    """(N,) true where a row does not continue the one before it in its line; always at a line's first row."""
     ended = rows.terminateds | rows.truncateds
     follows = ~ended[:-1] & (rows.agent_index[1:] == rows.agent_index[:-1])
     if rows.eps_id is not None:
@@ -170,13 +170,13 @@ class _Evidence:
 
 @dataclass(slots=True)
 class Settlement:
-    """Collects evidence from the first lines, then says what holds for all."""
+    """Collects evidence from the first lines, then settles it for all."""
 
     tally: Tally
     observation_space: Space | None = None
     action_space: Space | None = None
     _evidence: dict[Path, _Evidence] = field(default_factory=dict)
-    _underived: set[tuple[str | None, str]] = field(default_factory=set)  # policy, column of PREVIOUS that says more
+    _underived: set[tuple[str | None, str]] = field(default_factory=set)  # policy, column of PREVIOUS that adds something
     _agents: set[tuple[str | None, Any]] = field(default_factory=set)  # policy, agent index
     _is_settled: bool = False
 
@@ -221,7 +221,7 @@ class Settlement:
         self._evidence[path] = merged
 
     def _observe_previous(self, rows: PolicyRows) -> None:
-        """Find the columns that say more than those that they could repeat."""
+        """Find the columns that do not merely repeat others."""
         names = [name for name in PREVIOUS if name in rows.columns and not self._keeps(rows.policy, name)]
         if not names:
             return
@@ -266,7 +266,7 @@ class Settlement:
         return unflatten_like(tree, cast)
 
     def needs_suffix(self, policy: str | None, agent: Any) -> bool:
-        """Whether that agent's episodes need more than `eps_id` to be told from other agents' (they share it)."""
+        """Whether that agent's episodes need more than `eps_id` to be distinguished from other agents' (they share it)."""
         return self._agents != {(policy, agent)}
 
 
@@ -300,7 +300,7 @@ def _survives(leaf: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 def _is_derivable(rows: PolicyRows, name: str, first: NDArray[np.bool_]) -> bool:
     """Whether `name` is absent, or the column it repeats a step later: 0 at timestep 0, unknown where a line begins later.
 
-    `first`: (N,) the rows that do not go on from the one before. True of several lines, it is true of each of them.
+    `first`: (N,) the rows that do not continue the one before. True of several lines, it is true of each of them.
     """
     if name not in rows.columns:
         return True
@@ -314,5 +314,5 @@ def _is_derivable(rows: PolicyRows, name: str, first: NDArray[np.bool_]) -> bool
 
     try:
         return all(flat for _, flat in flatten(map_leaves(same, rows.columns[name].tree, repeated)))
-    except ValueError:  # another structure or shape: it says something else
+    except ValueError:  # another structure or shape: it is no repetition
         return False

@@ -43,7 +43,7 @@ MAX_TEXT: Final = 8 << 20  # letters of a column as an array, of four bytes each
 def arrays_of(lists: Sequence[list[Any]], *, narrow: bool) -> list[NDArray[Any]] | None:
     """(n_i, *shape) of each of the lists, none of which is empty; None where they have no shape or no type in common.
 
-    `narrow`: give float32 where no value loses by it.
+    `narrow`: give float32 where no value changes by it.
     """
     kinds = {_first(rows) for rows in lists}
     if len(kinds) != 1:
@@ -51,7 +51,7 @@ def arrays_of(lists: Sequence[list[Any]], *, narrow: bool) -> list[NDArray[Any]]
     kind, shape = kinds.pop()
     try:
         flat = _numbers(lists, kind, shape)
-    except (TypeError, OverflowError, struct.error):  # of a row that is no list, of a number too large, of what is no number
+    except (TypeError, OverflowError, struct.error):  # of a row that is no list, of a number too large, of what is not a number
         return None
     if flat is None:
         return None
@@ -119,7 +119,7 @@ class Column:
 def column_of(
     value: Any, rows: int | None, *, where: str, space: Space | None = None, patterns: KnownPatterns | None = None
 ) -> Column:
-    """The column of `rows` steps (None: as many as it has) that `value` stands for: a JSON list or dict, packed text, an array.
+    """The column of `rows` steps (None: as many as it has) in `value`: a JSON list or dict, packed text, an array.
 
     `patterns`: of the packed texts read before this one. Raises BadEpisode where rows have no common shape, or are not as many
     as the line's steps; UnsafeData for hostile text.
@@ -138,7 +138,7 @@ def column_of(
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one column, and remembers what was met on the way."""
+    """Reads one column, and records what was seen on the way."""
 
     rows: int | None
     where: str
@@ -207,7 +207,7 @@ class _Reader:
         return unpack_cells(value, where=lambda row: f"{self.where}, row {row}")
 
     def _with_nulls(self, value: list[Any], array: NDArray[Any]) -> NDArray[Any]:
-        """A null among numbers is a NaN, which JSON has no word for."""
+        """A null among numbers is a NaN, which JSON cannot express."""
         try:
             numbers = np.array(value, np.float64)
         except (TypeError, ValueError):
@@ -217,7 +217,7 @@ class _Reader:
 
 
 def _has_long_text(rows: list[Any]) -> bool:
-    """Whether, as an array, texts in `rows` would take far more memory than they are long."""
+    """Whether texts in `rows` would take far more memory as an array than their length."""
     level = rows
     for _ in range(MAX_DEPTH):
         kinds = set(map(type, level))
@@ -239,7 +239,7 @@ def _part(space: Space | None, key: Any) -> Space | None:
 
 
 def infos_of(value: Any, rows: int, *, where: str) -> tuple[list[Any] | None, int]:
-    """The info of each step (None: all empty), and how many were no dicts and now stand under the key `info`."""
+    """The info of each step (None: all empty), and how many were not dicts and are now under the key `info`."""
     if isinstance(value, (str, bytes)):
         value = unpack(value, where=where, object_lists=True)
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
@@ -258,5 +258,5 @@ def infos_of(value: Any, rows: int, *, where: str) -> tuple[list[Any] | None, in
 
 
 def _bad(what: str, where: str, *, problem: str | None = None) -> BadEpisode:
-    fix = "write the line again from its source, or --on-error skip to go on without it"
+    fix = "write the line again from its source, or --on-error skip to leave it out"
     return BadEpisode(what, where=where, fix=fix, details={PROBLEM: problem} if problem else None)

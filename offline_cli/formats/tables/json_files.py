@@ -29,14 +29,14 @@ STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 BRACKETS, OPENING = b"[]{}", b"[{"
 NO_BRACKETS = bytes(set(range(256)) - set(BRACKETS + b"\n"))
 NOT_OPENING = bytes(set(range(256)) - set(OPENING + b"\n"))
-WALKED_BYTES = 1 << 20  # of lines whose keys are looked at together
+WALKED_BYTES = 1 << 20  # of lines whose keys are scanned together
 LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
 PART_BYTES = 1 << 16  # read at once
 ODD_BYTES = 1 << 18  # of lines that are parsed one by one where one of them is odd
-BROKEN = 1000  # broken lines that are handed on at once: an error is made for each
+BROKEN = 1000  # broken lines that are passed on at once: an error is made for each
 NO_ROWS = pa.RecordBatch.from_arrays([], names=[])
 MAX_DEPTH = 60  # Arrow takes structs and lists nested up to 64 deep
-FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --on-error skip to go on without the line"
+FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --on-error skip to leave out the line"
 
 Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
 Parsed = tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]
@@ -77,7 +77,7 @@ def json_schemas(stream: Any, url: str, line_limit: int = MAX_LINE_BYTES) -> Ite
 
 
 def _inferred(block: bytes) -> pa.Schema | None:
-    """Without making columns of the values, which takes twice as long; None where these may say something else.
+    """Without making columns of the values, which takes twice as long; None where these may differ.
 
     An object beside a number is inferred as an object, and cannot be read as one.
     """
@@ -153,7 +153,7 @@ def _parsed(block: bytes, first: int, url: str) -> Iterator[Parsed]:
 
 def _parsed_at_once(block: bytes, first: int) -> Parsed | None:
     """None where that cannot be done."""
-    import polars as pl  # takes 50 MiB and a tenth of a second, which other tables do without
+    import polars as pl  # takes 50 MiB and a tenth of a second, which other tables save
 
     if _nested_deeply(block):
         return None
@@ -168,7 +168,7 @@ def _parsed_at_once(block: bytes, first: int) -> Parsed | None:
 def _nested_deeply(block: bytes) -> bool:
     """Whether a line is nested deeper than `MAX_DEPTH`; at 600 objects Polars ends the whole process.
 
-    Only lines with that many brackets are looked at again, without their texts.
+    Only lines with that many brackets are checked again, without their texts.
     """
     suspects = [line for line in block.split(b"\n") if len(line) > MAX_DEPTH] if _many_brackets(block) else ()
     return any(_depth(line) > MAX_DEPTH for line in suspects)

@@ -100,7 +100,7 @@ def mapping_mistakes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _without_unknown(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What has names that the schema knows, and what is wrong with the other names."""
+    """The entries whose names the schema knows, and the mistakes in the other names."""
     properties = load_schema(SCHEMA)["properties"]
     known = {name: value for name, value in document.items() if name in properties}
     unknown = [f"unknown key '{name}'{_where_it_belongs(name, properties)}" for name in document if name not in properties]
@@ -149,7 +149,7 @@ def _missing_columns(columns: Mapping[str, Any]) -> Iterator[str]:
             yield f"columns: '{role}' is missing"
     for role in (Columns.AGENT_ID, Columns.MODULE_ID):
         if role in columns and Columns.EPS_ID not in columns:
-            yield f"columns: '{role}' needs 'eps_id', which tells the episodes of an agent apart"
+            yield f"columns: '{role}' needs 'eps_id', which distinguishes the episodes of an agent"
 
 
 def _unclear_trees(columns: Mapping[str, Any]) -> Iterator[str]:
@@ -209,7 +209,7 @@ class CsvForm:
 
 @dataclass(frozen=True, slots=True)
 class TableMapping:
-    """A mapping without mistakes of its own; whether the columns are there is for the files to say."""
+    """A mapping without mistakes of its own; whether its columns exist depends on the files."""
 
     name: str  # of the file or preset
     parts: tuple[Part, ...]  # at least one of obs and of actions
@@ -231,7 +231,7 @@ class TableMapping:
 
     @property
     def has_flags(self) -> bool:
-        """Whether any column tells ends."""
+        """Whether any column marks ends."""
         return any(part.role in END_FLAGS for part in self.parts)
 
     def as_text(self) -> dict[str, str]:
@@ -249,7 +249,7 @@ def load_mapping(given: str, storage_options: Mapping[str, Any] | None = None) -
 
 
 def mapping_of(text: str | bytes, name: str) -> TableMapping:
-    """The mapping that a TOML text says. Raises BadMapping with all of its mistakes."""
+    """The mapping in a TOML text. Raises BadMapping with all of its mistakes."""
     try:
         document = tomllib.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none

@@ -69,7 +69,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def array_of(
     column: pa.ChunkedArray | pa.Array, dtype: np.dtype[Any] | None, shape: Shape | None
 ) -> tuple[NDArray[Any], Bad | None]:
-    """(N, *shape) values with 0 in rows that are bad, and (N,) which those are, None where none is.
+    """(N, *shape) values with 0 in rows that are bad, and (N,) the mask of these, None where none is.
 
     `dtype`: None: the column's own. `shape`: of one value; None: that of most rows.
     """

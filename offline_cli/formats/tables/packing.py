@@ -40,7 +40,7 @@ def packing_of(head: bytes) -> str:
 
 @contextmanager
 def damage(url: str) -> Iterator[None]:
-    """Within it, bytes that Arrow cannot read raise BadData, and storage that fails StorageError."""
+    """Within it, bytes that Arrow cannot read raise BadData, and failing storage StorageError."""
     with storage_failures(url, "reading it"):
         try:
             with extension_failures():
@@ -96,7 +96,7 @@ class seekable(unpacked):  # noqa: N801
 
 
 def unpacked_head(file: Openable, packing: str) -> bytes:
-    """The first bytes of the content; where the file is damaged, those before that, or none: they still tell its kind."""
+    """The first bytes of the content; where the file is damaged, those before that, or none: they still show its kind."""
     head = b""
     with unpacked(file, packing) as stream:
         try:
@@ -121,7 +121,7 @@ def looks_like_csv(head: bytes, name: str) -> bool:
 
 
 def _text(head: bytes) -> str:
-    """Empty where the bytes are no text."""
+    """Empty where the bytes are not text."""
     if b"\0" in head:
         return ""
     try:

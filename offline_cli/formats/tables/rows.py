@@ -129,7 +129,7 @@ def _array(column: pa.ChunkedArray, shape: Shape) -> NDArray[Any]:
 
 
 def _tree(leaves: list[tuple[tuple[str, ...], NDArray[Any]]]) -> Tree:
-    """Nested dicts by path; a path of nothing is the array itself."""
+    """Nested dicts by path; the empty path is the array itself."""
     if not leaves[0][0]:
         return leaves[0][1]
     parts: dict[str, list[tuple[tuple[str, ...], NDArray[Any]]]] = {}

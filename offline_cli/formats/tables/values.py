@@ -52,7 +52,7 @@ def _none_of(shape: Shape, count: int, dtype: np.dtype[Any]) -> tuple[NDArray[An
 
 
 def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -> str:
-    """What is wrong with the value of one row, in words."""
+    """What is wrong with the value of one row, as text."""
     value = column[row].as_py()
     name = f"column {plan.column}"
     if value is None:
@@ -73,7 +73,7 @@ def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -
 
 
 def _wanted(plan: ColumnPlan) -> str:
-    """What a single value should have been."""
+    """The expected form of a single value."""
     if plan.cells == "bool":
         return "true or false"
     return "a time" if plan.cells == "time" else "a flag: 0, 1, true or false" if plan.dtype.kind == "b" else "a number"
