@@ -110,7 +110,8 @@ OURS: Final = {
 def sink_named(name: str) -> SinkKind:
     """The sink that `--to` names: one of ours, a registered one, or `python:package.module:attribute`.
 
-    Raises UsageError for an unknown name, BadConfig for what is no sink, MissingPackage for one that cannot be imported.
+    Raises UsageError for an unknown name, BadConfig for an object that is not a sink, MissingPackage for one that cannot be
+    imported.
     """
     if name in OURS:
         return OURS[name]
@@ -124,7 +125,7 @@ def sink_named(name: str) -> SinkKind:
         raise UsageError(f"no sink is called {name!r}", where="--to", fix=f"use {known}, or python:module:Sink")
     found = registered.load()
     if not isinstance(found, SinkKind):
-        what = f"sink {name!r} of the package {registered.package} is {found!r}, and no SinkKind"
+        what = f"sink {name!r} of the package {registered.package} is {found!r}, not a SinkKind"
         raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.converting.sink.SinkKind")
     return found
 

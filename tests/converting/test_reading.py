@@ -113,7 +113,7 @@ def test_an_unknown_environment_is_refused_with_near_matches(tmp_path: Path) -> 
     ("columns", "what"),
     [
         (episode_columns("a", dim=3), r"observations has values of shape \(3,\), and not \(4,\)"),
-        (episode_columns("a", action=2), "actions holds 2, which is no category"),
+        (episode_columns("a", action=2), "actions holds 2, which is not a category"),
         (episode_columns("a", action=[0.5]), r"actions has values of shape \(1,\)"),
     ],
 )

@@ -265,7 +265,7 @@ def test_an_end_flag_before_the_end_is_refused_with_the_remedy(read_table: Read,
     lines[1] = lines[1][:-1] + "1"
     path = write_lines("a.csv", HEADER, *lines)
     error = refused(read_table, path, MAPPING)
-    assert error.what == "episode e0 has an end flag at t = 1 and goes on at t = 2"
+    assert error.what == "episode e0 has an end flag at t = 1 and continues at t = 2"
     assert error.where == f"{path} row 1"
     assert "--on-error" not in error.fix
     assert 'episode_ends = "flags"' in error.fix
