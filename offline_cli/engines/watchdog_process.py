@@ -26,15 +26,15 @@ import sys
 import time
 
 GRACE = 3.0  # seconds for workers to end by themselves
-HELD = 1.0  # seconds after a signal in which the interpreter should have said something
-WORK = 8.0  # seconds that one word of work under way stands for
-PAUSE = 1.0  # seconds between two looks at whether the parent is there
+HELD = 1.0  # seconds after a signal within which the interpreter should have responded
+WORK = 8.0  # seconds that one report of work under way is valid
+PAUSE = 1.0  # seconds between two checks whether the parent exists
 SOON = 0.1  # where a clock runs
 GAP = 1.0  # seconds beyond such a pause, after which this process has been stopped itself, or the machine
 
 
 class Watchdog:
-    """What it knows of the parent."""
+    """The state of the parent."""
 
     def __init__(self, parent: int, wake: int, numbers: frozenset[int], limit: float) -> None:
         self.parent, self.wake, self.numbers, self.limit = parent, wake, numbers, limit
@@ -45,12 +45,12 @@ class Watchdog:
         self.is_warned = False
         self.heard = time.monotonic()
         self.patience = 0.0  # seconds without a sign of life, within a step; 0: any
-        self.place = ""  # what the parent was in by its last word
+        self.place = ""  # what the parent was doing by its last report
         self.is_guarding = False  # whether the parent may be ended
         self.rest = b""
 
     def run(self) -> None:
-        """Until the parent ends, or says that all is well."""
+        """Run until the parent ends, or reports that all is well."""
         sources = select.poll()  # select takes no descriptor from 1,024 on
         sources.register(0, select.POLLIN)
         sources.register(self.wake, select.POLLIN)
@@ -78,7 +78,7 @@ class Watchdog:
         return SOON if self.signal or self.patience else PAUSE
 
     def _stand_still(self, seconds: float) -> None:
-        """So much of the time that has gone by does not count."""
+        """Leave out so much of the time that has passed."""
         self.heard += seconds
         self.signalled += seconds
         self.deadline += seconds
@@ -93,7 +93,7 @@ class Watchdog:
         return bool(numbers)
 
     def _commands(self, data: bytes) -> bool:
-        """Whether the parent needs nobody any more."""
+        """Whether the parent no longer needs the watchdog."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             word, _, text = line.decode("utf-8", "replace").partition(" ")
@@ -124,7 +124,7 @@ class Watchdog:
                 rest = self.deadline - now
                 _say(f"note: {name}: waiting for {self.place or self.name}, which holds the interpreter; ended in {rest:.0f} s")
             if now > self.deadline:
-                self._end(f"stopped by {name}, and {self.place or self.name} did not come back within {self.limit:.0f} s")
+                self._end(f"stopped by {name}, and {self.place or self.name} did not return within {self.limit:.0f} s")
         if self.is_guarding and self.patience and now > self.heard + self.patience:
             self._end(f"{self.place or self.name} takes longer than --step-timeout and holds the interpreter")
 
@@ -161,7 +161,7 @@ def began(pid: int) -> str:
 
 
 def runs(pid: int, since: str) -> bool:
-    """Whether the process that began then has not ended; one that only waits to be asked for its exit code has."""
+    """Whether the process that began then has not ended; a zombie has."""
     try:
         os.kill(pid, 0)
     except OSError:

@@ -20,14 +20,14 @@ LENGTH = struct.Struct("<Q")
 
 
 def send(to: socket.socket, message: object) -> None:
-    """Send one object. Raises OSError where nobody listens any more."""
+    """Send one object. Raises OSError where the other end is closed."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     to.sendall(LENGTH.pack(len(data)))
     to.sendall(data)
 
 
 def receive(source: socket.socket) -> Any:
-    """The next object. Raises EOFError where nobody speaks any more."""
+    """The next object. Raises EOFError where the other end is closed."""
     (length,) = LENGTH.unpack(_bytes(source, LENGTH.size))
     return pickle.loads(_bytes(source, length))  # noqa: S301  our own process at the other end
 
@@ -48,8 +48,8 @@ def main() -> None:
     try:
         with socket.socket(fileno=int(sys.argv[-1])) as parent:
             _answer(parent)
-    except (EOFError, OSError):  # the parent has all it wants, or is gone
-        os._exit(0)  # at once: there is nothing to flush, and nobody to tell
+    except (EOFError, OSError):  # the parent is done, or gone
+        os._exit(0)  # at once: there is nothing to flush, and nobody to notify
 
 
 def _answer(parent: socket.socket) -> None:
