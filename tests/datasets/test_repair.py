@@ -261,7 +261,7 @@ class TestOfADatasetThatWasBeingOverwritten:
         generations = {file.name[6:14] for file in both.shards()}
         both.put("manifest.json", b"{")
         both.put("_writing.json", b"{")
-        with pytest.raises(UsageError, match="shards of 2 writings"):
+        with pytest.raises(UsageError, match="shards of 2 writes"):
             both.repair()
         with pytest.raises(UsageError, match="no shards of 'ffffffff'"):
             both.repair(keep="ffffffff")

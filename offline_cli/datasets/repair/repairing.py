@@ -36,7 +36,7 @@ from offline_cli.storage.staging import whole_file
 
 __all__ = ["repair", "take_note_away"]
 
-END_IT: Final = "wait for it, or end it; a note whose process runs, or that changes, is not taken away"
+END_IT: Final = "wait for it, or end it; a note whose process runs, or that changes, is not removed"
 
 TRIES = 3  # where somebody else changes the folder while it is being read
 WAIT = f"wait for it; or end it, and repair at once where it ran on this machine, else {STALE:.0f} s after its last beat"
@@ -46,7 +46,8 @@ RESTORE = "restore it from a copy, or write the dataset again from its source"
 def take_note_away(folder: Location, *, dry_run: bool) -> RepairResult:
     """Remove the note in `folder`, if there is one, after a watch of 25 s; nothing else is read or changed.
 
-    `dry_run`: say what would be removed. Raises StorageNotFound where there is no folder, Locked where the writer is at work.
+    `dry_run`: report what would be removed. Raises StorageNotFound where there is no folder, Locked where the writer is at
+    work.
     """
     began, place = time.monotonic(), folder.join(WRITING)
     before = whole_file(place)
@@ -63,7 +64,7 @@ def take_note_away(folder: Location, *, dry_run: bool) -> RepairResult:
     if not dry_run:
         with exclusively(folder):
             if whole_file(place) != before:
-                raise Locked("the note has just been written anew", where=place.url, fix=END_IT)
+                raise Locked("the note has just been rewritten", where=place.url, fix=END_IT)
             place.remove()
             keep_names(folder)
     return _result(folder, (place.url,), dry_run, began)
@@ -100,13 +101,13 @@ def _result(folder: Location, removed: tuple[str, ...], dry_run: bool, began: fl
 def repair(
     out: str, *, on_progress: OnProgress = no_progress, command: Sequence[str] = (), **options: Unpack[RepairOptions]
 ) -> RepairResult:
-    """Make dataset folder `out` a dataset again, whatever a writer left there, or something damaged.
+    """Make dataset folder `out` a dataset again, whatever a writer left there, or damage did.
 
-    Broken shards are named and refused without `drop_broken`. `force_unlock` does nothing else, and asks neither the times nor
-    the place that the note names.
+    Broken shards raise, by name, without `drop_broken`. `force_unlock` does nothing else, and ignores the times and the machine
+    in the note.
 
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
-    BadConfig where nothing says the spaces, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
+    BadConfig where the spaces are unknown, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
     check_values(RepairOptions, options, command="offline-cli repair")
     folder, began = open_location(out, options["storage_options"]), time.monotonic()
@@ -136,13 +137,13 @@ def repair(
             except Changed:
                 continue
             return result
-    what = "others change the dataset while it is being looked at"
+    what = "other processes change the dataset while it is being read"
     raise Locked(what, where=folder.url, fix="the same command again, when they are done")
 
 
 @contextmanager
 def _told_what_repair_can_do() -> Iterator[None]:
-    """Within it, Locked says what to do of this command, which has no --resume and no other --out."""
+    """Within it, Locked advises for this command, which has no --resume and no other --out."""
     try:
         yield
     except Locked as error:
@@ -168,13 +169,13 @@ def _look(folder: Location) -> Survey:
 
 
 def _nothing_to_adopt(what: str, folder: Location, command: str) -> NoData:
-    """Of train batches: with a state that grows from batch to batch nobody could go on in the middle."""
+    """Of train batches: with a state that grows from batch to batch they cannot be continued in the middle."""
     fix = f"write it again from its recordings: {command}"
-    return NoData(f"{what}, and no dataset: train batches are not repaired", where=folder.url, fix=fix)
+    return NoData(f"{what}, not a dataset: train batches are not repaired", where=folder.url, fix=fix)
 
 
 def _refuse_broken(plan: Plan, drop_broken: bool) -> None:
-    """Raise BadData where shards would be left out that nobody said may be, or where none would be left."""
+    """Raise BadData where shards would be left out without permission, or where none would be left."""
     broken, where = plan.examined.broken, plan.folder.url
     if not broken:
         return

@@ -52,7 +52,7 @@ SPOILING: Final = (
     "shard-hash",
     "shard-columns",
 )
-"""What leaves something out of the figures, so that they differ for a reason that is told already."""
+"""What leaves something out of the figures, so that they differ for a reason that is reported already."""
 
 NAMES: Final = tuple(name for name in EPISODE_COLUMNS if name != Columns.ITEM)
 
@@ -70,7 +70,7 @@ class ManifestFigures:
         self._has_places = True
 
     def see_fragments(self, batch: EpisodeBatch, places: Origins | None) -> None:
-        """Count the entries of `batch`, as they stand in their shards."""
+        """Count the entries of `batch`, as they are in their shards."""
         if places is None:
             self._has_places = False
             return
@@ -133,12 +133,12 @@ def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], key: str) -> bool:
 
 
 def _numbers(value: Any) -> NDArray[np.float64]:
-    """A figure, a nested list of figures, or quantiles by percent, null as NaN and "inf" as what it says."""
+    """A figure, a nested list of figures, or quantiles by percent, null as NaN and "inf" as infinity."""
     if isinstance(value, Mapping):
         value = [value[name] for name in sorted(value)]
     try:
         return np.array(value, np.float64)
-    except (TypeError, ValueError):  # ragged, or text that is no number: a manifest may say anything here
+    except (TypeError, ValueError):  # ragged, or text that is not a number: a manifest may hold anything here
         return np.full(1, np.nan)
 
 
@@ -177,7 +177,7 @@ class PlainColumns:
 
 
 def _differing(batch: EpisodeBatch, table: Any) -> dict[int, str]:
-    """By row: the first column that says something else than the episode."""
+    """By row: the first column that differs from the episode."""
     names: NDArray[Any] = np.array(batch.ids, object)
     want: dict[str, NDArray[Any]] = {
         Columns.EPS_ID: names,

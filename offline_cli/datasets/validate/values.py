@@ -41,7 +41,7 @@ Leaf = tuple[str, NDArray[Any]]
 
 @dataclass(slots=True)
 class BadRows:
-    """Rows with one kind of problem among those of a tree, whose leaves are looked at one after the other."""
+    """Rows with one kind of problem among those of a tree, whose leaves are checked one after the other."""
 
     batch: EpisodeBatch
     starts: NDArray[np.int64]  # (E+1,): rows of each episode; those of observations, or of steps
@@ -49,7 +49,7 @@ class BadRows:
     _first: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = field(default_factory=list)  # leaves that have some
 
     def mark(self, path: str, leaf: NDArray[Any], bad: NDArray[np.bool_]) -> None:
-        """Take in the bad values (rows, *shape) of one leaf."""
+        """Add the bad values (rows, *shape) of one leaf."""
         rows = np.asarray(bad.reshape(len(bad), -1).any(axis=1))
         if rows.any():
             self._rows = rows if self._rows is None else np.logical_or(self._rows, rows)
@@ -80,7 +80,7 @@ class Bounds:
 
     low: NDArray[Any]  # shape of one value, or ()
     high: NDArray[Any]
-    categories: bool  # whole numbers, each of which stands for something
+    categories: bool  # whole numbers, each of which is a category
 
     @property
     def is_finite(self) -> bool:
@@ -93,7 +93,7 @@ class Bounds:
         floats = values.dtype.kind == "f"
         with np.errstate(invalid="ignore"):
             if len(values) and not (self.categories and floats):
-                low, high = values.min(axis=0), values.max(axis=0)  # NaN where there is one: then look at every value
+                low, high = values.min(axis=0), values.max(axis=0)  # NaN where there is one: then check every value
                 if not (low != low).any() and not ((low < self.low) | (high > self.high)).any():
                     return None
             bad = (values < self.low) | (values > self.high)
@@ -134,7 +134,7 @@ class ValueChecks:
         self._known: dict[str, tuple[Space, dict[str, Space], dict[str, Bounds]]] = {}  # the last space of each tree
 
     def see(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
-        """Look at `batch`; `spaces`: of observations and actions, None where they are not known."""
+        """Check `batch`; `spaces`: of observations and actions, None where they are not known."""
         self._flags(batch)
         for name, kind, tree, starts, space in (
             (Columns.OBS, "observation", batch.obs, batch.obs_starts, spaces[0]),
@@ -193,7 +193,7 @@ class ValueChecks:
         return "error" if kind == "action" and self.scale == ENV_SCALE else "warning"
 
     def _fix(self, kind: str, *, categories: bool) -> str:
-        """What to do about values outside the space, as far as that is not what has been done: "" is what the code says."""
+        """The remedy for values outside the space, unless it has been applied; "": that of the code."""
         if categories or kind == "observation":
             if self.env is None:
                 return "correct the space, or the values" if categories else ""
@@ -205,7 +205,7 @@ class ValueChecks:
         return "clip them, or correct the space" if self.scale == ENV_SCALE else ""
 
     def _parts(self, space: Space, name: str) -> tuple[Space, dict[str, Space], dict[str, Bounds]]:
-        """A space, its leaves and their bounds, worked out anew only where the space is another object than before."""
+        """A space, its leaves and their bounds, computed again only where the space is another object than before."""
         known = self._known.get(name)
         if known is None or known[0] is not space:
             parts = leaf_spaces(space, name)
@@ -250,7 +250,7 @@ def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     """(rows, *shape) values that `dtype` cannot hold."""
     if leaf.dtype.kind not in "biuf":
         return np.ones(leaf.shape, np.bool_)
-    with np.errstate(all="ignore"):  # what does not fit is what is asked for
+    with np.errstate(all="ignore"):  # values that do not fit are what is asked for
         cast = leaf.astype(dtype)
         changed = (cast.astype(leaf.dtype) != leaf) | ((cast < 0) != (leaf < 0))
     return np.asarray(changed & np.isfinite(leaf) if leaf.dtype.kind == "f" else changed)
