@@ -178,7 +178,7 @@ class EpisodeData:
 
     @property
     def custom_data(self) -> dict[str, Any]:
-        """Whatever belongs to the episode and to no single kind of data; kept by `cut` (as a copy) and in states."""
+        """Data of the episode as a whole, of no single kind; kept by `cut` (as a copy) and in states."""
         return self._custom_data
 
     @property

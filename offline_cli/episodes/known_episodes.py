@@ -101,7 +101,7 @@ def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
     if sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in (*steps, *observations)) > 8 * MAX_WORDS:
         plain = replace(
             batch, t_started=None, start_kind=None
-        )  # a start that the source did not say is not part of the episode
+        )  # a start that the source did not declare is not part of the episode
         return np.array([int.from_bytes(plain.digest(e)[:8], "little") for e in range(len(batch))], np.uint64)
     with np.errstate(over="ignore"):
         mixed = _sums(steps, batch.starts) ^ (_sums(observations, batch.obs_starts) * _ODD)

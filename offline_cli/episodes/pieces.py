@@ -96,7 +96,7 @@ def _assembled(cls: type[E], state: Mapping[str, Any], where: str) -> E:
 def _infos(state: Mapping[str, Any], where: str) -> InfiniteLookbackBuffer:
     infos = _buffer(state, where, "infos")
     if infos.data and (infos.data[0] is None or any(infos.data)):
-        infos.data = [info or {} for info in infos.data]  # some writers put None where there is nothing to say
+        infos.data = [info or {} for info in infos.data]  # some writers put None for nothing
     return infos
 
 
@@ -114,7 +114,7 @@ def cut(episode: Piece, lookback: int) -> Piece:
         raise BadEpisode(
             "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}",
             where=f"episode {episode.id_}",
-            fix="cut only episodes that go on, with a lookback of 0 or more",
+            fix="cut only episodes that are not done, with a lookback of 0 or more",
         )
     chunk = piece_of(episode, len(episode), len(episode), lookback)
     chunk.rewards.space = REWARD_SPACE

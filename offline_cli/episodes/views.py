@@ -146,7 +146,7 @@ def _arrays(run: list[SingleAgentEpisode], pick: Pick) -> list[Named]:
 def _stacked(run: list[SingleAgentEpisode], name: str, pick: Pick, space: Space | None) -> list[Named]:
     records = list(chain.from_iterable(pick(episode).get() for episode in run))
     if _one_kind(records):
-        with suppress(BadEpisode):  # found again below, and told with the episode's name
+        with suppress(BadEpisode):  # found again below, and reported with the episode's name
             return [(run[0], stack(records, space))]
     return [(episode, _stacked_alone(episode, name, pick, space)) for episode in run]
 

@@ -114,7 +114,7 @@ def _wrong(option: str, value: Any, taken: InnerOptions | None) -> Iterator[str]
                 f"did you mean {near}?" if near in known else f"there is {', '.join(sorted(known))}"
             )
         elif kinds is not None and not (inner is None or isinstance(inner, kinds)):
-            yield f"{option}: {name} is of {type(inner).__name__}, and no {'truth value' if bool in kinds else 'text'}"
+            yield f"{option}: {name} is {type(inner).__name__}, not {'a truth value' if bool in kinds else 'text'}"
 
 
 def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:

@@ -149,10 +149,7 @@ def _signature(batch: EpisodeBatch) -> list[tuple[str, Any, tuple[int, ...]]]:
 
 
 def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
-    """(E,) bytes of each episode before compression:
-
-    observations twice, as in a row; infos as an estimate, large values exact.
-    """
+    """(E,) bytes of each episode before compression; observations count twice, as in a row, and infos are estimated."""
     step = ROW_OVERHEAD + 2 * _row_bytes(batch.obs) + _row_bytes(batch.actions) + sum(map(_row_bytes, batch.extra.values()))
     sizes: NDArray[np.int64] = (batch.lengths + 1) * step
     if batch.infos is not None:

@@ -51,7 +51,7 @@ Indices = int | list[int] | slice | None
 """What getters and setters take: one timestep, several, a range, or None for all but the lookback buffer."""
 
 Rows = int | slice | NDArray[np.int64]
-RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds: a value of higher rank loses something in a lower one
+RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds: a value of higher rank loses precision in a lower one
 
 
 def position(index: int, length: int, lookback: int, neg_index_as_lookback: bool) -> int:
@@ -73,7 +73,7 @@ def positions(indices: Any, length: int, lookback: int, neg_index_as_lookback: b
 
 
 def position_range(part: slice, length: int, lookback: int, neg_index_as_lookback: bool) -> range:
-    """The positions that `part` asks for, whether records are there or not; from timestep 0 to the end where it says nothing.
+    """The positions that `part` asks for, whether records are there or not; from timestep 0 to the end by default.
 
     Raises EpisodeIndexError for a step of 0.
     """
@@ -87,7 +87,7 @@ def position_range(part: slice, length: int, lookback: int, neg_index_as_lookbac
 
 
 def inside(wanted: range, length: int) -> bool:
-    """Whether every position wanted holds a record."""
+    """Whether every wanted position holds a record."""
     return not wanted or (0 <= wanted[0] < length and 0 <= wanted[-1] < length)
 
 
@@ -222,7 +222,7 @@ def _value_for(leaf: NDArray[Any], rows: Rows, new: Any) -> NDArray[Any]:
         )
     if RANK.get(value.dtype.kind, 4) > RANK.get(leaf.dtype.kind, 4):
         raise BadEpisode(f"{value.dtype} values into {leaf.dtype} data", where="new_data", fix="round them first")
-    if not isinstance(new, (np.ndarray, np.generic)):  # Python's numbers have no type of their own to insist on
+    if not isinstance(new, (np.ndarray, np.generic)):  # Python's numbers have no dtype of their own
         value = value.astype(leaf.dtype)
     try:
         return np.broadcast_to(value, target)

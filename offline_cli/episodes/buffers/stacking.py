@@ -140,7 +140,7 @@ def _stack_scalars(items: Sequence[Any], path: str) -> NDArray[Any]:
 
 
 def check_widening(dtypes: Set[np.dtype[Any]], arrays: Sequence[NDArray[Any]], bad: Callable[[str], BadEpisode]) -> None:
-    """Raise `bad(what)` unless arrays of these dtypes can share one without losing a value: text is none, 2^53 + 1 no float."""
+    """Raise `bad(what)` unless arrays of these dtypes can share one exactly: text is no number, 2^53 + 1 no float."""
     kinds = {"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}
     if len(kinds) > 1:
         raise bad(f"has steps of dtype {' and '.join(sorted(map(str, dtypes)))}")

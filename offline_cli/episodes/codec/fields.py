@@ -68,7 +68,7 @@ StepRows = tuple[int, ItemTemplate | None, Any]
 
 
 def check_names(batch: EpisodeBatch, *, where: str) -> None:
-    """Raise BadData for a name in `batch` that no file can hold."""
+    """Raise BadData for a name in `batch` that a file cannot hold."""
     for name in chain(batch.ids, batch.agent_ids or (), batch.module_ids or (), batch.multi_agent_ids or ()):
         if name is not None and (len(name) > LONGEST // 4 or not name.isascii()):
             _check(name, where)
@@ -84,7 +84,7 @@ def _check(name: str, where: str) -> None:
 
 
 class Mismatch(Exception):
-    """These bytes are not laid out as the plan says."""
+    """These bytes do not have the plan's layout."""
 
 
 def read_uint(data: bytes, start: int) -> tuple[int, int]:
@@ -139,7 +139,7 @@ def names_bytes(names: Sequence[str | None]) -> list[bytes]:
 
 
 def read_flag(data: bytes, start: int) -> tuple[bool, int]:
-    """A bool, Python's or numpy's (RLlib writes what the environment gave it)."""
+    """A bool, Python's or numpy's (RLlib writes what the environment returned)."""
     code = data[start]
     if code in (FALSE, TRUE):
         return code == TRUE, start + 1
@@ -246,13 +246,13 @@ class StepsField:
 
     name: str
     space: Space | None
-    tally: Tally  # of the item being read; its plan hands it on once the whole item has fitted
+    tally: Tally  # of the item being read; its plan passes it on once the whole item has fitted
     kind: Signature | None = None  # of the first list read; another one is another structure, and needs another plan
     empty: Tree = None  # leaves (0, *shape), once `kind` is known
     template: ItemTemplate | None = field(default=None, repr=False)
 
     def read(self, data: bytes, start: int) -> tuple[StepRows, int]:
-        """Takes the list to be as many times the template as it has values; whoever joins the bytes has to check that."""
+        """Assumes that the list repeats the template; the caller that joins the bytes has to check that."""
         template = self.template
         if template is None:
             raise Mismatch
@@ -263,7 +263,7 @@ class StepsField:
         return (size, template, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
 
     def read_checked(self, data: bytes, start: int) -> tuple[StepRows, int]:
-        """Looks at every value; learns the template of lists that have none yet."""
+        """Reads every value; learns the template of lists that have none yet."""
         size, first = read_list_size(data, start)
         if not size:
             return (0, None, self._accept(empty_rows(self.space)) if self.kind is None else self.empty), first

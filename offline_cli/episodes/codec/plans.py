@@ -56,7 +56,7 @@ MAX_NESTING = 64  # of a space's parts; deeper ones are the general reader's
 
 
 class _NoPlan(Exception):
-    """An item that only the general reader can judge."""
+    """An item that only the general reader can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ItemPlan:
     """One layout: fields, each with the constant bytes before it, and `tail` after the last."""
 
     fields: Program
-    checked_fields: Program  # the same, looking at every value of a list of steps
+    checked_fields: Program  # the same, reading every value of a list of steps
     slots: dict[Slot, int]
     arrays: dict[int, ArrayField]  # by slot
     steps: dict[int, StepsField]  # by slot
@@ -82,13 +82,13 @@ class ItemPlan:
     extra: dict[str, BufferSlots]  # by name of the output
     observation_space: Space | None
     action_space: Space | None
-    scratch: Tally  # what reading the present item assumed
+    scratch: Tally  # assumptions made in reading the present item
     kinds: Kinds  # of items that it has read
 
     def read(self, data: bytes) -> list[Any] | None:
         """The fields of an item in this layout, by slot; None when it is not in this layout.
 
-        Bytes of lists of steps are taken on trust: `batch_of_rows` compares them, many episodes at once.
+        Bytes of lists of steps are not checked here: `batch_of_rows` compares them, many episodes at once.
         """
         if self.steps:
             return self._read(data, self.fields)
@@ -121,7 +121,7 @@ class ItemPlan:
 
 
 def plan_of(data: bytes) -> ItemPlan | None:
-    """The plan of an item's layout; None where only the general reader can judge it (and say what is wrong)."""
+    """The plan of an item's layout; None where only the general reader can read it (and report what is wrong)."""
     try:
         state = unpack_raw(data, where=INSIDE)
         if not isinstance(state, dict) or not state.keys() >= NEEDED:

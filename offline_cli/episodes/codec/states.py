@@ -154,7 +154,7 @@ def _check_buffers(state: dict[str, Any], where: str) -> None:
     state["infos"]["data"] = _infos(state["infos"]["data"], where)
     extra = _mapping(state["extra_model_outputs"], "extra_model_outputs", where)
     if not all(isinstance(name, str) for name in extra):
-        raise BadEpisode("extra model outputs whose names are no text", where=where, fix=FIX)
+        raise BadEpisode("extra model outputs whose names are not text", where=where, fix=FIX)
     state["extra_model_outputs"] = {
         name: _buffer(part, f"extra model output {name}", steps, where) for name, part in extra.items()
     } or None
@@ -212,7 +212,7 @@ def _holds_numbers(value: Any, size: int | None) -> bool:
 
 def _infos(data: Any, where: str) -> list[dict[Any, Any]]:
     if not isinstance(data, list) or not all(info is None or isinstance(info, dict) for info in data):
-        raise BadEpisode("infos that are no list of maps", where=where, fix=FIX)
+        raise BadEpisode("infos that are not a list of maps", where=where, fix=FIX)
     return [info or {} for info in data]
 
 

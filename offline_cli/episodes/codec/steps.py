@@ -43,7 +43,7 @@ __all__ = [
     "signature",
 ]
 
-MAX_INFO_DEPTH = 64  # deeper is a cycle, or no info
+MAX_INFO_DEPTH = 64  # deeper is a cycle, or not an info
 LOWEST_INT, HIGHEST_INT = -(2**63), 2**64 - 1  # msgpack's
 
 _KEYS = (bool, int, float, type(None), np.number, np.bool_)
@@ -98,7 +98,7 @@ def _key(key: Any, tally: Tally, where: str, path: str) -> str:
         try:
             return key.decode("utf-8")
         except UnicodeDecodeError as err:
-            raise _refused(f"a key of bytes that are no text: {key[:20]!r}", where, path) from err
+            raise _refused(f"a key of bytes that are not text: {key[:20]!r}", where, path) from err
     if isinstance(key, tuple) and all(isinstance(part, (str, *_KEYS)) for part in key):
         return str(tuple(part.item() if isinstance(part, np.generic) else part for part in key))
     raise _refused(f"a key of type {type(key).__name__}", where, path)
@@ -207,7 +207,7 @@ class Steps:
     tally: Tally
 
     def stack(self, items: list[Any], path: str = "", depth: int = 0) -> Tree:
-        """Leaves (n, *shape) of n >= 1 values. Raises BadEpisode, naming the leaf, where they differ or are no numbers."""
+        """Leaves (n, *shape) of n >= 1 values. Raises BadEpisode, naming the leaf, where they differ or are not numbers."""
         if depth > MAX_DEPTH:
             raise self._bad(path, f"is nested deeper than {MAX_DEPTH}")
         first = items[0]
@@ -222,7 +222,7 @@ class Steps:
         if not all(isinstance(item, dict) and item.keys() == keys for item in items):
             raise self._bad(path, "has different keys at different steps")
         if not all(isinstance(key, str) for key in keys):
-            raise self._bad(path, "has keys that are no text")
+            raise self._bad(path, "has keys that are not text")
         return {key: self.stack([item[key] for item in items], f"{path}.{key}", depth + 1) for key in keys}
 
     def _stack_tuples(self, items: list[Any], path: str, depth: int) -> Tree:
@@ -235,7 +235,7 @@ class Steps:
         kinds = set(map(type, items))
         if len(kinds) == 1 and kinds <= NUMBERS.keys():
             return self._array(items, path, NUMBERS[kinds.pop()])
-        if kinds == {int, float}:  # rewards of 0 and 0.5, say: not worth a word
+        if kinds == {int, float}:  # rewards of 0 and 0.5, say: not counted
             if not all(-EXACT_INT <= item <= EXACT_INT for item in items if type(item) is int):
                 raise self._bad(path, "has integers beyond 2^53 among its floats")
             return self._array(items, path, np.float64)

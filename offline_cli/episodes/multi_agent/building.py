@@ -60,7 +60,7 @@ class Lists:
         )
 
     def wrong_lengths(self) -> list[str]:
-        """What does not fit the number of observations; empty when all does."""
+        """The lengths that do not fit the number of observations; empty when all do."""
         count = len(self.observations)
         steps = (count - 1, count) if count else (0,)
         lengths = {
@@ -119,7 +119,7 @@ def _by_agent(flags: Flags) -> Mapping[AgentID, bool]:
 
 
 def _set_flags(episode: MultiAgentData, terminateds: Mapping[AgentID, bool], truncateds: Mapping[AgentID, bool]) -> None:
-    """Flags of the agents and of the episode; an agent that others left behind without its acting is terminated."""
+    """Flags of the agents and of the episode; an agent that no longer acts while others continue is terminated."""
     for agent, part in list(episode.agent_episodes.items()):
         terminated, truncated = (bool(flags.get(agent, flags.get(ALL, False))) for flags in (terminateds, truncateds))
         hangs, timeline = agent in episode._hanging_actions_end, episode.env_t_to_agent_t[agent]
@@ -156,7 +156,7 @@ def _close(episode: MultiAgentData, agent: AgentID, part: SingleAgentEpisode, tr
 
 
 def shift(episode: MultiAgentData, lookback: int, env_t_started: int, agent_t_started: Mapping[AgentID, int]) -> None:
-    """Make the first `lookback` environment timesteps lookback buffer, and start the clocks where they are to start."""
+    """Make the first `lookback` environment timesteps lookback buffer, and set the start of the clocks."""
     steps = episode.env_t
     episode._lookback, episode.env_t_started = lookback, env_t_started
     episode.env_t = env_t_started + steps - lookback

@@ -34,7 +34,7 @@ def cut(episode: E, lookback: int) -> E:
     if episode.is_done or lookback < 0:
         raise episode._bad(
             "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}",
-            fix="cut only episodes that go on, with a lookback of 0 or more",
+            fix="cut only episodes that are not done, with a lookback of 0 or more",
         )
     end = episode.moments
     goes_on = [agent for agent, part in episode.agent_episodes.items() if not part.is_done]
@@ -99,7 +99,7 @@ def _agent_piece(part: SingleAgentEpisode, steps: list[int], before: int, ends: 
 
 
 def _hang(episode: MultiAgentData, piece: MultiAgentData, agent: AgentID, *, at_end: bool) -> None:
-    """Let the step hang in `piece` that begins in its window and is not completed there."""
+    """Make the step hang in `piece` that begins in its window and is not completed there."""
     part, tags = episode.agent_episodes[agent], piece.env_t_to_agent_t[agent].data
     at = last_seen(tags)
     t = tags[at]

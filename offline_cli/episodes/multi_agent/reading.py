@@ -28,7 +28,7 @@ NOTHING = object()
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a getter asks for."""
+    """The request of a getter."""
 
     kind: str
     indices: Indices
@@ -178,7 +178,7 @@ def _extra(episode: MultiAgentData, agent: AgentID, name: str) -> Records:
 
 
 def _moments(episode: MultiAgentData, question: Question) -> list[int]:
-    """Positions in the timelines, -1 where `fill` stands for what is missing. Raises EpisodeIndexError."""
+    """Positions in the timelines, -1 for missing ones, which get `fill`. Raises EpisodeIndexError."""
     length = episode.moments - (question.kind not in SEEN)
     frame = (length, episode._lookback, question.neg_index_as_lookback)
     indices = slice(None) if question.indices is None else question.indices

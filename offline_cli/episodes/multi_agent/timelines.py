@@ -18,7 +18,7 @@ SKIP = "S"
 
 
 class Timeline(InfiniteLookbackBuffer):
-    """Tags of one agent: a list that never becomes arrays. RLlib's own code can read it, in states that go there."""
+    """Tags of one agent: a list that never becomes arrays. RLlib's own code can read it, in states for RLlib."""
 
     __slots__ = ()
 

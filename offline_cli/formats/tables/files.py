@@ -144,10 +144,7 @@ class TableFile:
             raise BadData(f"two columns are called {twice!r}", where=self.url, fix="rename one of them")
 
     def nullable(self, columns: Collection[str], temp_dir: str | None) -> set[str]:
-        """Those of `columns` that may have rows without a value, as far as the file declares it;
-
-        of text, nothing is known yet.
-        """
+        """Those of `columns` that may have rows without a value, as the file declares it; all columns of text are unknown."""
         if self.is_text:
             return set()
         if self.kind != "parquet":

@@ -90,10 +90,7 @@ def _positions(table: pa.Table, keys: NDArray[np.int64], order: str | None) -> N
 
 
 def _taken(tables: list[pa.Table], positions: NDArray[np.int64]) -> pa.Table:
-    """All rows of the only table, moved to their place column by column;
-
-    empties the list, so that two copies are never held.
-    """
+    """All rows of the only table, moved column by column; empties the list, so that two copies are never held."""
     schema, columns = tables[0].schema, tables.pop().columns
     indices = pa.array(positions)
     for number in range(len(columns)):
