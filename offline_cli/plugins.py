@@ -35,6 +35,7 @@ __all__ = [
     "plugin_behind",
     "plugins",
     "registered_class",
+    "users_code",
 ]
 
 Base = TypeVar("Base")
@@ -190,6 +191,11 @@ def plugin_behind(err: BaseException) -> tuple[str, str] | None:
             found = package, f"{code.f_code.co_filename}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return found
+
+
+def users_code(name: str) -> None:
+    """Say that `python:package.module:attribute` is code of the user's: what it raises is its own."""
+    _loaded[name.split(":")[1].partition(".")[0]] = name
 
 
 def _is_named(one: Plugin, packages: Collection[str]) -> bool:

@@ -46,13 +46,12 @@ def real_data() -> Path:
 def random_batch() -> Callable[..., EpisodeBatch]:
     """A function that makes a batch of whole, terminated episodes sampled from spaces: the same one for the same arguments."""
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-    from offline_cli.episodes.views import batch_of_episodes
 
     def make(observation_space: Space, action_space: Space, lengths: Sequence[int] = (3, 1, 5), seed: int = 0) -> EpisodeBatch:
         observation_space.seed(seed)
         action_space.seed(seed)
         rng = np.random.default_rng(seed)
-        return batch_of_episodes(
+        return EpisodeBatch.from_episodes(
             SingleAgentEpisode(
                 id_=f"episode-{number}",
                 observation_space=observation_space,

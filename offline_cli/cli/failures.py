@@ -185,6 +185,9 @@ def _of_plugin(error: BaseException) -> BadData | None:
     if found is None:
         return None
     package, place = found
+    if package.startswith("python:"):
+        fix = "correct it; --debug shows the lines on the way"
+        return BadData(f"{package} raised {error!r}", where=place, fix=fix)
     fix = f"pip install --upgrade {package}; --debug shows the lines on the way"
     return BadData(f"the package {package} raised {error!r}", where=place, fix=fix)
 

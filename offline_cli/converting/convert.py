@@ -22,7 +22,7 @@ import numpy as np
 from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.sink import Sink, SinkContext, Written
-from offline_cli.converting.sinks import DatasetSink, sink_named
+from offline_cli.converting.sinks import DatasetSink, check_written, opened_sink, sink_named
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.formats.memory import EpisodeLimit
@@ -133,9 +133,10 @@ def convert(
         )
         if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
-            shown = preview(stream, lambda place: sink.open(place, replace(context, overwrite=False, resume=False)))
+            alone = replace(context, overwrite=False, resume=False)
+            shown = preview(stream, lambda place: opened_sink(sink, place, alone))
             return _result(stream, target, options["to"], (shown.episodes, shown.steps, 0), started, shown)
-        written = _written(sink.open(target, context), stream, target)
+        written = _written(opened_sink(sink, target, context), stream, target)
         counts = written.episodes, written.steps, written.files
         return _result(stream, target, options["to"], counts, started, None)
 
@@ -156,7 +157,7 @@ def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
             }
             kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
             counted = ChainMap(kept, stream.tally.assumptions)  # the writer may still add to the tally
-            return writer.commit(assumptions=counted, episodes_lost=stream.episodes_lost)
+            return check_written(writer.commit(assumptions=counted, episodes_lost=stream.episodes_lost), writer)
     except KeyboardInterrupt as interrupt:
         raise _interrupted(target, is_ours=isinstance(writer, DatasetSink)) from interrupt
 

@@ -6,19 +6,20 @@ alone.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 from offline_cli.converting import sinks
-from offline_cli.converting.sink import SinkContext, SinkKind, Written, output_writer
+from offline_cli.converting.sink import Sink, SinkContext, SinkKind, Written, output_writer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.formats import readers
 from offline_cli.import_path import named_object
 from offline_cli.options.shared import RowFormat
-from offline_cli.plugins import READERS, SINKS, plugin, plugins
+from offline_cli.plugins import READERS, SINKS, plugin, plugins, users_code
 from offline_cli.storage.locations import Location
 from offline_cli.storage.target_folder import check_target
 from offline_cli.storage.writer import DatasetWriter
@@ -27,6 +28,7 @@ from offline_cli.tally import Reject
 __all__ = ["OURS", "DatasetSink", "Format", "FormatList", "known_formats", "sink_named"]
 
 PYTHON: Final = "python:"
+MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
 
 PACKAGE: Final = "offline-cli"
 
@@ -116,6 +118,7 @@ def sink_named(name: str) -> SinkKind:
     if name in OURS:
         return OURS[name]
     if name.startswith(PYTHON):
+        users_code(name)
         where, form = f"--to {name}", "--to python:package.module:Sink, importable from the current folder"
         found: Any = named_object(name.removeprefix(PYTHON), where=where, form=form)
         return found if isinstance(found, SinkKind) else output_writer(found, name)
@@ -128,6 +131,30 @@ def sink_named(name: str) -> SinkKind:
         what = f"sink {name!r} of the package {registered.package} is {found!r}, not a SinkKind"
         raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.converting.sink.SinkKind")
     return found
+
+
+def opened_sink(kind: SinkKind, target: Location, context: SinkContext) -> Sink:
+    """The sink that `kind` opens. Raises BadConfig where it is not a Sink, and what opening raises."""
+    sink: Any = kind.open(target, context)
+    missing = [name for name in MEMBERS if not hasattr(type(sink), name)]
+    if missing:
+        what = f"the sink {kind.name!r} opens a {type(sink).__name__}, which is not a Sink: it lacks {', '.join(missing)}"
+        raise BadConfig(what, where=f"--to {kind.name}", fix="define what offline_cli.converting.sink.Sink lists")
+    try:
+        inspect.signature(sink.commit).bind(assumptions={}, episodes_lost=None)
+    except TypeError as error:
+        fix = "def commit(self, *, assumptions, episodes_lost)"
+        raise BadConfig(f"commit() of the sink {kind.name!r}: {error}", where=f"--to {kind.name}", fix=fix) from error
+    opened: Sink = sink
+    return opened
+
+
+def check_written(written: Any, sink: Sink) -> Written:
+    """`written`, what a sink's `commit` gave. Raises BadConfig where it is not a `Written`."""
+    if not isinstance(written, Written):
+        what = f"commit() of the sink {type(sink).__name__} returned {type(written).__name__}, not a Written"
+        raise BadConfig(what, where=type(sink).__module__, fix="return Written(episodes, steps, files, bytes)")
+    return written
 
 
 @dataclass(frozen=True, slots=True)

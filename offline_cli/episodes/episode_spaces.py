@@ -16,14 +16,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.batch_arrays import BatchArrays
 from offline_cli.errors import BadEpisode, UnsafeData
 from offline_cli.spaces import Space, bound_bytes, space_from_rllib, space_to_rllib, tree_from_lists
 from offline_cli.trees import Tree, flatten, unflatten_like
@@ -41,6 +41,8 @@ __all__ = [
     "space_in_state",
     "space_node",
 ]
+
+B = TypeVar("B", bound=BatchArrays)
 
 FIX = "give the space of this data, or correct the data"
 
@@ -212,8 +214,8 @@ def _tuples(tree: Tree, name: str, where: str, depth: int) -> Tree:
 
 
 def conform(
-    batch: EpisodeBatch, observation_space: Space, action_space: Space, extra_dtypes: Mapping[str, np.dtype[Any]] | None = None
-) -> EpisodeBatch:
+    batch: B, observation_space: Space, action_space: Space, extra_dtypes: Mapping[str, np.dtype[Any]] | None = None
+) -> B:
     """`batch` with leaves of exactly the spaces' keys, shapes and dtypes. Raises BadEpisode, naming the column.
 
     `extra_dtypes`: those of extra model outputs, by dotted path of the leaf.
@@ -239,7 +241,7 @@ def conform(
     )
 
 
-def _with_dtypes(tree: Tree, name: str, dtypes: Mapping[str, np.dtype[Any]], batch: EpisodeBatch) -> Tree:
+def _with_dtypes(tree: Tree, name: str, dtypes: Mapping[str, np.dtype[Any]], batch: BatchArrays) -> Tree:
     found = list(flatten(tree, name))
     if all(dtypes.get(path, leaf.dtype) == leaf.dtype for path, leaf in found):
         return tree
@@ -252,7 +254,7 @@ def _is_same(fitted: Tree, tree: Tree) -> bool:
     return all(here == there and left is right for (here, left), (there, right) in pairs)
 
 
-def check_shapes(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None) -> None:
+def check_shapes(batch: BatchArrays, observation_space: Space | None, action_space: Space | None) -> None:
     """Raise BadEpisode, naming the column, where keys or shapes are not those of the spaces. Dtypes may differ."""
     if observation_space is not None:
         _fit(batch.obs, observation_space, Columns.OBS, batch, cast=False)
@@ -260,7 +262,7 @@ def check_shapes(batch: EpisodeBatch, observation_space: Space | None, action_sp
         _fit(batch.actions, action_space, Columns.ACTIONS, batch, cast=False)
 
 
-def _fit(tree: Tree, space: Space, path: str, batch: EpisodeBatch, *, cast: bool) -> Tree:
+def _fit(tree: Tree, space: Space, path: str, batch: BatchArrays, *, cast: bool) -> Tree:
     if isinstance(space, spaces.Dict):
         keys = [str(key) for key in space.spaces]
         if not isinstance(tree, Mapping) or set(tree) != set(keys):
@@ -285,7 +287,7 @@ def _structure(tree: Tree) -> str:
     return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "no parts"
 
 
-def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: EpisodeBatch) -> NDArray[Any]:
+def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: BatchArrays) -> NDArray[Any]:
     if leaf.dtype == dtype:
         return leaf
     if leaf.dtype.kind not in "biuf":
@@ -304,13 +306,13 @@ def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: EpisodeBat
     return cast
 
 
-def _lossy(what: str, batch: EpisodeBatch, rows_of: NDArray[np.int64], row: int) -> BadEpisode:
+def _lossy(what: str, batch: BatchArrays, rows_of: NDArray[np.int64], row: int) -> BadEpisode:
     episode = int(np.searchsorted(rows_of, row, side="right")) - 1
     where = f"episode {batch.ids[episode]}, step {row - int(rows_of[episode])}"
     fix = "give spaces of the dtype that the data has, or use the episodes format, which keeps it"
     return BadEpisode(what, where=where, fix=fix)
 
 
-def _bad(what: str, batch: EpisodeBatch) -> BadEpisode:
+def _bad(what: str, batch: BatchArrays) -> BadEpisode:
     where = f"batch from episode {batch.ids[0] if batch.ids else '(none)'}"
     return BadEpisode(what, where=where, fix="give the spaces that the data was recorded with (--env)")

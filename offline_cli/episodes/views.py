@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.batch_arrays import BatchArrays
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.buffers.stacking import stack
 from offline_cli.episodes.episode_data import REWARD_SPACE
@@ -23,14 +23,15 @@ from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, leaf_spaces, same_space
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
-__all__ = ["batch_of_episodes", "episode_of_batch"]
+__all__ = ["arrays_of_episodes", "episode_of_arrays"]
 
+B = TypeVar("B", bound=BatchArrays)
 Pick = Callable[[SingleAgentEpisode], InfiniteLookbackBuffer]
 Kind = tuple[np.dtype[Any], tuple[int, ...]]  # of one record's leaf
 Named = tuple[SingleAgentEpisode, Tree]  # arrays, and the (first) episode they are from
 
 
-def episode_of_batch(batch: EpisodeBatch, e: int) -> SingleAgentEpisode:
+def episode_of_arrays(batch: BatchArrays, e: int) -> SingleAgentEpisode:
     """Episode `e` of `batch`, numpy'ized, over views of the batch's arrays; its setters copy before they write."""
     first, stop = int(batch.starts[e]), int(batch.starts[e + 1])
     start = 0 if batch.t_started is None else int(batch.t_started[e])
@@ -61,7 +62,7 @@ def _view(tree: Tree, rows: slice, space: Space | None) -> InfiniteLookbackBuffe
     return InfiniteLookbackBuffer.over(data, 0, space, finalized=True)
 
 
-def _infos_view(batch: EpisodeBatch, first: int, stop: int) -> InfiniteLookbackBuffer | None:
+def _infos_view(batch: BatchArrays, first: int, stop: int) -> InfiniteLookbackBuffer | None:
     if batch.infos is None:
         return None
     return InfiniteLookbackBuffer.over(list(batch.infos[first:stop]), 0, None, finalized=False)
@@ -71,14 +72,14 @@ def _at(names: tuple[str | None, ...] | None, e: int) -> str | None:
     return None if names is None else names[e]
 
 
-def _second(batch: EpisodeBatch, e: int, which: int) -> float | None:
+def _second(batch: BatchArrays, e: int, which: int) -> float | None:
     if batch.clock is None:
         return None
     seconds = float(batch.clock[e, which])
     return None if seconds != seconds else seconds  # NaN: unknown
 
 
-def batch_of_episodes(episodes: Iterable[SingleAgentEpisode]) -> EpisodeBatch:
+def arrays_of_episodes(episodes: Iterable[SingleAgentEpisode], kind: type[B]) -> B:
     """The batch of `episodes`, in order, lookback buffers left out; rewards become float64.
 
     Episodes of no steps (a first observation only) are taken too. Raises BadEpisode, naming episode and leaf, where
@@ -90,7 +91,7 @@ def batch_of_episodes(episodes: Iterable[SingleAgentEpisode]) -> EpisodeBatch:
     starts = np.cumsum([0, *map(len, whole)], dtype=np.int64)
     observation_space = _one_space(whole, "observation_space")
     action_space = _one_space(whole, "action_space")
-    return EpisodeBatch(
+    return kind(
         ids=tuple(episode.id_ for episode in whole),
         starts=starts,
         obs=_joined(whole, "observations", lambda episode: episode.observations, observation_space),

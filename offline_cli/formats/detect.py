@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
 
-from offline_cli.errors import BadConfig, NoData, UsageError
+from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.own import OwnSource
+from offline_cli.formats.plugin_source import PluginSource
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, check_reader, reader_named
 from offline_cli.formats.source import Source
@@ -129,10 +130,7 @@ def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source
     passes_over = asked.from_ == AUTO and reader in OURS.values()  # what is not data to us may be data to another package
     data = listing.data if passes_over else files
     source = reader.open(data, OpenContext(listing, asked.tables, asked.storage_options))
-    if not callable(getattr(source, "fragments", None)):  # of another package
-        fix = "have its open() return an offline_cli.formats.source.Source"
-        raise BadConfig(f"the reader {reader.name!r} opens a {type(source).__name__}, not a Source", where=location, fix=fix)
-    return source
+    return source if reader in OURS.values() else PluginSource(source, reader.name)
 
 
 def _refuse_mapping(asked: _Asked, kind: str, location: str) -> None:

@@ -20,7 +20,7 @@ from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.import_path import named_object
-from offline_cli.plugins import READERS, Plugin, plugin, plugins
+from offline_cli.plugins import READERS, Plugin, plugin, plugins, users_code
 from offline_cli.storage.locations import Location
 
 __all__ = ["AUTO", "OURS", "ReaderChoice", "check_reader", "no_reader", "reader_named"]
@@ -96,6 +96,7 @@ def reader_named(name: str) -> Reader:
     if name in OURS:
         return OURS[name]
     if name.startswith(PYTHON):
+        users_code(name)
         where, form = f"--from {name}", "--from python:package.module:Reader, importable from the current folder"
         found = named_object(name.removeprefix(PYTHON), where=where, form=form)
         return found if isinstance(found, Reader) else input_reader(found, name)

@@ -225,7 +225,7 @@ class Openable(Protocol):
 class FileSource:
     """Files in the order given, as a `Source` without its `fragments`."""
 
-    format: ClassVar[str]
+    format: ClassVar[str] = "files"  # its name; each class has its own
 
     files: Sequence[Any]  # Location or any Openable
     location: InitVar[str]

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.files_entered import CASES, PIPELINE, counted, entered, made_dataset
+from offline_cli import convert
+from offline_cli.storage.shards import BackgroundWriter
+
+RECORDING = Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +44,28 @@ def test_what_runs_while_a_module_is_imported_does_not_count(monkeypatch: pytest
         importlib.reload(importlib.import_module("offline_cli.columns"))
     assert "byte_sizes.py" in calls
     assert "columns.py" not in calls
+
+
+def test_a_shard_write_passes_six_files_between_the_command_and_pyarrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: set[str] = set()
+
+    def note() -> None:
+        files = (frame.filename.rpartition("offline_cli/") for frame in traceback.extract_stack())
+        passed.update(name for before, _, name in files if before)
+
+    def begin(writer: Any, *call: Any) -> None:
+        note()  # of this thread; the other one makes the call
+        really_begin(writer, *call)
+
+    def write_table(writer: Any, *given: Any, **options: Any) -> None:
+        note()
+        really_write(writer, *given, **options)
+
+    really_begin, really_write = BackgroundWriter.begin, pq.ParquetWriter.write_table
+    monkeypatch.setattr(BackgroundWriter, "begin", begin)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", write_table)
+    convert(str(RECORDING), tmp_path / "D")
+    assert "storage/shards.py" in passed
+    assert len(passed) <= 6, sorted(passed)

@@ -207,7 +207,7 @@ def test_what_a_plugin_raises_while_it_opens_is_told_with_its_package(
 
 def test_a_plugin_that_opens_no_source_is_refused(notes: Callable[[str], None], table: str) -> None:
     notes("OPENS_NOTHING")
-    with pytest.raises(BadConfig, match="the reader 'notes' opens a NoneType, not a Source"):
+    with pytest.raises(BadConfig, match="the reader 'notes' opens a NoneType, which is not a Source"):
         open_source(table, from_="notes")
 
 

@@ -1,0 +1,337 @@
+"""The arrays of an `EpisodeBatch`: many episodes as one contiguous array per leaf.
+
+Layout decisions, kept by every reader, writer, connector and trainer:
+
+* Observations hold T+1 rows per episode (the last is seen, never acted on), so leaves have N+E rows and the observations of
+  episode e are rows `starts[e] + e : starts[e + 1] + e + 1`. Actions, rewards and extra model outputs have N rows.
+* A batch has one structure: all its episodes share keys, dtypes and shapes. Readers start a new batch where these change.
+* No lookback buffers: the steps in one belong to an earlier chunk of the same episode (`SingleAgentEpisode` keeps them).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.columns import STATE_COLUMNS, Columns
+from offline_cli.errors import BadEpisode
+from offline_cli.spaces import Space, same_space
+from offline_cli.trees import Tree, flatten, map_leaves
+
+__all__ = ["BatchArrays", "Infos"]
+
+Infos = Sequence[Mapping[str, Any]]
+LONG: Final = 1000  # steps of an episode; indices of its rows take more than they save
+_Form = tuple[np.dtype[Any], tuple[int, ...]]
+"""Of one step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # eq=False: arrays have no single truth value; tests compare field by field
+class BatchArrays:
+    """E episodes of T_1 ... T_E steps, N in all, as one array per leaf. Raises BadEpisode where lengths disagree."""
+
+    ids: tuple[str, ...]  # (E,)
+    starts: NDArray[np.int64]  # (E+1,): the steps of episode e are starts[e]:starts[e+1]
+    obs: Tree  # leaves (N+E, *obs_shape)
+    actions: Tree  # leaves (N, *action_shape), in the scale that the source recorded
+    rewards: NDArray[np.float64]  # (N,) in the environment's own units, never scaled here
+    terminated: NDArray[np.bool_]  # (E,) the task ended: nothing has value beyond the last observation
+    truncated: NDArray[np.bool_]  # (E,) the clock ended: the last observation still has value
+    extra: Mapping[str, Tree] = field(default_factory=dict)  # extra model outputs by name: leaves (N, ...)
+    infos: Infos | None = None  # (N+E,) dicts aligned with observations; None when every one is empty
+    t_started: NDArray[np.int64] | None = None  # (E,) timestep of the first action; None: all 0
+    start_kind: NDArray[np.uint8] | None = None  # (E,) of fragments, `StartKind`; None: all start at `t_started`
+    agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    module_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    multi_agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    custom_data: tuple[Mapping[str, Any], ...] | None = None  # (E,); None: all empty
+    clock: NDArray[np.float64] | None = None  # (E, 2) seconds at start and at last step by the recorder's clock; NaN: unknown
+    final_missing: NDArray[np.bool_] | None = None  # (E,) of fragments: the last observation repeats the one before; None: none
+    observation_space: Space | None = None  # of one observation; None: unknown
+    action_space: Space | None = None
+
+    def __post_init__(self) -> None:
+        n, e = self.num_steps, len(self.ids)
+        self._check("starts", len(self.starts), e + 1)
+        if e and int(np.diff(self.starts).min()) < 0:
+            raise self._bad("starts decrease")
+        for path, leaf in flatten(self.obs, "obs"):
+            self._check(path, len(leaf), n + e)
+        for name, tree in (("actions", self.actions), *self.extra.items()):
+            for path, leaf in flatten(tree, name):
+                self._check(path, len(leaf), n)
+        self._check("rewards", len(self.rewards), n)
+        if self.infos is not None:
+            self._check("infos", len(self.infos), n + e)
+        for name in (
+            "terminated",
+            "truncated",
+            "t_started",
+            "start_kind",
+            "agent_ids",
+            "module_ids",
+            "multi_agent_ids",
+            "custom_data",
+            "clock",
+            "final_missing",
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                self._check(name, len(value), e)
+
+    def _check(self, name: str, have: int, want: int) -> None:
+        if have != want:
+            raise self._bad(f"{name} has {have} rows, {want} wanted for {len(self.ids)} episodes of {self.num_steps} steps")
+
+    def _bad(self, what: str) -> BadEpisode:
+        return BadEpisode(
+            what, where=f"batch from episode {self.ids[0] if self.ids else '(none)'}", fix="check the reader's offsets"
+        )
+
+    # ---- sizes ----
+
+    @property
+    def num_steps(self) -> int:
+        """N: actions taken in all episodes."""
+        return int(self.starts[-1]) if len(self.starts) else 0
+
+    def __len__(self) -> int:
+        """E: the number of episodes."""
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(E,) steps of each episode."""
+        return np.diff(self.starts)
+
+    @property
+    def returns(self) -> NDArray[np.float64]:
+        """(E,) undiscounted sum of rewards, in the environment's units."""
+        lengths = self.lengths
+        found = np.zeros(len(self), np.float64)
+        by_length = np.argsort(lengths, kind="stable")
+        firsts = np.flatnonzero(np.diff(lengths[by_length], prepend=-1))  # of each length
+        for first_of, next_first in pairwise([*firsts.tolist(), len(self)]):
+            episodes = by_length[first_of:next_first]  # those of one length at once: the same pairwise sums as one by one
+            length = int(lengths[episodes[0]])
+            if length >= LONG:
+                for episode, first in zip(episodes.tolist(), self.starts[episodes].tolist(), strict=True):
+                    found[episode] = self.rewards[first : first + length].sum()
+            else:
+                found[episodes] = self.rewards[self.starts[episodes][:, None] + np.arange(length)].sum(axis=1)
+        return found
+
+    @property
+    def obs_starts(self) -> NDArray[np.int64]:
+        """(E+1,): the observations of episode e are rows obs_starts[e]:obs_starts[e+1]."""
+        return self.starts + np.arange(len(self.starts), dtype=np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in arrays, infos not counted."""
+        trees = (self.obs, self.actions, *self.extra.values())
+        return int(self.rewards.nbytes) + sum(int(leaf.nbytes) for tree in trees for _, leaf in flatten(tree))
+
+    # ---- rows ----
+
+    def step_rows(self) -> NDArray[np.int64]:
+        """(N,) row of the observation that each step acted on; `step_rows() + 1` is the one it led to."""
+        return np.arange(self.num_steps, dtype=np.int64) + np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
+
+    def acted_obs(self, *, view: bool = False) -> Tree:
+        """Leaves (N, *obs_shape): the observation each step acted on.
+
+        `view`: the caller changes none of them, so that those of a single episode, which may be large, need no copy.
+        """
+        if view and len(self) == 1:
+            return map_leaves(lambda leaf: leaf[:-1], self.obs)
+        rows = self.step_rows()
+        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)  # many times faster than leaf[rows]
+
+    def next_obs(self, *, view: bool = False) -> Tree:
+        """Leaves (N, *obs_shape): the observation each step led to; `view` as in `acted_obs`."""
+        if view and len(self) == 1:
+            return map_leaves(lambda leaf: leaf[1:], self.obs)
+        rows = self.step_rows() + 1
+        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)
+
+    def timesteps(self) -> NDArray[np.int64]:
+        """(N,) the timestep of each step within its episode, counted from `t_started`."""
+        first = self.starts[:-1] if self.t_started is None else self.starts[:-1] - self.t_started
+        return np.arange(self.num_steps, dtype=np.int64) - np.repeat(first, self.lengths)
+
+    def step_flags(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(N,) terminateds and truncateds per step: true at most on the last step of an episode."""
+        flags = np.zeros((2, self.num_steps), np.bool_)
+        whole = self.lengths > 0
+        last = self.starts[1:][whole] - 1
+        flags[0, last], flags[1, last] = self.terminated[whole], self.truncated[whole]
+        return flags[0], flags[1]
+
+    def step_columns(self) -> dict[str, Tree]:
+        """Leaves (N, ...), views, by name of column: actions, rewards, end flags, and extra outputs that are no states."""
+        terminateds, truncateds = self.step_flags()
+        return {
+            Columns.ACTIONS: self.actions,
+            Columns.REWARDS: self.rewards,
+            Columns.TERMINATEDS: terminateds,
+            Columns.TRUNCATEDS: truncateds,
+            **{name: tree for name, tree in self.extra.items() if name not in STATE_COLUMNS},
+        }
+
+    # ---- parts ----
+
+    def select(self, episodes: slice | Sequence[int] | NDArray[np.integer[Any]]) -> Self:
+        """The batch of these episodes, in this order; arrays are views where `episodes` is a slice of step 1."""
+        if isinstance(episodes, slice) and episodes.step in (None, 1):
+            return self._select_run(*episodes.indices(len(self))[:2])
+        index = np.arange(len(self))[episodes] if isinstance(episodes, slice) else np.asarray(episodes, np.int64)
+        lengths = self.lengths[index]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        rows = np.arange(starts[-1]) + np.repeat(self.starts[index] - starts[:-1], lengths)
+        obs_starts = starts + np.arange(len(starts))
+        obs_rows = np.arange(obs_starts[-1]) + np.repeat(self.obs_starts[index] - obs_starts[:-1], lengths + 1)
+        return self._part(index, starts, rows, obs_rows)
+
+    def _select_run(self, first: int, stop: int) -> Self:
+        stop = max(first, stop)
+        starts = self.starts[first : stop + 1] - self.starts[first]
+        rows = slice(int(self.starts[first]), int(self.starts[stop]))
+        obs_starts = self.obs_starts
+        return self._part(range(first, stop), starts, rows, slice(int(obs_starts[first]), int(obs_starts[stop])))
+
+    def _part(self, index: Any, starts: NDArray[np.int64], rows: Any, obs_rows: Any) -> Self:
+        chosen = slice(index.start, index.stop) if isinstance(index, range) else index
+
+        def of_each(values: Sequence[Any], rows: Any = chosen) -> Iterable[Any]:
+            return values[rows] if isinstance(rows, slice) else (values[i] for i in rows)
+
+        return type(self)(
+            ids=tuple(of_each(self.ids)),
+            starts=starts,
+            obs=map_leaves(lambda leaf: leaf[obs_rows], self.obs),
+            actions=map_leaves(lambda leaf: leaf[rows], self.actions),
+            rewards=self.rewards[rows],
+            terminated=self.terminated[chosen],
+            truncated=self.truncated[chosen],
+            extra={name: map_leaves(lambda leaf: leaf[rows], tree) for name, tree in self.extra.items()},
+            infos=None if self.infos is None else list(of_each(self.infos, obs_rows)),
+            t_started=None if self.t_started is None else self.t_started[chosen],
+            start_kind=None if self.start_kind is None else self.start_kind[chosen],
+            agent_ids=None if self.agent_ids is None else tuple(of_each(self.agent_ids)),
+            module_ids=None if self.module_ids is None else tuple(of_each(self.module_ids)),
+            multi_agent_ids=None if self.multi_agent_ids is None else tuple(of_each(self.multi_agent_ids)),
+            custom_data=None if self.custom_data is None else tuple(of_each(self.custom_data)),
+            clock=None if self.clock is None else self.clock[chosen],
+            final_missing=None if self.final_missing is None else self.final_missing[chosen],
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+        )
+
+    @classmethod
+    def concat(cls, batches: Sequence[Self]) -> Self:
+        """All episodes of `batches`, in order. Raises BadEpisode, naming the leaf, where structures differ."""
+        if not batches:
+            raise ValueError("no batches to concatenate")
+        if len(batches) == 1:
+            return batches[0]
+        first = batches[0]
+        for other in batches[1:]:
+            difference = first.structure_difference(other)
+            if difference:
+                raise BadEpisode(
+                    f"episodes of two structures cannot share a batch: {difference}",
+                    where=f"episodes {first.ids[0]} and {other.ids[0]}",
+                    fix="convert the two sources into two datasets",
+                )
+        offsets = np.cumsum([0, *(batch.num_steps for batch in batches)])
+        starts = np.concatenate([b.starts[(0 if i == 0 else 1) :] + offsets[i] for i, b in enumerate(batches)])
+
+        def join(*parts: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate(parts)
+
+        return cls(
+            ids=tuple(i for batch in batches for i in batch.ids),
+            starts=starts,
+            obs=map_leaves(join, *(batch.obs for batch in batches)),
+            actions=map_leaves(join, *(batch.actions for batch in batches)),
+            rewards=join(*(batch.rewards for batch in batches)),
+            terminated=join(*(batch.terminated for batch in batches)),
+            truncated=join(*(batch.truncated for batch in batches)),
+            extra={name: map_leaves(join, *(batch.extra[name] for batch in batches)) for name in first.extra},
+            infos=_join_infos(batches),
+            t_started=_join_optional(batches, "t_started", lambda b: np.zeros(len(b), np.int64)),
+            start_kind=_join_optional(batches, "start_kind", lambda b: np.zeros(len(b), np.uint8)),
+            agent_ids=_join_each(batches, "agent_ids", None),
+            module_ids=_join_each(batches, "module_ids", None),
+            multi_agent_ids=_join_each(batches, "multi_agent_ids", None),
+            custom_data=_join_each(batches, "custom_data", {}),
+            clock=_join_optional(batches, "clock", lambda b: np.full((len(b), 2), np.nan)),
+            final_missing=_join_optional(batches, "final_missing", lambda b: np.zeros(len(b), np.bool_)),
+            observation_space=first.observation_space,
+            action_space=first.action_space,
+        )
+
+    def structure_difference(self, other: BatchArrays) -> str:
+        """Why the two cannot share a batch, as text; empty when they can."""
+        mine, theirs = self._structure(), other._structure()
+        for name in {**mine, **theirs} if mine != theirs else ():
+            if mine.get(name) != theirs.get(name):
+                return f"{name} is {_in_words(mine.get(name))} in one and {_in_words(theirs.get(name))} in the other"
+        if self.extra.keys() != other.extra.keys():  # a tree without leaves has no place in the structure
+            return f"extra model outputs are {sorted(self.extra)} in one and {sorted(other.extra)} in the other"
+        for name in ("observation_space", "action_space"):
+            if not same_space(getattr(self, name), getattr(other, name)):
+                return f"{name} is {getattr(self, name)} in one and {getattr(other, name)} in the other"
+        return ""
+
+    def _structure(self) -> dict[str, _Form]:
+        trees = (("obs", self.obs), ("actions", self.actions), *((f"extra {name}", tree) for name, tree in self.extra.items()))
+        return {path: (leaf.dtype, leaf.shape[1:]) for name, tree in trees for path, leaf in flatten(tree, name)}
+
+    def digest(self, episode: int) -> bytes:
+        """16 bytes, equal for episodes with the same steps (including dtypes and extras), flags and start; ids, infos: no."""
+        a, b = int(self.starts[episode]), int(self.starts[episode + 1])
+        digest = hashlib.blake2b(digest_size=16)
+        start = 0 if self.t_started is None else int(self.t_started[episode])
+        digest.update(repr((b - a, bool(self.terminated[episode]), bool(self.truncated[episode]), start)).encode())
+        parts = [(path, leaf[a + episode : b + episode + 1]) for path, leaf in flatten(self.obs, "obs")]
+        parts += [(path, leaf[a:b]) for path, leaf in (*flatten(self.actions, "actions"), ("rewards", self.rewards))]
+        parts += [(path, leaf[a:b]) for name in sorted(self.extra) for path, leaf in flatten(self.extra[name], f"extra.{name}")]
+        for path, rows in parts:
+            digest.update(f"{path} {rows.dtype.str} {rows.shape}".encode())
+            digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+        return digest.digest()
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}: {_in_words(form)}" for name, form in self._structure().items())
+        return f"{type(self).__name__}({len(self)} episodes, {self.num_steps} steps, {shapes})"
+
+
+def _in_words(form: _Form | None) -> str:
+    return "absent" if form is None else f"{form[0]}{form[1]}"
+
+
+def _join_each(batches: Sequence[BatchArrays], name: str, missing: Any) -> tuple[Any, ...] | None:
+    if all(getattr(batch, name) is None for batch in batches):
+        return None
+    return tuple(value for batch in batches for value in (getattr(batch, name) or (missing,) * len(batch)))
+
+
+def _join_optional(batches: Sequence[BatchArrays], name: str, missing: Any) -> Any:
+    if all(getattr(batch, name) is None for batch in batches):
+        return None
+    return np.concatenate([missing(b) if getattr(b, name) is None else getattr(b, name) for b in batches])
+
+
+def _join_infos(batches: Sequence[BatchArrays]) -> Infos | None:
+    if all(batch.infos is None for batch in batches):
+        return None
+    empty: Mapping[str, Any] = {}
+    return [info for b in batches for info in (b.infos if b.infos is not None else [empty] * (b.num_steps + len(b)))]

@@ -1,0 +1,165 @@
+"""What another package's reader or sink gets wrong is its own mistake, by name, before anything is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from offline_cli import convert, validate
+from offline_cli.cli.failures import explain
+from offline_cli.cli.invocation import Invocation
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData
+from offline_cli.formats.plugin_source import PluginSource
+from offline_cli.formats.source import FileSource, Fragments
+from offline_cli.tally import Rejects, Tally
+
+STEPS = 2
+WHOLE = EpisodeBatch(
+    ids=("a",),
+    starts=np.array([0, STEPS]),
+    obs=np.zeros((STEPS + 1, 2), np.float32),
+    actions=np.zeros(STEPS, np.int64),
+    rewards=np.ones(STEPS),
+    terminated=np.array([True]),
+    truncated=np.array([False]),
+)
+
+
+class Given(FileSource):
+    """Yields what it was made with."""
+
+    format: ClassVar[str] = "given"
+    item: Any = Fragments(WHOLE)
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        yield self.item
+
+
+def read(item: Any) -> list[Fragments]:
+    source = Given([], "here")
+    source.item = item
+    return list(PluginSource(source, "given").fragments(Tally(), Rejects()))
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "a bare batch": (WHOLE, "yields EpisodeBatch, and not Fragments"),
+    "something else in it": (Fragments("a"), "Fragments of str"),  # type: ignore[arg-type]
+    "a column of rewards": (Fragments(replace(WHOLE, rewards=np.ones((STEPS, 1)))), r"rewards .* float64 \[2, 1\]"),
+    "whole rewards": (Fragments(replace(WHOLE, rewards=np.ones(STEPS, np.int64))), "rewards that are no array"),
+    "one text as ids": (Fragments(replace(WHOLE, ids="a")), "ids that are no tuple"),  # type: ignore[arg-type]
+    "numbers as ids": (Fragments(replace(WHOLE, ids=(1,))), "ids that are no tuple"),  # type: ignore[arg-type]
+    "a list of flags": (Fragments(replace(WHOLE, terminated=[True])), "terminated that are no array"),  # type: ignore[arg-type]
+    "a list of starts": (Fragments(replace(WHOLE, t_started=[0])), "t_started that are no array"),  # type: ignore[arg-type]
+    "objects": (Fragments(replace(WHOLE, actions=np.array([None, 1], object))), "actions that hold no numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fragments_of_another_form_are_refused_by_reader_and_array(fault: str) -> None:
+    item, words = FAULTS[fault]
+    with pytest.raises(BadData, match=words) as caught:
+        read(item)
+    assert "the reader 'given'" in caught.value.what
+
+
+def test_right_fragments_pass_as_they_are() -> None:
+    assert read(Fragments(WHOLE)) == [Fragments(WHOLE)]
+
+
+def test_a_source_that_lacks_members_is_refused_with_their_names() -> None:
+    with pytest.raises(BadConfig, match="lacks fragments"):
+        PluginSource(FileSource([], "here"), "given")  # type: ignore[arg-type, type-var]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that commands can name as python:mine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "some.txt").write_text("x")
+    return tmp_path / "mine.py"
+
+
+READER = """
+from offline_cli.formats.reader import Reader
+from offline_cli.formats.source import FileSource, Fragments
+class Source(FileSource):
+    format = "mine"
+    def fragments(self, tally, rejects):
+        yield Fragments(1 / 0)
+READER = Reader("mine", "mine", lambda files, context: Source(files, context.location))
+"""
+SINK = """
+from offline_cli.converting.sink import SinkKind, Written
+class Sink:
+    ids_written = frozenset()
+    def __enter__(self): return self
+    def __exit__(self, *error): pass
+    def write(self, batch): {write}
+    def rehearse(self, batch): pass
+    def quarantine(self, rejects): rejects.clear()
+    def commit(self{arguments}): {commit}
+SINK = SinkKind("mine", "mine", lambda target, context: Sink())
+"""
+
+
+def test_what_a_reader_of_the_users_own_file_raises_is_its_own_with_its_line(module: Path, tmp_path: Path) -> None:
+    module.write_text(READER)
+    with pytest.raises(ZeroDivisionError) as caught:
+        convert("some.txt", tmp_path / "D", from_="python:mine:READER")
+    error = explain(caught.value, Invocation(("convert",)))
+    assert (error.exit_code, "python:mine:READER raised ZeroDivisionError" in error.what) == (3, True)
+    assert error.where == f"{module}, line 7"
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            {"write": "pass", "arguments": ", *, assumptions, episodes_lost", "commit": "pass"},
+            "returned NoneType, not a Written",
+        ),
+        ({"write": "pass", "arguments": "", "commit": "return Written(1, 1, 1, 1)"}, "unexpected keyword argument"),
+    ],
+)
+def test_a_sink_whose_commit_says_nothing_is_refused(
+    parts: dict[str, str], words: str, module: Path, tmp_path: Path, sample: Path
+) -> None:
+    module.write_text(SINK.format(**parts))
+    with pytest.raises(BadConfig, match=words):
+        convert(str(sample), tmp_path / "D", to="python:mine:SINK")
+
+
+def test_a_sink_that_lacks_members_is_refused_with_their_names(module: Path, tmp_path: Path, sample: Path) -> None:
+    module.write_text("from offline_cli.converting.sink import SinkKind\nSINK = SinkKind('mine', '', lambda t, c: object())\n")
+    with pytest.raises(BadConfig, match="lacks __enter__, __exit__, write, rehearse, quarantine, commit, ids_written"):
+        convert(str(sample), tmp_path / "D", to="python:mine:SINK")
+
+
+@pytest.fixture
+def sample() -> Path:
+    """A recording of ours."""
+    return Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
+
+
+def test_what_a_plugin_reader_gives_is_readable_once_written(module: Path, tmp_path: Path) -> None:
+    module.write_text(READER.replace("Fragments(1 / 0)", "Fragments(whole())") + GOOD)
+    convert("some.txt", tmp_path / "D", from_="python:mine:READER")
+    assert not [problem for problem in validate(str(tmp_path / "D")).problems if problem.severity == "error"]
+
+
+GOOD = """
+def whole():
+    import numpy as np
+    from offline_cli.episodes.batch import EpisodeBatch
+    t, yes = np.zeros((3, 2), np.float32), np.array([True])
+    return EpisodeBatch(("a",), np.array([0, 2]), t, np.zeros(2, np.int64), np.ones(2), yes, ~yes)
+"""
