@@ -232,7 +232,7 @@ def _problems(tree: Tree, space: Space, name: str) -> Iterator[_Problem]:
     elif isinstance(tree, (dict, tuple)):
         yield _Problem(f"{name} has parts")
     elif tree.shape[1:] != tuple(space.shape or ()):
-        yield _Problem(f"{name} has values of shape {tree.shape[1:]}, and not {tuple(space.shape or ())}")
+        yield _Problem(f"{name} has values of shape {tree.shape[1:]}, not {tuple(space.shape or ())}")
     elif not isinstance(space, spaces.Box):
         yield from _categories(tree, space, name)
 

@@ -172,7 +172,7 @@ class WholeEpisodes:
         return NoData(
             f"no episode is in the source{set_aside}",
             where=", ".join(source.info.location for source in self.sources),
-            fix="check that the recording wrote anything"
+            fix="check that the recording wrote any steps"
             if not self.rejects.count
             else "--on-error fail shows the first bad row",
         )

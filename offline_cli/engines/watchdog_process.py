@@ -146,7 +146,7 @@ class Watchdog:
 
 
 def _stat(pid: int) -> list[str]:
-    """What Linux says of a process, from its state on; nothing elsewhere."""
+    """Linux's status of a process, from its state on; empty elsewhere."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

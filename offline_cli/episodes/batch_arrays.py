@@ -175,7 +175,7 @@ class BatchArrays:
         return flags[0], flags[1]
 
     def step_columns(self) -> dict[str, Tree]:
-        """Leaves (N, ...), views, by name of column: actions, rewards, end flags, and extra outputs that are no states."""
+        """Leaves (N, ...), views, by name of column: actions, rewards, end flags, and extra outputs that are not states."""
         terminateds, truncateds = self.step_flags()
         return {
             Columns.ACTIONS: self.actions,

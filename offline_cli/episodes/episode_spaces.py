@@ -178,7 +178,7 @@ def space_in_state(state: Mapping[str, Any], buffer: str, *, where: str) -> Spac
 def in_space(tree: Tree, space: Space | None, *, name: str, where: str) -> Tree:
     """`tree` with tuples for lists (msgpack knows lists only), keys in the order of `space` where the structure is its own.
 
-    Raises BadEpisode for leaves that are no arrays.
+    Raises BadEpisode for leaves that are not arrays.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and _same_parts(tree, space):
         tree = tree_from_lists(tree, space)

@@ -114,7 +114,7 @@ def _info(text: str | bytes, place: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise _bad_info(f"is not JSON: {error}", place, name) from error
     if not isinstance(value, dict):
-        raise _bad_info(f"holds {type(value).__name__}, and not a dict", place, name)
+        raise _bad_info(f"holds {type(value).__name__}, not a dict", place, name)
     return value
 
 
@@ -199,7 +199,7 @@ def _numbers(array: pa.Array, name: str, where: Where) -> NDArray[Any]:
     if pa.types.is_temporal(kind):
         return _microseconds(array)
     raise BadData(
-        f"column {name} holds {kind}, and not numbers",
+        f"column {name} holds {kind}, not numbers",
         where=where(0),
         fix="leave the column out, or write it as numbers",
     )

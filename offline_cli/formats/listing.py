@@ -45,7 +45,7 @@ KINDS: Final = {
     "minari": "a Minari dataset",
     "lerobot": "a LeRobot dataset",
 }
-"""What `Listing.kind` may be, in words."""
+"""Possible values of `Listing.kind`, with their descriptions."""
 MAGIC: Final = {
     b"PAR1": "parquet",
     b"\x89HDF": "hdf5",

@@ -81,10 +81,10 @@ class PluginSource:
 def _fault(fragments: Any) -> str:
     """What is wrong with an item, as text; empty where nothing is."""
     if not isinstance(fragments, Fragments):
-        return f"{type(fragments).__name__}, and not Fragments(batch)"
+        return f"{type(fragments).__name__}, not Fragments(batch)"
     batch: Any = fragments.batch
     if not isinstance(batch, EpisodeBatch):
-        return f"Fragments of {type(batch).__name__}, and not of an EpisodeBatch"
+        return f"Fragments of {type(batch).__name__}, not of an EpisodeBatch"
     ids: Any = batch.ids
     if not (isinstance(ids, tuple) and all(isinstance(name, str) for name in ids)):
         return f"ids that are no tuple of texts: {str(ids)[:80]!r}"

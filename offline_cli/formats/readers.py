@@ -142,7 +142,7 @@ class ReaderChoice:
             except BadData as error:  # of damaged files, or of an error in our own check of them
                 errors.append(error)
                 continue
-            except Exception as error:  # noqa: BLE001  it is somebody's code, and any may come of it
+            except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
                 _log.warning("note: reader %r of the package %s raised %r", asked[0].name, asked[0].package, error)
                 self._others.remove(asked)
                 continue

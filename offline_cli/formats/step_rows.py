@@ -157,7 +157,7 @@ def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[n
     if len(bad):
         row = int(bad[0])
         raise BadEpisode(
-            f"column {Columns.T} holds {values[row]}, and not the number of a step",
+            f"column {Columns.T} holds {values[row]}, not the number of a step",
             where=where(row),
             fix="count the steps of an episode from 0, or leave the column out where rows are in order",
         )

@@ -147,7 +147,7 @@ def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
 
 
 def _secrets_in(name: str, value: Any) -> Iterator[str]:
-    """The text of an option, if its name says that it is secret; of several in one, those whose own names say so."""
+    """The text of an option with a secret name; of several in one, those with secret names."""
     if isinstance(value, dict):
         for inner, part in value.items():
             yield from _secrets_in(inner, part)
@@ -156,7 +156,7 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def _secrets_of_word(word: str, before: str) -> Iterator[str]:
-    """What is blanked in a word by its name: of an option, in a query string, in JSON."""
+    """The secrets in a word, by their names: of an option, in a query string, in JSON."""
     name, mark, value = word.partition("=")
     if _is_secret_option(before) and not word.startswith("--"):
         yield word
@@ -185,7 +185,7 @@ def _passwords_in(text: str) -> Iterator[str]:
 
 
 def _of_json(text: str) -> Any:
-    """What an option's text stands for where it is JSON: clients get that, and may repeat it."""
+    """The value of an option's text where it is JSON: clients get it, and may repeat it."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -127,7 +127,7 @@ def _blocks(folder: Path | str, level: int = 0) -> Iterator[tuple[float, int, st
 
 
 def _is_block(path: str) -> bool:
-    """Whether the file ends as a block does."""
+    """Whether the file ends with a block's trailer."""
     try:
         with open(path, "rb") as file:
             file.seek(-2 * len(MAGIC), os.SEEK_END)
@@ -251,7 +251,7 @@ class RemoteCache:
     def _give_up(self, err: OSError) -> None:
         if self._keeps:
             self._keeps = False
-            text = "warning: nothing more is kept in the cache %s: %s; the work goes on without it"
+            text = "warning: nothing more is written to the cache %s: %s; the command continues without it"
             _log.warning(text, self.folder, err.strerror or err)
 
 

@@ -91,7 +91,7 @@ def check_inner_options(scheme: str, options: Mapping[str, Any], url: str) -> No
 
 
 def refused_inner_option(options: Any, error: Exception, url: str) -> BadConfig | None:
-    """What `error`, raised by a client's own code over its arguments, says of inner options; None where it has none."""
+    """The error for inner options where a client's own code raised `error` over its arguments; None where it has none."""
     given = [name for name in options if name.endswith(ENDING)] if isinstance(options, Mapping) else []
     if not given:
         return None
@@ -101,7 +101,7 @@ def refused_inner_option(options: Any, error: Exception, url: str) -> BadConfig 
 
 def _wrong(option: str, value: Any, taken: InnerOptions | None) -> Iterator[str]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        yield f"{option}: {type(value).__name__}, and no object of names and values"
+        yield f"{option}: {type(value).__name__}, not an object of names and values"
         return
     if taken is None:
         return

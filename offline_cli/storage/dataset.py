@@ -153,7 +153,7 @@ class Dataset:
         return BadData(what, where=place.url, fix="run the same again: it reads the dataset that is here now")
 
     def refuse_unexplained(self) -> None:
-        """Raise BadData for `complete: false` that nothing else in the manifest bears out.
+        """Raise BadData for `complete: false` that nothing else in the manifest explains.
 
         A dataset that was committed before it was complete has the note of its writer, one that was repaired says so.
         """

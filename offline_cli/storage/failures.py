@@ -80,7 +80,7 @@ def _words() -> _Words:
 
 
 def explained(error: Exception, url: str, doing: str) -> StorageError | None:
-    """`error` translated by the provider's codes, naming `url`; None where its codes say nothing known."""
+    """`error` translated by the provider's codes, naming `url`; None where its codes are unknown."""
     for one in causes(error):
         for code in _codes(one):
             if code in _words().codes:

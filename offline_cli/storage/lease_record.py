@@ -107,7 +107,7 @@ def _started(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """What Linux says of process `pid`, from its state on; nothing elsewhere."""
+    """Linux's status of process `pid`, from its state on; empty elsewhere."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -217,7 +217,7 @@ class WritingNote:
 
     @property
     def last_said(self) -> float | None:
-        """The time of the last beat by the writer's clock, in seconds since 1970; None where the note does not say it."""
+        """The time of the last beat by the writer's clock, in seconds since 1970; None where it is not in the note."""
         try:
             said = datetime.datetime.fromisoformat(self.beat or self.started)
         except ValueError:

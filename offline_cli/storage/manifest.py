@@ -160,7 +160,7 @@ class Manifest:
 
 
 def schema_of(version: Any) -> str:
-    """The schema of a manifest that says it has this version; that of the newest where the version is unknown."""
+    """The schema of a manifest of this declared version; that of the newest where the version is unknown."""
     known = version if isinstance(version, int) and 1 <= version <= VERSION else VERSION
     return f"manifest.v{int(known)}.json"
 

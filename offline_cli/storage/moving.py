@@ -84,7 +84,7 @@ def replaced_place(folder: Location, shard: Location) -> Location | None:
 
 
 def replaced_files(folder: Location) -> list[Location]:
-    """The shards that are kept of the dataset before; other files in `_replaced/` are somebody's."""
+    """The shards that are kept of the dataset before; other files in `_replaced/` belong to the user."""
     kept = folder.join(REPLACED).children() if _keeps(folder) else []
     return [file for file in kept if SHARD_PATH.fullmatch(f"{DATA}/{file.name}") and begins_as(file, file.name)]
 

@@ -198,7 +198,7 @@ def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int
         for column in chosen:
             told = row_group.column(column)
             width = WIDTHS.get(told.physical_type) or max(1, metadata.schema.column(column).length)
-            values = max(told.num_values, rows)  # as many as rows are read, whatever a chunk says of itself
+            values = max(told.num_values, rows)  # as many as rows are read, whatever a chunk declares
             found.append(_Chunk(group, told, max(told.total_uncompressed_size, values * width)))
     return found
 

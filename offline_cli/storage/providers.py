@@ -286,7 +286,7 @@ def known_providers() -> tuple[Provider, ...]:
 def provider_of(scheme: str) -> Provider:
     """The provider of a scheme; a plain one where none is registered.
 
-    Raises BadConfig for a registered object that is no provider of this scheme, MissingPackage where it cannot be imported.
+    Raises BadConfig for a registered object that is not a provider of this scheme, MissingPackage where it cannot be imported.
     """
     found = _known.get(scheme)
     if found is None:
@@ -326,7 +326,7 @@ def _registered(scheme: str) -> Provider | None:
         return None
     provider = found.load()
     if not isinstance(provider, Provider) or scheme not in provider.schemes:
-        what = f"provider {scheme!r} of the package {found.package} is {provider!r}, and no Provider of {scheme}://"
+        what = f"provider {scheme!r} of the package {found.package} is {provider!r}, not a Provider of {scheme}://"
         raise BadConfig(what, where=f"provider {scheme}, registered by {found.package}", fix="see docs/storage.md")
     if provider.filesystem:
         fsspec.register_implementation(scheme, provider.filesystem, clobber=True)

@@ -140,7 +140,7 @@ def _check_columns(have: Any, want: Any, location: Location) -> None:
 
 
 def _check_further_columns(have: Any, location: Location) -> None:
-    """Raise BadData, naming every one, for infos that are no text and extra model outputs that are no numbers."""
+    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
     kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
     wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
     infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]

@@ -129,7 +129,7 @@ class Upload:
     bucket: str
     key: str
     id: str
-    begun: str  # ISO time, as the store says it
+    begun: str  # ISO time, from the store
 
     def abort(self) -> None:
         """Drop what was uploaded; one that is gone already is no error. Raises StorageError."""

@@ -49,7 +49,7 @@ def read(item: Any) -> list[Fragments]:
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "a bare batch": (WHOLE, "yields EpisodeBatch, and not Fragments"),
+    "a bare batch": (WHOLE, "yields EpisodeBatch, not Fragments"),
     "something else in it": (Fragments("a"), "Fragments of str"),  # type: ignore[arg-type]
     "a column of rewards": (Fragments(replace(WHOLE, rewards=np.ones((STEPS, 1)))), r"rewards .* float64 \[2, 1\]"),
     "whole rewards": (Fragments(replace(WHOLE, rewards=np.ones(STEPS, np.int64))), "rewards that are no array"),

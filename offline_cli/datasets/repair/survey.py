@@ -275,8 +275,8 @@ def _gaps(found: Survey, generation: str, there: Iterable[int], last: int) -> It
 
 def _only_generation(found: Survey) -> str:
     if not found.shards:
-        what = "no complete shard is here, and no manifest that can be read: there is nothing to repair"
-        fix = "the command that was writing here, with --resume or --overwrite"
+        what = "no complete shard is here, and no readable manifest: there is nothing to repair"
+        fix = "run the command that was writing here, with --resume or --overwrite"
         raise NoData(what, where=found.folder.url, fix=fix)
     if len(found.shards) > 1:
         what = f"shards of {len(found.shards)} writes are here, and nothing readable tells which of them is the dataset"

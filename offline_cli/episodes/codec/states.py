@@ -253,7 +253,7 @@ def _seconds(value: Any, key: str, where: str) -> float | None:
 def encode(episode: SingleAgentEpisode, *, where: str = "encode", tally: Tally | None = None) -> bytes:
     """`episode` as bytes, numpy'ized (the episode itself is left as it is), lookback buffer included.
 
-    Infos and custom data are made plain: keys that are no strings become strings, sets and tuples lists, dates and times ISO
+    Infos and custom data are made plain: keys that are not strings become strings, sets and tuples lists, dates and times ISO
     text, each counted in `tally`. Raises BadData naming episode, step and key for anything else that is not plain.
     """
     counts = tally if tally is not None else Tally()

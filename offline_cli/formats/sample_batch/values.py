@@ -51,7 +51,11 @@ def arrays_of(lists: Sequence[list[Any]], *, narrow: bool) -> list[NDArray[Any]]
     kind, shape = kinds.pop()
     try:
         flat = _numbers(lists, kind, shape)
-    except (TypeError, OverflowError, struct.error):  # of a row that is no list, of a number too large, of what is not a number
+    except (
+        TypeError,
+        OverflowError,
+        struct.error,
+    ):  # of a row that is not a list, of a number too large, of what is not a number
         return None
     if flat is None:
         return None

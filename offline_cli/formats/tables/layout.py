@@ -175,7 +175,7 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
         return ColumnPlan(column, np.dtype(np.int64), "category", tuple(categories))
     cells = facts.cells
     if facts.odd:
-        problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, and not numbers")
+        problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, not numbers")
     elif facts.is_empty:
         problems.append(f"{ours}: column '{column}' has no value in any row")
     elif cells.kind in ("text", "time") and not facts.dtypes:
@@ -198,7 +198,7 @@ def _text_for_numbers(column: str, samples: Sequence[str], ours: str) -> str:
     names = json.dumps(sorted(samples), ensure_ascii=False)
     key = column if column.isidentifier() and column.isascii() else json.dumps(column, ensure_ascii=False)
     return (
-        f"{ours}: column '{column}' holds text ({shown}), and not numbers; "
+        f"{ours}: column '{column}' holds text ({shown}), not numbers; "
         f"if the texts are categories, number them in the mapping: [categories] {key} = {names}"
     )
 
@@ -209,7 +209,7 @@ def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: list[str]) ->
     known = facts.get(column)
     if known is None or known.odd or known.is_empty or known.cells.kind in ("text", "list", "bool"):
         held = "a struct" if known is None else f"{min(known.odd)}" if known.odd else known.cells.kind or "no value"
-        problems.append(f"t: column '{column}' holds {held}, and not numbers, dates or ISO times")
+        problems.append(f"t: column '{column}' holds {held}, not numbers, dates or ISO times")
         return []
     dtypes = [*known.dtypes, *([known.cells.dtype] if known.cells.kind == "number" else [])]
     has_decimals = any(dtype.kind == "f" for dtype in dtypes)

@@ -62,14 +62,14 @@ def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -
         if plan.cells == "category":
             return f"{name} holds {text}, which is none of its [categories]"
         if plan.cells != "list":
-            return f"{name} holds {text}, and not {_wanted(plan)}"
+            return f"{name} holds {text}, not {_wanted(plan)}"
         if _is_numpys(value):
             return f"{name} holds {text}, as numpy prints it: write JSON (json.dumps(x.tolist())), or lists in Parquet"
         if not value.strip().startswith("["):
-            return f"{name} holds {text}, and not a JSON list"
+            return f"{name} holds {text}, not a JSON list"
     elif plan.dtype.kind == "b" and not shape:
-        return f"{name} holds {text}, and not {_wanted(plan)}"
-    return f"{name} holds {text}, and not {_in_words(shape)} as in other rows"
+        return f"{name} holds {text}, not {_wanted(plan)}"
+    return f"{name} holds {text}, not {_in_words(shape)} as in other rows"
 
 
 def _wanted(plan: ColumnPlan) -> str:
