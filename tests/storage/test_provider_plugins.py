@@ -98,7 +98,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "from offline_cli.storage.providers import Provider\nSHOP = Provider('other', ('other',))",
             BadConfig,
-            "no Provider of mall://",
+            "not a Provider of mall://",
         ),
         ("raise RuntimeError('broken')", MissingPackage, "cannot be imported: RuntimeError"),
     ],
