@@ -1,8 +1,9 @@
-"""Any source to a dataset of ours: reads, stitches, writes, and says what it had to assume; refuses to touch what exists.
+"""Converts any source to a dataset of ours: reads, stitches and writes, and reports every assumption it had to make.
 
 The output does not depend on `workers`: files are read ahead by threads, much JSON by processes, and episodes are written in
-the order in which they become whole. An error before the first shard is complete leaves nothing behind; later, complete
-shards stay for `resume`, which reads the sources again and writes the episodes that are not in those shards.
+the order in which they become whole. An existing output is not touched without `overwrite` or `resume`. An error before the
+first shard is complete leaves nothing behind; later, complete shards stay for `resume`, which reads the sources again and
+writes the episodes that are not in those shards.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ class ConvertResult:
     format: str  # "episodes" | "columns", or the name of another sink
     episodes: int
     steps: int
-    shards: int  # files, as far as the sink says
+    shards: int  # files, as far as the sink reports them
     rows_in: int  # rows of tables, lines of JSON
     duplicates_dropped: int
     fragments_stitched: int
     rows_quarantined: int  # rows that could not be read: skipped, or set aside
-    episodes_lost: int | None  # of the sources, and not written, but for duplicates and `limit`; None: a source does not say
+    episodes_lost: int | None  # of the sources, and not written, but for duplicates and `limit`; None: unknown for a source
     rejected: tuple[Mapping[str, str], ...]  # the first 10 problems among them: where, code, what
     rejected_in_all: int  # problems, each of which cost a row or more
     assumptions: Mapping[str, int]  # by kind
-    dropped_columns: tuple[str, ...]  # what became no part of an episode, by name
+    dropped_columns: tuple[str, ...]  # columns left out, by name
     dropped_reasons: Mapping[str, str]  # by the same names
     action_scale: str
     spaces_inferred: bool
-    on_error: str  # what became of rows that could not be read: "fail" | "skip" | "quarantine"
+    on_error: str  # the treatment of rows that could not be read: "fail" | "skip" | "quarantine"
     dry_run: bool  # nothing was written
     preview: Preview | None  # only of a dry run
     seconds: float
@@ -85,11 +86,11 @@ def convert(
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
-    With `limit`, no other episode and no bad row after these is counted (docs/assumptions.md). With `dry_run`, what would be
-    refused is refused, and `preview` of the result shows what would be written. `command`: for provenance.
+    With `limit`, no other episode and no bad row after these is counted (docs/assumptions.md). With `dry_run`, what would
+    raise raises, and `preview` of the result shows what would be written. `command`: for provenance.
 
-    Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which says what was kept and how to
-    resume.
+    Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which reports what was kept and how
+    to resume.
     """
     started = time.monotonic()
     check_values(ConvertOptions, options, command="offline-cli convert")
@@ -98,7 +99,7 @@ def convert(
     check_reader(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
     read_as = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
-    said_of_tables = tables.identity(storage_options)  # and a mapping that cannot be read is known at once
+    said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
@@ -169,7 +170,7 @@ def _without(batch: EpisodeBatch, known: frozenset[str]) -> EpisodeBatch:
 
 def _interrupted(target: Location, *, is_ours: bool) -> Interrupted:
     if not is_ours:
-        what = "interrupted; what was written is not whole"
+        what = "interrupted; what was written is incomplete"
         return Interrupted(what, where=target.url, fix="remove it, and run the command again")
     if target.exists() and target.join("_writing.json").exists():
         return Interrupted(
@@ -183,7 +184,7 @@ def _interrupted(target: Location, *, is_ours: bool) -> Interrupted:
 
 
 def _provenance(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
-    """The commands that made the sources, where they are datasets of ours, come before this one."""
+    """The commands that made the sources, where they are datasets of ours, and then this one."""
     known: dict[str, Any] = {"sources": [place.url for place in places], "source_formats": stream.formats}
     if command:
         known["commands"] = [*stream.commands, shlex.join(command)]

@@ -1,10 +1,11 @@
-"""Whether a policy learned from data can play in an environment, judged by their spaces; refuses to compare bounds.
+"""Whether data fits spaces: those it declares, those of an environment, and those of a policy that is to play in one.
 
-Which spaces data has: declared, of an environment, or inferred, and whether it fits those that are said to be its own.
-
-The order is: what the source declares, then `env`, then inference from all the data. Sources that declare different spaces are
-an error, unless `env` decides; a space that a manifest calls inferred gives way to that of the environment. Leaves then get the
-spaces' dtypes (`episodes/episode_spaces.py`), so that no later stage meets int32 actions in an int64 space.
+* `declared`: which spaces data has. The order is: what the source declares, then `env`, then inference from all the data.
+  Sources that declare different spaces are an error, unless `env` decides; a space that a manifest calls inferred gives way to
+  that of the environment. Leaves then get the spaces' dtypes (`episodes/episode_spaces.py`), so that no later stage sees int32
+  actions in an int64 space.
+* `misfits`, `Extremes`: whether data fits the spaces that are said to be its own.
+* `check_fits`: whether a policy learned from data can play in an environment. Bounds are not compared.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ __all__ = [
     "two_spaces",
 ]
 
+NUMBERS = "iuf"  # kinds of dtypes that have a common one
+TWO_DATASETS = "convert the two kinds of recording into two datasets"
+
 
 def misfits(data: Space, environment: Space, *, inferred: bool, what: str) -> list[str]:
-    """Why a policy for `data` cannot play in `environment`, in words; empty where it can.
+    """Why a policy for `data` cannot play in `environment`, as text; empty where it can.
 
     Bounds may differ (recorders store them in many ways), structure, shapes, kinds and numbers of choices may not. An inferred
     space knows only the choices that were seen, so the environment may have more.
@@ -83,10 +87,6 @@ def _counted_fits(data: Space, environment: Space) -> bool:
     return isinstance(environment, (spaces.MultiBinary, spaces.Box)) and data.shape == environment.shape
 
 
-NUMBERS = "iuf"  # kinds of dtypes that have a common one
-TWO_DATASETS = "convert the two kinds of recording into two datasets"
-
-
 @dataclass(slots=True)
 class Extremes:
     """Smallest and largest values of each leaf over many batches, and dtypes: all that inference needs of the data."""
@@ -96,13 +96,13 @@ class Extremes:
     _actions: list[Tree] = field(default_factory=list)
 
     def see(self, batch: EpisodeBatch) -> None:
-        """Take one more batch into account."""
+        """Add one more batch."""
         if batch.num_steps:
             self.see_values(batch.obs, batch.actions)
             self.see_extra(extra_dtypes(batch))
 
     def see_values(self, obs: Tree, actions: Tree) -> None:
-        """Take some observations and actions, at least one of each, into account."""
+        """Add some observations and actions, at least one of each."""
         self._obs.append(map_leaves(_extremes, obs))
         self._actions.append(map_leaves(_extremes, actions))
 
@@ -117,7 +117,7 @@ class Extremes:
         """Observation and action space that all batches fit: integers become Discrete, vectors of them only in actions."""
         obs = map_leaves(lambda *parts: np.concatenate(parts), *self._obs)
         actions = map_leaves(lambda *parts: np.concatenate(parts), *self._actions)
-        # integer vectors of observations stay Box: pixels and counters are no categories
+        # integer vectors of observations stay Box: pixels and counters are not categories
         return infer_space(obs, discrete=True, vectors=False), infer_space(actions, discrete=True)
 
 
@@ -160,7 +160,7 @@ def check_same_values(first: EpisodeBatch, obs: Tree, actions: Tree, *, where: s
 
 
 def extra_kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
-    """What dtypes and shapes of extra model outputs can be in one column, in words, by path."""
+    """What dtypes and shapes of extra model outputs can be in one column, as text, by path."""
     leaves = [(path, leaf) for name, tree in extra.items() for path, leaf in flatten(tree, name)]
     return {
         path: f"{'number' if leaf.dtype.kind in NUMBERS else leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves
@@ -169,12 +169,12 @@ def extra_kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
 
 def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
     if leaf.dtype.kind not in "iu":
-        return leaf[:1].copy()  # a view would hold the whole leaf
+        return leaf[:1].copy()  # a view would keep the whole leaf alive
     return np.stack([leaf.min(axis=0), leaf.max(axis=0)])
 
 
 def only_discrete(space: Space) -> bool:
-    """Whether no part of an action space is a Box of floats, so that there is only one scale it can have."""
+    """Whether no part of an action space is a Box of floats, so that only one scale is possible."""
     if isinstance(space, spaces.Dict):
         return all(only_discrete(part) for part in space.spaces.values())
     if isinstance(space, spaces.Tuple):
@@ -197,7 +197,7 @@ def check_fits(tree: Tree, space: Space, *, name: str, said_by: str, where: Call
     """Raise SpaceMismatch, with both shapes, unless `tree` (leaves (N, *shape)) has the structure and values of `space`.
 
     Values of a Box may lie outside of it (recorders store raw module outputs); a category that does not exist is a mismatch.
-    `where` is given the row of the value that does not fit, or None where all rows are alike.
+    `where` gets the row of the value that does not fit, or None where all rows are alike.
     """
     problems = list(_problems(tree, space, name))
     if problems:
@@ -232,24 +232,24 @@ def _problems(tree: Tree, space: Space, name: str) -> Iterator[_Problem]:
     elif isinstance(tree, (dict, tuple)):
         yield _Problem(f"{name} has parts")
     elif tree.shape[1:] != tuple(space.shape or ()):
-        yield _Problem(f"{name} has values of shape {tree.shape[1:]}, and not {tuple(space.shape or ())}")
+        yield _Problem(f"{name} has values of shape {tree.shape[1:]}, not {tuple(space.shape or ())}")
     elif not isinstance(space, spaces.Box):
         yield from _categories(tree, space, name)
 
 
 def _categories(leaf: NDArray[Any], space: Space, name: str) -> Iterator[_Problem]:
     if leaf.dtype.kind not in "biuf":
-        yield _Problem(f"{name} holds {leaf.dtype} values that are no whole numbers")
+        yield _Problem(f"{name} holds {leaf.dtype} values that are not whole numbers")
         return
     if leaf.dtype.kind == "f" and (broken := leaf != np.floor(leaf)).any():  # true of NaN too
         row, value = _first(leaf, broken)
-        yield _Problem(f"{name} holds {value}, which is no whole number, in {leaf.dtype}", row)
+        yield _Problem(f"{name} holds {value}, which is not a whole number, in {leaf.dtype}", row)
         return
     low, high = _category_bounds(space)
     bad = (leaf < low) | (leaf > high)
     if bad.any():
         row, value = _first(leaf, bad)
-        yield _Problem(f"{name} holds {value}, which is no category", row)
+        yield _Problem(f"{name} holds {value}, which is not a category", row)
 
 
 def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Any]:
@@ -290,12 +290,12 @@ class _Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Observation and action space as far as anything says them."""
+    """Observation and action space, as far as they are declared."""
 
     observation: Space | None
     action: Space | None
-    said_by: tuple[str, str]  # who says each of them
-    by_env: bool  # whether the environment says one of them, in place of the sources
+    said_by: tuple[str, str]  # who declares each of them
+    by_env: bool  # whether the environment declares one of them, in place of the sources
 
 
 def declared(
@@ -319,13 +319,13 @@ def declared(
 
 
 def _one_space(name: str, said: Sequence[_Said], of_env: _Said | None) -> _Said:
-    """The space that all who say one agree on; that of the environment where none does, or where they differ."""
+    """The space that all declarations agree on; that of the environment where there is none, or where they differ."""
     known = [entry for entry in said if entry.space is not None]
     if not known:
         return of_env or _Said(THE_SOURCE, "", None)
     different = next((entry for entry in known if not same_space(entry.space, known[0].space)), None)
     if different is None:
-        by_env = of_env is not None and known[0].space is of_env.space  # a reader that was told them
+        by_env = of_env is not None and known[0].space is of_env.space  # a reader that was given them
         return of_env if by_env and of_env is not None else known[0]
     if of_env is None:
         raise two_spaces(name, (known[0].where, known[0].space), (different.where, different.space))

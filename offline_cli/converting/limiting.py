@@ -1,7 +1,7 @@
-"""Counting under a limit of episodes: what was read ahead of the last one, in blocks, is not counted; refuses nothing.
+"""Counting under a limit of episodes: what was read ahead of the last one, in blocks, is not counted.
 
-Readers read blocks of rows, and hand on what is wrong with a block before its first episode. Under a limit the rows set aside
-wait here until an episode that stands after them is looked at. Under `fail` none waits: what was read can end the command.
+Readers read blocks of rows, and report what is wrong with a block before its first episode. Under a limit the rejected rows
+wait here until an episode after them is used. Under `fail` none waits: a row that was read can end the command.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class _Waiting:
 
 @dataclass(slots=True)
 class RejectsInTurn(Rejects):
-    """What readers hand on; `real` counts it when its turn comes, or at the end."""
+    """The rejects that readers see; `real` counts them when their turn comes, or at the end."""
 
     real: Rejects = field(default_factory=Rejects)
     _waiting: list[_Waiting] = field(default_factory=list)
-    _least: Position = (0, 0, 0)  # none of them stands before this
+    _least: Position = (0, 0, 0)  # none of them is before this
     _files: dict[str, int] = field(default_factory=dict)  # their numbers, in the order in which they are read
 
     @classmethod
@@ -69,12 +69,12 @@ class RejectsInTurn(Rejects):
             self.real.lose_episodes(reason, times)
 
     def read_in_order(self, files: Iterable[str]) -> None:
-        """Say in which order files are read."""
+        """Set the order in which files are read."""
         for file in files:
             self._files.setdefault(_parts(file)[0], len(self._files))
 
     def tell(self, place: str | None = None) -> None:
-        """Count what stands before `place`; None: all of it."""
+        """Count everything before `place`; None: all of it."""
         upto = None if place is None else self._position(_parts(place))
         if upto is not None and upto < self._least:
             return
@@ -103,7 +103,7 @@ def _parts(place: str) -> Place:
 
 
 def fed(stitcher: Stitcher, fragments: Fragments, location: str, waiting: RejectsInTurn, left: int) -> Iterator[EpisodeBatch]:
-    """As `stitcher.feed`, until `left` episodes are whole: no entry after the last one is looked at.
+    """As `stitcher.feed`, until `left` episodes are whole: no entry after the last one is processed.
 
     An entry completes one episode at most, so that as many entries as episodes are left cannot complete too many.
     """

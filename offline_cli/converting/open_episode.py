@@ -1,8 +1,8 @@
-"""One episode while its fragments arrive: puts them in order, joins them, compares them; refuses steps that contradict.
+"""One episode while its fragments arrive: puts them in order, joins them, compares them; contradicting steps raise.
 
-All functions work on whole arrays of one-episode batches. Observations at a joint appear twice, as the final one of the
-first fragment and as the first one of the next; the joined episode holds the second, because a source without next
-observations knows only that one.
+All functions work on whole arrays of one-episode batches. Observations at a joint appear twice, as the final one of the first
+fragment and as the first one of the next; the joined episode holds the second, because a source without next observations knows
+only that one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OpenEpisode:
     length: int = 0  # steps in `pieces`
     place: str = ""  # of the first fragment
     location: str = ""  # of the source that it came from
-    after_end: bool = False  # it goes on from an episode of its id that an end flag had ended
+    after_end: bool = False  # it continues an episode of its id that an end flag had ended
     refilled: int = 0  # steps that arrived more than once, equal
 
     @property
@@ -40,7 +40,7 @@ class OpenEpisode:
         return bool(self.pieces) and bool(self.pieces[-1].terminated[0] or self.pieces[-1].truncated[0])
 
     def structure_difference(self, piece: EpisodeBatch) -> str:
-        """What keeps `piece` from being a part of this episode, in words; empty when nothing does. Dtypes may widen."""
+        """Why `piece` cannot be a part of this episode, as text; empty when it can. Dtypes may widen."""
         known = self.pieces[:1] or list(self.waiting.values())[:1]
         difference = known[0].structure_difference(piece) if known else ""
         return difference if difference and _shapes(known[0]) != _shapes(piece) else ""
@@ -99,10 +99,10 @@ class OpenEpisode:
         return join(self.pieces[:count])
 
     def start_of(self, piece: EpisodeBatch, *, follows: bool) -> int | None:
-        """The first timestep of a piece that does not say it; None where it neither goes on nor repeats.
+        """The first timestep of a piece that does not declare it; None where it neither continues nor
 
-        `follows`: its row stands right after the last one here. A piece goes on where observations chain; it repeats where
-        its steps equal those from timestep 0 on (recorders write an episode again from its start).
+        repeats. `follows`: its row is right after the last one here. A piece continues where observations chain; it repeats
+        where its steps equal those from timestep 0 on (recorders write an episode again from its start).
         """
         if not self.pieces:
             return 0
@@ -193,7 +193,7 @@ def tail(piece: EpisodeBatch, first: int) -> EpisodeBatch:
 
 
 def agree(left: EpisodeBatch, right: EpisodeBatch) -> bool:
-    """Whether two one-episode batches have equal steps as far as both go, and neither ends where the other goes on."""
+    """Whether two one-episode batches have equal steps as far as both go, and neither ends where the other continues."""
     steps = min(left.num_steps, right.num_steps)
     if left.structure_difference(right) or not steps:
         return False

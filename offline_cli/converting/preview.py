@@ -1,7 +1,7 @@
-"""What a conversion would write, shown before it does: first episode and size on disk; refuses to write where it would.
+"""What a conversion would write, shown before it does: first episode and size on disk. Nothing is written to the output.
 
-The size is measured, not guessed: the first episodes are written as a dataset in a temporary folder, with the same options,
-and the bytes of its shards count for the rest in proportion.
+The size is measured, not guessed: the first episodes are written as a dataset in a temporary folder, with the same options, and
+the bytes of its shards are extrapolated to the rest in proportion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from offline_cli.trees import flatten
 
 __all__ = ["Preview", "preview"]
 
-SAMPLE = 16 << 20  # bytes of arrays that are written to measure the rest by
+SAMPLE = 16 << 20  # bytes of arrays that are written to extrapolate the rest from
 SHOWN_STEPS = 3
 SHOWN_NUMBERS = 8  # of one value
 
@@ -45,7 +45,7 @@ class Preview:
 
 
 def preview(stream: EpisodeStream, writer: Callable[[Location], Sink]) -> Preview:
-    """Read all of `stream`; `writer` makes the writer that would write it, into another place.
+    """Read all of `stream`; `writer` makes the writer that would write it, at another place.
 
     Raises what reading and writing would raise. Without any episode its figures are 0.
     """
@@ -98,6 +98,6 @@ def _described(batch: EpisodeBatch) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """A number, a short list of numbers, or what shape and dtype a larger value has."""
+    """A number, a short list of numbers, or the shape and dtype of a larger value."""
     array = np.asarray(value)
     return array.tolist() if array.size <= SHOWN_NUMBERS else f"{array.dtype} {list(array.shape)}"

@@ -1,12 +1,12 @@
-"""Any source or several as one stream of whole episodes with unique ids and known spaces; refuses sources that contradict.
+"""One source or several as one stream of whole episodes with unique ids and known spaces; contradicting sources raise.
 
 Decisions:
 
 * Spaces are those that the sources declare, else those of `env`, else inferred from all the data and marked so.
-* All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs,
-  unless the caller names those that it uses (`extra_outputs.py`).
-* The scale of actions without a Box of floats is `env`: there is only one. Others have the scale that the source declares,
-  else the one that the caller says, else `unknown`; sources of different scales are refused.
+* All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs, unless the caller
+  names those that it uses (`ExtraOutputs` of `whole_episodes.py`).
+* The scale of actions without a Box of floats is `env`: there is only one. Others have the scale that the source declares, else
+  the one that the caller gives, else `unknown`; sources of different scales raise.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class EpisodeStream:
     _waiting: WaitingRejects
     _extra_dtypes: Mapping[str, np.dtype[Any]]
     _episodes: WholeEpisodes
-    _said_by: tuple[str, str]  # who says each space
-    _all_say_spaces: bool  # what a batch declares has to be these
+    _said_by: tuple[str, str]  # who declares each space
+    _all_say_spaces: bool  # a batch may declare no others
     _sources: Scope
     _lost_before: Counter[str] = field(default_factory=Counter)  # as the manifests of datasets among the sources say, by reason
-    _lost_before_in_all: int | None = 0  # and in all, for which a manifest may give fewer reasons; None: one does not say
+    _lost_before_in_all: int | None = 0  # and in all, for which a manifest may give fewer reasons; None: one does not record it
     _started: bool = False
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._sources.close()
 
     def __enter__(self) -> Self:
@@ -107,12 +107,12 @@ class EpisodeStream:
 
     @property
     def episodes_lost(self) -> int | None:
-        """How many in all; None where a dataset among the sources does not say how many it lost itself."""
+        """How many in all; None where a dataset among the sources does not record how many it lost itself."""
         before = self._lost_before_in_all
         return None if before is None else before + self.rejects.lost.total()
 
     def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
-        """Hand the rows set aside under `quarantine` to `keep`: those so far now, later ones whenever some are together.
+        """Pass the rows set aside under `quarantine` to `keep`: those so far now, later ones in groups.
 
         What is held at the end goes with `rejects.hand_on()`.
         """
@@ -146,9 +146,9 @@ def read_episodes(
     """The episodes of all `sources`, in their order.
 
     `env`: an environment by name, for sources without spaces. `action_scale`: `env` or `normalized`, for sources that do not
-    say it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
+    declare it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
     files read at a time, and processes that read large SampleBatch JSON or thousands of small files. `tables`: how to
-    read those that are tables. `episode_limit`: on the size of one episode; None: none, for who has the memory.
+    read those that are tables. `episode_limit`: on the size of one episode; None: none, for callers with enough memory.
     `extras`: chooses the extra model outputs that are kept, from the opened sources; None: all, which have to be the same ones.
     Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
@@ -245,7 +245,7 @@ def read_opened(
 
 
 def _lost_before(manifests: Sequence[Manifest]) -> Counter[str]:
-    """What the makers of datasets lost, by reason."""
+    """What the commands that made the datasets lost, by reason."""
     found: Counter[str] = Counter()
     for manifest in manifests:
         found.update({kind.value: manifest.assumptions.get(kind, 0) for kind in Lost})
@@ -271,7 +271,7 @@ def _structured(batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatc
 def _check_batch(
     batch: EpisodeBatch, spaces: tuple[Space, Space], said_by: tuple[str, str], place_of: Callable[[str], str]
 ) -> None:
-    """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` says where it stands."""
+    """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` gives its place."""
     shaped = _structured(batch, spaces)
     trees = (("observations", shaped.obs, batch.obs_starts), ("actions", shaped.actions, batch.starts))
     for (name, tree, starts), space, by in zip(trees, spaces, said_by, strict=True):
@@ -313,7 +313,7 @@ def check_scale_of(source: SourceInfo, said: str | None) -> None:
 
 
 def _environment_kwargs(sources: Sequence[SourceInfo]) -> Mapping[str, Any]:
-    """What the environment was made with, as far as all sources say the same."""
+    """What the environment was made with, as far as all sources agree."""
     first = sources[0].environment_kwargs
     return first if all(source.environment_kwargs == first for source in sources) else {}
 

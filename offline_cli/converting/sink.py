@@ -1,11 +1,11 @@
-"""What `convert --to NAME` writes into: a `Sink` of whole episodes, and the record by which it is known.
+"""What `convert --to NAME` writes into: a `Sink` of whole episodes, its registration record, and RLlib's writers as sinks.
 
-Objects in the manner of RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches, as a sink.
-
-`--to python:package.module:CustomOutputWriter` names a class, or a function, that is called with an `IOContext`: its
-`output_config` holds `path`, and `log_dir` is `--out`. Each episode is one batch, with RLlib's column names; where ray is
-installed and the writer's module has imported it, a real SampleBatch. Nobody can say whether such a writer's output is whole:
-it can be neither resumed nor replaced.
+* `Sink`, `SinkKind`: the interface, and the record by which a sink is registered.
+* `OutputWriterSink`: objects in the manner of RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches. `--to
+  python:package.module:CustomOutputWriter` names a class, or a function, that is called with an `IOContext`: its
+  `output_config` holds `path`, and `log_dir` is `--out`. Each episode is one batch, with RLlib's column names; where ray is
+  installed and the writer's module has imported it, a real SampleBatch. Whether such a writer's output is whole is unknown: it
+  can be neither resumed nor replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["SampleBatch", "Sink", "SinkContext", "SinkKind", "Written", "output_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """What is known of the episodes, and asked of their files, before the first is written."""
+    """What is known of the episodes, and required of their files, before the first is written."""
 
     observation_space: Space
     action_space: Space
@@ -63,7 +63,7 @@ class Written:
 class Sink(Protocol):
     """Whole episodes on their way to one place; what it opens is closed by the end of its `with`.
 
-    Entering begins: it refuses what must not be touched. Leaving without `commit` aborts: nothing passes for whole then.
+    Entering begins: it raises for what must not be touched. Leaving without `commit` aborts: then nothing looks complete.
     Raises OutputExists, StorageError, BadData, UnsupportedSpace.
     """
 
@@ -78,10 +78,10 @@ class Sink(Protocol):
     ) -> bool | None: ...
 
     def write(self, batch: EpisodeBatch) -> None:
-        """Take one or more whole episodes with new ids; their arrays may wait here, and are not to be changed afterwards."""
+        """Take one or more whole episodes with new ids; their arrays may wait here, and must not change afterwards."""
 
     def rehearse(self, batch: EpisodeBatch) -> None:
-        """Refuse and count what `write` would, and write nothing: of a dry run, which writes the first episodes alone."""
+        """Raise and count as `write` would, and write nothing: for a dry run, which writes the first episodes alone."""
 
     def quarantine(self, rejects: list[Reject]) -> None:
         """Keep rows that were set aside beside the episodes, and empty the list."""
@@ -122,10 +122,10 @@ class SampleBatch(dict[str, Any]):
 
 
 def output_writer(maker: Any, name: str) -> SinkKind:
-    """A `SinkKind` for what makes objects with `write()`. Raises BadConfig for what cannot be called."""
+    """A `SinkKind` for a maker of objects with `write()`. Raises BadConfig for one that cannot be called."""
     if not callable(maker):
         fix = "name a SinkKind, a class with write(), or a function that makes such an object"
-        raise BadConfig(f"it is {type(maker).__name__}, and makes no writer", where=f"--to {name}", fix=fix)
+        raise BadConfig(f"it is {type(maker).__name__}, which makes no writer", where=f"--to {name}", fix=fix)
 
     def open_writer(target: Location, context: SinkContext) -> Sink:
         return OutputWriterSink(target, context, maker, name)
@@ -135,8 +135,8 @@ def output_writer(maker: Any, name: str) -> SinkKind:
 
 def _refuse_resuming(target: Location, *, overwrite: bool, resume: bool) -> None:
     if overwrite or resume:
-        what = f"{'--overwrite' if overwrite else '--resume'} with a writer that cannot say what it has written"
-        raise UsageError(what, where=target.url, fix="leave it out, and give an --out where nothing is")
+        what = f"{'--overwrite' if overwrite else '--resume'} with a writer that does not report what it has written"
+        raise UsageError(what, where=target.url, fix="leave it out, and give an --out that is empty")
     refuse_existing(target, overwrite=False, resume=False)
 
 
@@ -175,7 +175,7 @@ class OutputWriterSink:
         self._episodes, self._steps = self._episodes + len(batch), self._steps + batch.num_steps
 
     def rehearse(self, batch: EpisodeBatch) -> None:
-        """See `Sink`: nobody knows what such a writer refuses."""
+        """See `Sink`: what such a writer refuses is unknown."""
 
     def quarantine(self, rejects: list[Reject]) -> None:
         """See `Sink`. Raises BadData: such a writer has no place for rows."""

@@ -1,6 +1,7 @@
 """All sinks by name: our dataset in both row formats, those of other packages, and those of a user's own Python file.
 
-What `--from` and `--to` take: `convert --list-formats`. Imports no plug-in: what is not imported shows its name alone.
+`convert --list-formats` lists what `--from` and `--to` take. It imports no plug-in: one that is not imported shows its name
+alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ __all__ = ["OURS", "DatasetSink", "Format", "FormatList", "known_formats", "sink
 
 PYTHON: Final = "python:"
 MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
+
+PACKAGE: Final = "offline-cli"
 
 
 class DatasetSink:
@@ -109,7 +112,8 @@ OURS: Final = {
 def sink_named(name: str) -> SinkKind:
     """The sink that `--to` names: one of ours, a registered one, or `python:package.module:attribute`.
 
-    Raises UsageError for an unknown name, BadConfig for what is no sink, MissingPackage for one that cannot be imported.
+    Raises UsageError for an unknown name, BadConfig for an object that is not a sink, MissingPackage for one that cannot be
+    imported.
     """
     if name in OURS:
         return OURS[name]
@@ -124,17 +128,17 @@ def sink_named(name: str) -> SinkKind:
         raise UsageError(f"no sink is called {name!r}", where="--to", fix=f"use {known}, or python:module:Sink")
     found = registered.load()
     if not isinstance(found, SinkKind):
-        what = f"sink {name!r} of the package {registered.package} is {found!r}, and no SinkKind"
+        what = f"sink {name!r} of the package {registered.package} is {found!r}, not a SinkKind"
         raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.converting.sink.SinkKind")
     return found
 
 
 def opened_sink(kind: SinkKind, target: Location, context: SinkContext) -> Sink:
-    """The sink that `kind` opens. Raises BadConfig where it is none, and what opening raises."""
+    """The sink that `kind` opens. Raises BadConfig where it is not a Sink, and what opening raises."""
     sink: Any = kind.open(target, context)
     missing = [name for name in MEMBERS if not hasattr(type(sink), name)]
     if missing:
-        what = f"the sink {kind.name!r} opens a {type(sink).__name__}, which is no Sink: it lacks {', '.join(missing)}"
+        what = f"the sink {kind.name!r} opens a {type(sink).__name__}, which is not a Sink: it lacks {', '.join(missing)}"
         raise BadConfig(what, where=f"--to {kind.name}", fix="define what offline_cli.converting.sink.Sink lists")
     try:
         inspect.signature(sink.commit).bind(assumptions={}, episodes_lost=None)
@@ -146,14 +150,11 @@ def opened_sink(kind: SinkKind, target: Location, context: SinkContext) -> Sink:
 
 
 def check_written(written: Any, sink: Sink) -> Written:
-    """`written`, what a sink's `commit` gave. Raises BadConfig where that is no `Written`."""
+    """`written`, what a sink's `commit` gave. Raises BadConfig where it is not a `Written`."""
     if not isinstance(written, Written):
-        what = f"commit() of the sink {type(sink).__name__} returned {type(written).__name__}, and no Written"
+        what = f"commit() of the sink {type(sink).__name__} returned {type(written).__name__}, not a Written"
         raise BadConfig(what, where=type(sink).__module__, fix="return Written(episodes, steps, files, bytes)")
     return written
-
-
-PACKAGE: Final = "offline-cli"
 
 
 @dataclass(frozen=True, slots=True)

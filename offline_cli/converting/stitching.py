@@ -1,18 +1,18 @@
-"""Fragments to whole episodes, across batches, files and sources; refuses two different episodes with one id.
+"""Fragments to whole episodes, across batches, files and sources; two different episodes with one id raise.
 
 Decisions:
 
-* A whole episode with an id not met before passes through at once, and a batch of such episodes as it is, without an object per
-  episode. Only unfinished episodes are held.
+* A whole episode with a new id passes through at once, and a batch of such episodes as it is, without an object per episode.
+  Only unfinished episodes are held.
 * Of every episode passed on, its id (many of them as hashes) and a 64-bit fingerprint are kept. A second episode of that id is
   a duplicate where the fingerprints agree (dropped, counted), and an error that names both places where they do not.
-* Fragments with timesteps are put in order by them. Fragments without go on with the open episode of their id where the
+* Fragments with timesteps are put in order by them. Fragments without continue the open episode of their id where the
   observations chain, and repeat it where their steps equal its first ones (recorders write an episode again from its start).
   Where neither holds they are joined only if their rows follow each other directly, and `broken-chain` is counted.
 * What is unfinished at the end becomes a truncated episode, counted as `unfinished-episode`; one with a gap is refused.
-* An episode that lost a row to `skip` or `quarantine` (`Rejects.incomplete`) is set aside whole: where the row was its first
-  or its last, what is left would look like an episode, and begin or end in the wrong place.
-* Every id that is refused counts once as a lost episode, by reason (`Rejects.lost`), however many parts or copies it has.
+* An episode that lost a row to `skip` or `quarantine` (`Rejects.incomplete`) is set aside whole: where the row was its first or
+  its last, what is left would look like an episode, and begin or end in the wrong place.
+* Every refused id counts once as a lost episode, by reason (`Rejects.lost`), however many parts or copies it has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from offline_cli.trees import flatten
 __all__ = ["Stitcher"]
 
 NO_NEXT_OBS = "missing-final-observation"
-SEARCHES = 100  # for the place of an earlier episode: each takes as long as there are episodes
+SEARCHES = 100  # for the place of an earlier episode: each takes time linear in the number of episodes
 GAP, LOST, CONFLICT = "gap-in-episode", "incomplete-episode", "conflicting-episode"
 AFTER, MIXED = "steps-after-end", "mixed-structures"
 REASONS = {
@@ -104,11 +104,11 @@ class Stitcher:
         return [*done, *repeated.taken()]
 
     def _is_under_way(self, name: str) -> bool:
-        """Whether more is known of the id than episodes passed on."""
+        """Whether the id has more than episodes passed on."""
         return name in self._open or name in self._refused or name in self.rejects.incomplete
 
     def finish(self, limit: int | None = None) -> Iterator[EpisodeBatch]:
-        """The episodes that nothing ended, as truncated ones, once every source has been read; the first `limit` of them."""
+        """The episodes without an end, as truncated ones, once every source has been read; the first `limit` of them."""
         done: list[EpisodeBatch] = []
         passed = 0
         self._passed.met(self._open)  # all at once; below they are looked up one by one
@@ -121,7 +121,7 @@ class Stitcher:
             if name in self.rejects.incomplete:
                 self._refuse(episode, self._lost_a_row(name, episode.place))
             elif episode.waiting and name in self._passed:
-                what = "it was whole before these steps, which repeat a part of it or go on after its end"
+                what = "it was whole before these steps, which repeat a part of it or continue after its end"
                 self._refuse(episode, _after_end(name, episode.place, what))
             elif episode.waiting:
                 self._refuse(episode, _gap(name, episode))
@@ -145,7 +145,7 @@ class Stitcher:
     # ---- whole batches ----
 
     def _first_and_only(self, batch: EpisodeBatch) -> NDArray[np.bool_]:
-        """(E,) true for episodes whose id is met here for the first time and only once."""
+        """(E,) true for episodes whose id is seen here for the first time and only once."""
         names = set(batch.ids)
         seen = (self._open, self._refused, self.rejects.incomplete)
         met = self._passed.met(names) | {name for known in seen if known for name in names if name in known}
@@ -165,13 +165,13 @@ class Stitcher:
     def _note(
         self, names: Sequence[str], prints: list[int], entries: NDArray[np.int64], places: Origins | None, location: str
     ) -> None:
-        """Keep what has to be known of episodes that are passed on."""
+        """Record the ids and fingerprints of episodes that are passed on."""
         self._passed.add(names)
         self._prints.extend(prints)
         self._passed_from.append((len(names), None if places is None else places.taken(entries).compact(), location))
 
     def place_of(self, name: str) -> str:
-        """Where the episode of that id stood that was passed on; takes as long as there are episodes."""
+        """The place of the episode of that id that was passed on; takes time linear in the number of episodes."""
         ordinal = self._passed.number(name)
         for count, places, location in self._passed_from:
             if ordinal < count:
@@ -187,7 +187,7 @@ class Stitcher:
     # ---- what is counted of whole episodes, passed on or dropped as duplicates ----
 
     def _count_finals(self, batch: EpisodeBatch, entries: NDArray[np.int64], places: Origins | None, location: str) -> None:
-        """`entries` and `places`, or else `location`, say where the episodes of `batch` stand."""
+        """`entries` and `places`, or else `location`, give the places of the episodes of `batch`."""
         if batch.final_missing is None:
             return
         missing = np.flatnonzero(batch.final_missing).tolist()
@@ -202,7 +202,7 @@ class Stitcher:
             self.tally.assume(NO_NEXT_OBS, places=_place(place, batch.ids[entry]))
 
     def _drop_duplicate(self, batch: EpisodeBatch, entry: int, place: str) -> None:
-        """What was assumed of it is counted as of the first one: counts are of all that was read."""
+        """Its assumptions are counted as those of the first one: counts are of everything read."""
         self._count_final(batch, entry, place)
         self.tally.drop_duplicate(partial(_at, place, batch.ids[entry]))
 
@@ -229,7 +229,7 @@ class Stitcher:
             return []
         start = _start(episode, piece)
         if start is None:
-            self._refuse(episode, _broken(name, f"its rows do not go on from those at {episode.place}", place, GAP), piece)
+            self._refuse(episode, _broken(name, f"its rows do not continue those at {episode.place}", place, GAP), piece)
             return []
         if not episode.add(piece, start):
             self._refuse(episode, self._two_episodes(name, place), piece)
@@ -309,7 +309,7 @@ class Stitcher:
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """The whole episodes of a batch whose ids are met more than once: recorders write episodes again."""
+    """The whole episodes of a batch whose ids are seen more than once: recorders write episodes again."""
 
     batch: EpisodeBatch
     prints: dict[int, int]  # of these episodes, by their entries in the batch
@@ -330,7 +330,7 @@ class _Repeated:
 
 
 def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
-    """(E,) true for entries with steps that begin and end an episode, as far as they say."""
+    """(E,) true for entries with steps that begin and end an episode, as far as they declare it."""
     whole: NDArray[np.bool_] = (batch.terminated | batch.truncated) & (batch.lengths > 0)
     if batch.t_started is not None:
         whole &= batch.t_started == 0
@@ -340,7 +340,7 @@ def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
 
 
 def _as_whole(batch: EpisodeBatch) -> EpisodeBatch:
-    """`batch` without what only fragments have to say."""
+    """`batch` without the fields that only fragments have."""
     is_whole = batch.t_started is None and batch.start_kind is None and batch.final_missing is None
     return batch if is_whole else replace(batch, t_started=None, start_kind=None, final_missing=None)
 
@@ -391,7 +391,7 @@ def _gather(done: list[EpisodeBatch]) -> Iterator[EpisodeBatch]:
 
 
 def _as_json(piece: EpisodeBatch) -> str:
-    """A fragment as it can be read by people and programs, for quarantine."""
+    """A fragment as text for people and programs, for quarantine."""
     trees = {"obs": piece.obs, "actions": piece.actions, "rewards": piece.rewards, **piece.extra}
     columns = {path: leaf.tolist() for name, tree in trees.items() for path, leaf in flatten(tree, name)}
     flags = {"terminated": bool(piece.terminated[0]), "truncated": bool(piece.truncated[0])}

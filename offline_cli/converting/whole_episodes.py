@@ -1,10 +1,10 @@
-"""Which extra model outputs of several sources are kept, decided before structures are compared.
+"""The whole episodes of opened sources, read ahead as far as their spaces are unknown, with the extra outputs to keep.
 
-What an algorithm does not use must not decide whether sources can be learned from together. So a reader names the outputs that
-it needs, and only these reach `EpisodeBatch`; or it takes those that all sources share (same names, dtypes and shapes), where
-pieces of a pipeline may use any of them and nobody knows which. `left_out` says why the others are not there.
-
-The whole episodes of opened sources, read ahead as far as their spaces are unknown; refuses sources without an episode.
+* `ExtraOutputs`: which extra model outputs of several sources are kept, decided before structures are compared. Outputs that an
+  algorithm does not use must not decide whether sources can be combined for training. So a reader names the outputs that it
+  needs, and only these reach `EpisodeBatch`; or it takes those that all sources share (same names, dtypes and shapes), where it
+  is unknown which of them pieces of a pipeline use. `left_out` reports why the others are missing.
+* `WholeEpisodes`: the stream. Sources without an episode raise.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ from offline_cli.trees import Tree, flatten, leaves
 __all__ = ["ExtraOutputs", "WaitingRejects", "WholeEpisodes", "first_batch", "stitched"]
 
 FIX = "leave the source out, or train through pieces that do not use this output"
+
+KB = 1000
+HALVES = "surrogatepass"  # a place or an id may hold half a surrogate pair
+KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the memory for data
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +88,7 @@ class ExtraOutputs:
         return {path: dtype for path, dtype in dtypes.items() if path.partition(".")[0] in self.names}
 
     def missed_by(self, error: OfflineCliError) -> BadEpisode | None:
-        """What to raise in place of a piece's `error` about an output that is left out; None: it is about something else."""
+        """The error to raise in place of a piece's `error` about an output that is left out; None: it has another reason."""
         for name, forms in self.left_out.items():
             if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", error.what):
                 what = f"{error.what}; the sources differ in the extra model output {name!r}: {forms}"
@@ -93,7 +97,7 @@ class ExtraOutputs:
 
 
 def _forms(source: Source) -> dict[str, str]:
-    """The form of each extra model output in the first batch of a source, in words."""
+    """The form of each extra model output in the first batch of a source, as text."""
     first = first_batch(source)
     return {} if first is None else {name: _form(tree) for name, tree in first.extra.items()}
 
@@ -108,11 +112,6 @@ def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatc
 def _form(tree: Tree) -> str:
     parts = [(path, f"{leaf.dtype} {leaf.shape[1:]}" if leaf.shape[1:] else f"{leaf.dtype}") for path, leaf in flatten(tree)]
     return ", ".join(f"{path}: {form}" if path else form for path, form in parts)
-
-
-KB = 1000
-HALVES = "surrogatepass"  # a place or an id may hold half a surrogate pair
-KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the room that there is for data
 
 
 @dataclass(slots=True)
@@ -130,7 +129,7 @@ class WholeEpisodes:
     tally: Tally = field(default_factory=Tally)
     rejects: Rejects = field(default_factory=Rejects)
     extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # that hold all values, once spaces are inferred
-    waiting: WaitingRejects = field(init=False)  # what `rejects` has handed on so far
+    waiting: WaitingRejects = field(init=False)  # what `rejects` has passed on so far
     _ahead: deque[EpisodeBatch] = field(default_factory=deque)  # drawn already
     _rest: Iterator[EpisodeBatch] = field(default_factory=lambda: iter(()))
     _stitcher: Stitcher = field(init=False)
@@ -152,7 +151,7 @@ class WholeEpisodes:
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         while self._ahead:
-            yield self._ahead.popleft()  # let go of each as it is handed on
+            yield self._ahead.popleft()  # release each as it is passed on
         yield from self._rest
 
     def first(self) -> EpisodeBatch:
@@ -173,7 +172,7 @@ class WholeEpisodes:
         return NoData(
             f"no episode is in the source{set_aside}",
             where=", ".join(source.info.location for source in self.sources),
-            fix="check that the recording wrote anything"
+            fix="check that the recording wrote any steps"
             if not self.rejects.count
             else "--on-error fail shows the first bad row",
         )
@@ -181,7 +180,7 @@ class WholeEpisodes:
     def inferred_spaces(self) -> tuple[Space, Space]:
         """Observation and action space that all episodes fit. Raises BadEpisode where no space has the shapes of all.
 
-        Episodes are held until their spaces are known, as far as memory allows; where it does not, the rest is looked at and
+        Episodes are held until their spaces are known, as far as memory allows; where it does not, the rest is scanned and
         read again: by itself where the sources offer that (`Scannable`), else as episodes.
         """
         first, size, holding = self.first(), 0, True
@@ -205,10 +204,10 @@ class WholeEpisodes:
         return extremes.spaces()
 
     def compare_later_sources(self, check_spaces: Callable[[EpisodeBatch], None]) -> None:
-        """See which dtypes hold the extra model outputs of all sources, by the first batch of each: spaces do not tell.
+        """Find dtypes that hold the extra model outputs of all sources, by their first batches: spaces do not cover these.
 
         `check_spaces` may raise for the spaces that a batch declares. Raises BadEpisode where the sources have different
-        outputs, before anything of them is passed on.
+        outputs, before any of them is passed on.
         """
         first, extremes = self.first(), Extremes()
         if self.limit is not None or len(self.sources) == 1 or not first.num_steps:
@@ -235,7 +234,7 @@ class WholeEpisodes:
         extremes.see_extra(extra)
 
     def _scanned(self, first: EpisodeBatch, extremes: Extremes) -> bool:
-        """Whether all sources offer their values without putting episodes together; `extremes` have seen them then."""
+        """Whether all sources offer their values without assembling episodes; then `extremes` have seen them."""
         sources = [(source, source.info.location) for source in self.sources if isinstance(source, Scannable)]
         if len(sources) < len(self.sources) or self.limit is not None:
             return False
@@ -264,7 +263,7 @@ def stitched(
     extras: ExtraOutputs | None = None,
     limit: int | None = None,
 ) -> Iterator[EpisodeBatch]:
-    """The whole episodes of `sources`, in their order; while a batch is handed on, `tally.location` is that of its source.
+    """The whole episodes of `sources`, in their order; while a batch is passed on, `tally.location` is that of its source.
 
     `limit`: only the first so many.
     """
@@ -293,7 +292,7 @@ def stitched(
 
 
 class _SourcesRead:
-    """How much of several sources has been read, in a unit that all of them know."""
+    """How much of several sources has been read, in a unit that all of them share."""
 
     def __init__(self, sources: Sequence[Source], tally: Tally) -> None:
         self._sources, self._tally = sources, tally
@@ -302,12 +301,12 @@ class _SourcesRead:
         self._total = None if None in sizes else sum(size for size in sizes if size is not None)
 
     def left_over(self) -> Progress | None:
-        """The last report, where no reader had to look at the ends of its files."""
+        """The last report, where no reader had to read the ends of its files."""
         last = self.now()
         return replace(last, done=last.total) if last.total is not None and last.done < last.total else None
 
     def now(self) -> Progress:
-        """How far the sources are."""
+        """How far the sources have been read."""
         rows = self._tally.rows_in
         if self._total is None:
             return Progress("reading", rows, None, ROWS)
@@ -348,7 +347,7 @@ class WaitingRejects:
             self.close()
 
     def close(self) -> None:
-        """Leave none; more can be added afterwards."""
+        """Drop all; more can be added afterwards."""
         if self._file is not None:
             self._file.__exit__(None, None, None)
         self._file, self._sizes = None, []

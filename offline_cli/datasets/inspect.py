@@ -1,4 +1,4 @@
-"""What data holds, in figures: from the manifest of a dataset, else by reading it all; refuses expectations that do not hold.
+"""What data holds, in figures: from the manifest of a dataset, else by reading it all; unmet expectations raise.
 
 `inspect` answers for every source that the readers know. A foreign source is read as `convert` would read it, so that the
 figures are those of the dataset it would become: fragments joined, duplicates dropped, and each of these counted.
@@ -34,7 +34,7 @@ class Inspection:
     """Figures of one or more sources taken together.
 
     `truncated` counts the flag as it is stored in a dataset. `unfinished` counts episodes that have it only because their
-    recording broke off: they are among the truncated ones. A dataset says the same numbers as the source it was made from.
+    recording broke off: they are among the truncated ones. A dataset has the same figures as the source it was made from.
     """
 
     format: str  # of the source: episodes, columns, rllib-episodes, rllib-columns, sample-batch; joined by ", "
@@ -54,11 +54,11 @@ class Inspection:
     columns: Mapping[str, Any]  # the same without quantiles, by column
     duplicates_dropped: int
     rows_quarantined: int
-    episodes_lost: int | None  # that were in the source and are not among these; None: the manifest does not say
+    episodes_lost: int | None  # that were in the source and are not among these; None: not in the manifest
     assumptions: Mapping[str, int]
-    dropped_columns: tuple[str, ...]  # what became no part of an episode, by name; of a dataset, nothing is known
+    dropped_columns: tuple[str, ...]  # columns left out, by name; unknown of a dataset
     dropped_reasons: Mapping[str, str]  # by the same names
-    modules: Mapping[str, int] | None  # episodes by module id, where they have one; None: the manifest does not say
+    modules: Mapping[str, int] | None  # episodes by module id, where they have one; None: not in the manifest
     complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
     from_manifest: bool  # False: every episode has been read
 
@@ -174,7 +174,7 @@ def _check(found: Inspection, expect: Mapping[str, Any]) -> None:
         raise TargetNotMet(
             "; ".join(f"{key} is {is_}, expected {want}" for key, (is_, want) in wrong.items()),
             where=", ".join(found.sources),
-            fix="look at the data with inspect, or correct what is expected of it",
+            fix="check the data with inspect, or correct the expectation",
             details={"differences": {key: {"is": is_, "expected": want} for key, (is_, want) in wrong.items()}},
         )
 

@@ -1,4 +1,4 @@
-"""The public door to a dataset of ours; refuses foreign sources, which `convert` makes into one."""
+"""The public entry point to a dataset of ours; a foreign source raises, and `convert` makes it into one."""
 
 from __future__ import annotations
 

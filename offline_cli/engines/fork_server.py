@@ -1,13 +1,11 @@
-"""Worker processes and their ends: with their parent's, and within a time; refuses to wait for one that hangs.
+"""Worker processes: started so that files of the current folder are not imported as modules, and ended within a time limit.
 
-A worker that plays an environment may never look at its pipe again. A thread of it notices the parent's end; where the
-environment holds the interpreter too, the parent's watchdog does (`engines/watchdog.py`).
-
-multiprocessing's processes, started so that files of the current folder do not pass for modules.
-
-The fork server, the resource tracker and spawned interpreters begin with `python -c`, which looks for `multiprocessing` itself
-in the current folder first. They have no flags of their own; the variable PYTHONSAFEPATH, which means the flag `-P`, is there
-while they start, and is taken back before a worker runs anything of a user's.
+* `ends_with_parent`: a worker that plays an environment may never look at its pipe again. A thread of it notices the parent's
+  end; where the environment holds the interpreter too, the parent's watchdog does (`engines/watchdog.py`).
+* `ended`: waits a limited time for a worker that hangs, then kills it.
+* `process_context`: multiprocessing's fork server, resource tracker and spawned interpreters begin with `python -c`, which
+  looks for `multiprocessing` itself in the current folder first. They have no flags of their own; the variable PYTHONSAFEPATH,
+  which means the flag `-P`, is set while they start, and removed before a worker runs anything of a user's.
 """
 
 from __future__ import annotations
@@ -34,12 +32,15 @@ from offline_cli.import_path import path_for_workers
 __all__ = ["ended", "ends_with_parent", "process_context", "signals_are_its_parents"]
 
 ALONE: Final = 2.0  # seconds for a worker to end by itself when its parent has gone
-LOST: Final = 255  # exit code that multiprocessing gives a process whose fork server has died: nobody knows
-KILLED: Final = 1.0  # seconds for the system to take such a process away
+LOST: Final = 255  # exit code that multiprocessing gives a process whose fork server has died: the real one is unknown
+KILLED: Final = 1.0  # seconds for the system to remove such a process
+
+VARIABLE: Final = "PYTHONSAFEPATH"
+_LOCK: Final = threading.RLock()
 
 
 def ends_with_parent() -> None:
-    """In a worker: it ends soon after its parent, whatever its main thread is in."""
+    """In a worker: it ends soon after its parent, whatever its main thread is doing."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -53,14 +54,14 @@ def ends_with_parent() -> None:
 
 
 def signals_are_its_parents() -> None:
-    """In a worker: signals that reach the whole group do nothing; the parent decides what becomes of it.
+    """In a worker: signals that reach the whole group do nothing; the parent decides when it ends.
 
     SIGTERM and SIGHUP get a handler that does nothing: being ignored is inherited by what the environment starts.
     """
     owner = os.getpid()
 
     def nothing(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # a process that the environment has forked, and tells to stop
+        if os.getpid() != owner:  # a process that the environment has forked, and stops
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -71,7 +72,7 @@ def signals_are_its_parents() -> None:
 
 
 def ended(processes: Sequence[Any], seconds: float) -> None:
-    """All of these processes have ended: by themselves within so many seconds, or killed."""
+    """Wait until all of these processes have ended: by themselves within so many seconds, or killed."""
     until = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, until - time.monotonic()))
@@ -99,10 +100,6 @@ def _gone(process: Any, until: float) -> bool:
     return True
 
 
-VARIABLE: Final = "PYTHONSAFEPATH"
-_LOCK: Final = threading.RLock()
-
-
 def process_context(preload: str) -> Any:
     """multiprocessing's context for workers that import the module `preload`.
 
@@ -111,7 +108,7 @@ def process_context(preload: str) -> Any:
     if sys.platform == "win32":
         return _Spawn()
     context = _ForkServer()
-    context.set_forkserver_preload([__name__, preload])  # heeded by the first to start the server
+    context.set_forkserver_preload([__name__, preload])  # read by the process that starts the server
     with _safely_started():
         with _signals_held():
             resource_tracker.ensure_running()  # the first lock would start it; it leaves SIGINT and SIGTERM unblocked
@@ -134,7 +131,7 @@ def _safely_started() -> Iterator[str | None]:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """What starts within never gets the signals that reach the whole group: it ends with its last process. Here they wait."""
+    """Block the signals that reach the whole group, for processes started within too, which end with their last process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -176,7 +173,7 @@ def _unhold() -> None:
 
 
 def _unhold_others(_: object) -> None:
-    """A process of a user's that comes from the same server has inherited that signals are held, and is to hear them."""
+    """A process of a user's that comes from the same server has inherited the blocked signals, and must receive them."""
     parent, process = multiprocessing.parent_process(), multiprocessing.current_process()
     if parent is not None and parent.pid != os.getppid() and not isinstance(process, _Safe):
         _unhold()

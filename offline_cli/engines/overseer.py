@@ -1,9 +1,9 @@
-"""Looks after a thread that plays, from another one, so that code of a user's that hangs keeps no command from ending.
+"""Supervises, from another thread, a thread that plays, so that user code that hangs does not keep a command from ending.
 
-Seconds after a stop, or in a step that takes longer than it may, `Overdue` is raised in the thread that plays, out of that
-code, which ends sleeps, waits and Python loops. A C call that does not come back, but lets Python run, is left behind:
-`on_stuck` saves from here what there is, and the process ends. One that holds the interpreter the watchdog process ends. A
-program that calls us is never ended: there a call is waited for until it comes back.
+Seconds after a stop, or in a step that exceeds its time limit, `Overdue` is raised in the thread that plays, out of that code,
+which ends sleeps, waits and Python loops. A C call that does not return, but lets Python run, is abandoned: `on_stuck` saves
+from here what there is, and the process ends. If it holds the interpreter, the watchdog process ends it. A program that calls
+us is never ended: there we wait until the call returns.
 
     a stop   +0.5 s says what is waited for   +4 s Overdue   +5.5 s on_stuck   +9.3 s the watchdog
 """
@@ -30,9 +30,9 @@ from offline_cli.waiting import CLOSING, Ending, Overdue, Waiting, current
 
 __all__ = ["Limits", "Overseer", "exit_code_of"]
 
-POKE: Final = getattr(signal, "SIGURG", None)  # ignored unless there is a handler, and used by hardly anybody
+POKE: Final = getattr(signal, "SIGURG", None)  # ignored unless there is a handler, and rarely used
 HELD: Final = 10.0  # seconds beyond --step-timeout until a step counts as one that holds the interpreter
-GAP: Final = 1.0  # seconds between two looks, after which the process may have been stopped
+GAP: Final = 1.0  # seconds between two checks, after which the process may have been stopped
 _log = logging.getLogger(__name__)
 
 
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 class Limits:
     """In seconds."""
 
-    word: float = 0.5  # from a stop until somebody is told what is waited for
-    stop: float = 4.0  # from a stop until code of a user's is waited for no longer
+    word: float = 0.5  # from a stop until the wait is reported
+    stop: float = 4.0  # from a stop until the wait for user code ends
     close: float = 1.5  # for an environment to close, after a stop
     stuck: float = 1.5  # from the first Overdue until the thread counts as stuck
     again: float = 0.3  # between two of them
-    tick: float = 0.1  # between two looks
+    tick: float = 0.1  # between two checks
 
 
 def exit_code_of(number: int) -> int:
@@ -54,7 +54,7 @@ def exit_code_of(number: int) -> int:
 
 
 class Overseer:
-    """Looks after the thread that enters it, until it leaves; within another one's block it leaves that to the other."""
+    """Supervises the thread that enters it, until it leaves; within the block of another overseer it does nothing."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Overseer:
         is_watched: bool = True,
         limits: Limits | None = None,
     ) -> None:
-        """`name`: of what plays. `saving`: what becomes of it after a stop, in words. `step_timeout`: seconds that a step or
-        reset may take. `asked`: whether to stop, where no signal says so; 2: at once. `on_look`: called at every look.
+        """`name`: of what plays. `saving`: what is saved after a stop, as text. `step_timeout`: seconds that a step or
+        reset may take. `asked`: whether to stop, where there is no signal; 2: at once. `on_look`: called at every check.
         """
         self._name, self._saving, self._step_timeout = name, saving, step_timeout
         self._asked, self._on_look, self._is_watched = asked, on_look, is_watched
@@ -128,7 +128,7 @@ class Overseer:
             self._say("guard", 0)
 
     def stop(self, number: int, *, at_once: bool = False) -> None:
-        """A signal asks to stop; `at_once`: to wait no longer for code of a user's. For signal handlers: takes no lock."""
+        """A signal asks to stop; `at_once`: to stop waiting for user code. For signal handlers: takes no lock."""
         self.waiting.hurried = True
         if self._since is None:
             self.number, self._since = number, time.monotonic()
@@ -160,7 +160,7 @@ class Overseer:
             self._say("guard", 0)
             self._say("patience", 0)
             self._watchdog = None
-            _log.warning("note: nobody looks any more whether %s hangs: %r", self._name, err)
+            _log.warning("note: %s is no longer watched for hanging: %r", self._name, err)
 
     def _look_until_the_end(self) -> None:
         seen: tuple[Any, ...] = ()
@@ -170,7 +170,7 @@ class Overseer:
             now, waiting = time.monotonic(), self.waiting
             gap, work = now - looked, time.process_time() - worked
             looked, worked = now, worked + work
-            if gap > GAP and work < gap / 2 and since:  # not the interpreter that was held: the process was stopped
+            if gap > GAP and work < gap / 2 and since:  # the interpreter was not held: the process was stopped
                 since += gap
             asked = self._asked() if self._asked is not None else 0
             if asked:
@@ -190,7 +190,7 @@ class Overseer:
             self._poke()
 
     def _listen(self) -> bool:
-        """Wait for a signal, the end, or the time of the next look; False: this is the end."""
+        """Wait for a signal, the end, or the time of the next check; False: this is the end."""
         busy = self._since is not None or self._asked is not None or self._step_timeout is not None or self._on_look is not None
         tick = min(self._limits.tick, (self._step_timeout or 1.0) / 4)
         sources = [self._nudged] if self._watchdog is None else [self._nudged, self._watchdog.relayed]
@@ -206,7 +206,7 @@ class Overseer:
         return not self._ending
 
     def _report(self, now: float) -> None:
-        """Give the watchdog a sign of life, and tell people what is waited for."""
+        """Give the watchdog a sign of life, and report what is waited for."""
         place = self.waiting.told() if self.waiting.doing else ""
         if self._since is None:
             if self._step_timeout is not None:
@@ -221,7 +221,7 @@ class Overseer:
                 _log.warning("note: %s: %s%s", name, waits, self._saving or "ending within 10 s")
 
     def _is_due(self, now: float, since: float) -> bool | None:
-        """Whether what the thread is in has had its time; None: it has some left."""
+        """Whether the thread's current call has used up its time; None: it has some left."""
         doing = self.waiting.doing
         if not self.waiting.is_elsewhere:
             return None
@@ -240,15 +240,15 @@ class Overseer:
         self._due = (None if self._since is None else exit_code_of(self.number or signal.SIGTERM), self.waiting.calls)
         if self._is_main and POKE is not None:
             signal.pthread_kill(self._thread, POKE)
-        else:  # it is noticed when a call comes back
+        else:  # it is noticed when a call returns
             Ending.has_left = True
             raised = ctypes.py_object(Overdue)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
 
     def _take_over(self) -> NoReturn:
-        """The thread does not come back: end the process without it."""
+        """The thread does not return: end the process without it."""
         self._is_taken = True
-        self._poke()  # should it come back after all, it waits
+        self._poke()  # should it return after all, it waits
         place = self.waiting.told()
         self._say("working", "")
         code = 1
@@ -263,7 +263,7 @@ class Overseer:
             fix = "check the environment with this policy, or a longer --step-timeout"
             return BadData(f"it takes longer than --step-timeout {self._step_timeout:g} s", where=place, fix=fix)
         number = self.number or signal.SIGTERM
-        what = f"stopped by {signal.Signals(number).name}; {place} did not come back and was left"
+        what = f"stopped by {signal.Signals(number).name}; {place} did not return and was abandoned"
         details = {"exit_code": exit_code_of(number), "signal": int(number)}
         return Interrupted(what, where=self._name, fix="the same command again", details=details)
 
@@ -273,7 +273,7 @@ class Overseer:
 
 
 def _readable(sources: list[int], seconds: float | None) -> list[int]:
-    """Those of the pipes that have something, within so many seconds; None: however long it takes."""
+    """The pipes with something to read, within so many seconds; None: however long it takes."""
     if sys.platform == "win32":  # where pipes cannot be waited for
         time.sleep(Limits.tick if seconds is None else seconds)
         return []

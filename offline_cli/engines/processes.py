@@ -1,8 +1,8 @@
-"""A function of many items, some of them done by worker processes; refuses to let results depend on who is faster.
+"""Maps a function over many items, some of them in worker processes; results do not depend on which worker is faster.
 
-Results come in the order of the items. The caller's own process works too: while the next result is not there it takes items
-that no worker has begun, the last ones first, so that nothing waits for workers that are still starting. A worker that dies,
-killed for memory maybe, is warned of, and what it had begun is done here.
+Results come in the order of the items. The caller's own process works too: while the next result is missing it takes items that
+no worker has begun, the last ones first, so that nothing waits for workers that are still starting. If a worker dies, killed
+for memory maybe, a warning says so, and what it had begun is done here.
 
 Workers are fresh interpreters, not `multiprocessing`'s: those run the caller's main script once more, and an unguarded one
 would start them without end. Where a process cannot be given a socket (Windows), there are none.
@@ -32,7 +32,7 @@ from offline_cli.scopes import Reading, Scope
 __all__ = ["helpers", "mapped", "processors"]
 
 WORTH: Final = 64 << 20  # bytes of data from which on workers pay, which take about a second to start
-AHEAD: Final = 3  # items for each worker that are begun, or wait to be, beyond the one whose turn it is
+AHEAD: Final = 3  # items for each worker that are begun or queued, beyond the one whose turn it is
 HELD: Final = 16 << 20  # bytes of items that wait, but for the last one
 GRACE: Final = 5.0  # seconds for a worker to end by itself
 START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.worker import main; main()"
@@ -49,14 +49,14 @@ def processors() -> int:
 
 
 def helpers(workers: int, nbytes: int | None) -> int:
-    """How many processes may help this one with `nbytes` (None: nobody knows, many) of data, where `workers` are allowed."""
+    """How many processes may help this one with `nbytes` (None: unknown, many) of data, where `workers` are allowed."""
     return 0 if nbytes is not None and nbytes < WORTH else min(workers, processors()) - 1
 
 
 def mapped(
     function: Callable[[T], R], items: Iterable[T], *, workers: int, size: Callable[[T], int] = lambda _: 0
 ) -> Reading[R]:
-    """`function(item)` of each, in order; raises in its turn what it, or the iterable, raises, and goes no further.
+    """`function(item)` of each, in order; raises in its turn what it, or the iterable, raises, and stops.
 
     `workers`: processes beside this one. `function`, items and results can be pickled, and calls do not depend on each other.
     Items are taken from the iterable some time before their turn, fewer of them where `size`, in bytes, is large.
@@ -90,7 +90,7 @@ def _mapped(
 
 
 def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
-    """As many workers as the system allows to begin; one that knows no interpreter to run has none."""
+    """As many workers as the system allows; none where the interpreter to run is unknown."""
     processes: list[_Worker] = []
     try:
         pickle.dumps(function)
@@ -103,7 +103,7 @@ def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
 
 
 class _Asked(Generic[T, R]):
-    """Within it, each of the processes is asked by a thread of its own; at its end there are none, whatever they are at."""
+    """Within it, each of the processes is asked by a thread of its own; at its end all are killed, whatever they are doing."""
 
     def __init__(self, function: Callable[[T], R], processes: Sequence[_Worker]) -> None:
         free, mine = deque(processes), threading.local()
@@ -133,7 +133,7 @@ class _Asked(Generic[T, R]):
 
 
 class _Died(Exception):
-    """The worker that was asked is no more."""
+    """The worker that was asked has died."""
 
 
 class _Worker:
@@ -148,18 +148,18 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # where standard error goes: standard output is the caller's
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C goes to the whole group; the parent decides what becomes of it
+                start_new_session=True,  # Ctrl-C goes to the whole group; the parent decides when it ends
             )
         self._function = function
         self._is_dead = False
 
     def greet(self) -> None:
-        """Tell it the function, and wait until it is ready: until then, items are better done by others."""
+        """Send it the function, and wait until it is ready: until then, items are better done by others."""
         with suppress(_Died):
             self.ask(self._function)
 
     def ask(self, item: Any) -> Any:
-        """What the function makes of the item. Raises what it raises; _Died where the process does not answer."""
+        """The function's result for the item. Raises what it raises; _Died where the process does not answer."""
         if self._is_dead:
             raise _Died
         try:
@@ -173,7 +173,7 @@ class _Worker:
         raise value
 
     def stop(self) -> None:
-        """Have it end, in the middle of an item if need be."""
+        """End it, in the middle of an item if need be."""
         self._is_dead = True
         self._process.kill()
 
@@ -185,7 +185,7 @@ class _Worker:
 
 
 class _Ahead(Generic[T, R]):
-    """Items that are begun, or wait to be, and results that wait for their turn."""
+    """Items that are begun or queued, and results that wait for their turn."""
 
     def __init__(self, function: Callable[[T], R], call: Callable[[T], R], threads: ThreadPoolExecutor) -> None:
         self._function, self._call, self._threads = function, call, threads
@@ -202,7 +202,7 @@ class _Ahead(Generic[T, R]):
         return sum(self._sizes)
 
     def begin(self, item: T, size: int) -> None:
-        """Have a worker do it, as soon as one is free."""
+        """Queue it for the next free worker."""
         self._sizes.append(size)
         self._waiting.append((item, self._threads.submit(self._call, item)))
 
@@ -232,7 +232,7 @@ class _Ahead(Generic[T, R]):
     def _warn(self) -> None:
         if not self._is_warned:
             self._is_warned = True
-            words = "a worker process has died, killed for memory maybe; its work is done by the process that started it"
+            words = "a worker process has died, perhaps killed for memory; the process that started it does its work"
             warnings.warn(words, RuntimeWarning, stacklevel=2)
 
 

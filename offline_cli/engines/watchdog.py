@@ -1,4 +1,4 @@
-"""The parent's side of the watchdog process; refuses to fail where there can be none: then nobody ends what cannot end itself.
+"""The parent's side of the watchdog process; where none can be started, code that hangs is not ended.
 
 There is one for a process, for as long as somebody in it is `watched`. Signals reach it by Python's wakeup descriptor, which is
 written to while a C call holds the interpreter, too.
@@ -54,7 +54,7 @@ class Watchdog:
         self._commands, self.relayed = self._process.stdin.fileno(), self._process.stdout.fileno()
         if Ending.is_ours and threading.current_thread() is threading.main_thread():
             self._before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-            if self._before != -1:  # somebody else's, who has to go on hearing
+            if self._before != -1:  # somebody else's, who still needs the signals
                 signal.set_wakeup_fd(self._before)
                 self._before = None
 
@@ -66,7 +66,7 @@ class Watchdog:
                 os.write(self._commands, line.encode("utf-8", "replace") + b"\n")
 
     def forget(self) -> None:
-        """In a forked child: nothing that comes here is meant for the parent."""
+        """In a forked child: nothing that arrives here is meant for the parent."""
         if self._before is not None:
             with suppress(ValueError):
                 signal.set_wakeup_fd(-1)
@@ -75,7 +75,7 @@ class Watchdog:
                 os.close(descriptor)
 
     def end(self) -> None:
-        """Nobody needs it any more."""
+        """It is no longer needed."""
         self.say("end")
         if self._before is None or threading.current_thread() is threading.main_thread():
             if self._before is not None:
@@ -89,7 +89,7 @@ class Watchdog:
 
 
 def _ends_us(number: int) -> bool:
-    """Whether the signal ends a command of ours: nobody ignores it, and no handler of the program around us takes it."""
+    """Whether the signal ends a command of ours: it is not ignored, and has no handler of the program around us."""
     handler: Any = signal.getsignal(number)
     return handler in (signal.SIG_DFL, signal.default_int_handler) or getattr(handler, "ends_the_command", False)
 

@@ -6,10 +6,11 @@ Run as a file by a bare interpreter, so that it is there within milliseconds:
 
 It reads commands, a line each, from stdin, and the numbers of signals, a byte each, from descriptor WAKE: Python writes them
 from the signal's own handler, even while a C call holds the interpreter. What it reads there goes on to stdout, to the parent's
-own thread. It ends with the parent, or when told so:
+own thread. It ends with the parent, or on command:
 
 * The parent has gone without a word: workers that still run after GRACE are killed.
-* LIMIT seconds after one of the signals NUMBERS, where the parent has it guard, unless told that it is at work: it is killed.
+* LIMIT seconds after one of the signals NUMBERS, where the parent has it guard, unless the parent reports that it is at work:
+  the parent is killed.
 * No sign of life for so long that the step that the parent is in has taken too long: the parent is killed.
 
 Its clocks stand still while the parent is stopped (SIGSTOP, Ctrl-Z), and while it was stopped itself.
@@ -25,15 +26,15 @@ import sys
 import time
 
 GRACE = 3.0  # seconds for workers to end by themselves
-HELD = 1.0  # seconds after a signal in which the interpreter should have said something
-WORK = 8.0  # seconds that one word of work under way stands for
-PAUSE = 1.0  # seconds between two looks at whether the parent is there
+HELD = 1.0  # seconds after a signal within which the interpreter should have responded
+WORK = 8.0  # seconds that one report of work under way is valid
+PAUSE = 1.0  # seconds between two checks whether the parent exists
 SOON = 0.1  # where a clock runs
 GAP = 1.0  # seconds beyond such a pause, after which this process has been stopped itself, or the machine
 
 
 class Watchdog:
-    """What it knows of the parent."""
+    """The state of the parent."""
 
     def __init__(self, parent: int, wake: int, numbers: frozenset[int], limit: float) -> None:
         self.parent, self.wake, self.numbers, self.limit = parent, wake, numbers, limit
@@ -44,12 +45,12 @@ class Watchdog:
         self.is_warned = False
         self.heard = time.monotonic()
         self.patience = 0.0  # seconds without a sign of life, within a step; 0: any
-        self.place = ""  # what the parent was in by its last word
+        self.place = ""  # what the parent was doing by its last report
         self.is_guarding = False  # whether the parent may be ended
         self.rest = b""
 
     def run(self) -> None:
-        """Until the parent ends, or says that all is well."""
+        """Run until the parent ends, or reports that all is well."""
         sources = select.poll()  # select takes no descriptor from 1,024 on
         sources.register(0, select.POLLIN)
         sources.register(self.wake, select.POLLIN)
@@ -77,7 +78,7 @@ class Watchdog:
         return SOON if self.signal or self.patience else PAUSE
 
     def _stand_still(self, seconds: float) -> None:
-        """So much of the time that has gone by does not count."""
+        """Leave out so much of the time that has passed."""
         self.heard += seconds
         self.signalled += seconds
         self.deadline += seconds
@@ -92,7 +93,7 @@ class Watchdog:
         return bool(numbers)
 
     def _commands(self, data: bytes) -> bool:
-        """Whether the parent needs nobody any more."""
+        """Whether the parent no longer needs the watchdog."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             word, _, text = line.decode("utf-8", "replace").partition(" ")
@@ -123,7 +124,7 @@ class Watchdog:
                 rest = self.deadline - now
                 _say(f"note: {name}: waiting for {self.place or self.name}, which holds the interpreter; ended in {rest:.0f} s")
             if now > self.deadline:
-                self._end(f"stopped by {name}, and {self.place or self.name} did not come back within {self.limit:.0f} s")
+                self._end(f"stopped by {name}, and {self.place or self.name} did not return within {self.limit:.0f} s")
         if self.is_guarding and self.patience and now > self.heard + self.patience:
             self._end(f"{self.place or self.name} takes longer than --step-timeout and holds the interpreter")
 
@@ -145,7 +146,7 @@ class Watchdog:
 
 
 def _stat(pid: int) -> list[str]:
-    """What Linux says of a process, from its state on; nothing elsewhere."""
+    """Linux's status of a process, from its state on; empty elsewhere."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -160,7 +161,7 @@ def began(pid: int) -> str:
 
 
 def runs(pid: int, since: str) -> bool:
-    """Whether the process that began then has not ended; one that only waits to be asked for its exit code has."""
+    """Whether the process that began then has not ended; a zombie has."""
     try:
         os.kill(pid, 0)
     except OSError:

@@ -1,9 +1,8 @@
-"""Objects between a process and its own workers, as pickles through a socket; refuses nothing: both ends are ours.
+"""A worker process and its messages: it gets a function, then items, sends each result, and ends with its parent.
 
-A message is sent and received by one system call each, however long: threads that answer a worker piece by piece would have to
+Objects travel between a process and its own workers as pickles through a socket; both ends are ours, so they are trusted. A
+message is sent and received by one system call each, however long: threads that answer a worker piece by piece would have to
 wait for Python's interpreter lock after each piece, milliseconds at a time, while another thread computes.
-
-What a worker process does: it gets a function, then items, sends what the function makes of each, ends with its parent.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ LENGTH = struct.Struct("<Q")
 
 
 def send(to: socket.socket, message: object) -> None:
-    """Send one object. Raises OSError where nobody listens any more."""
+    """Send one object. Raises OSError where the other end is closed."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     to.sendall(LENGTH.pack(len(data)))
     to.sendall(data)
 
 
 def receive(source: socket.socket) -> Any:
-    """The next object. Raises EOFError where nobody speaks any more."""
+    """The next object. Raises EOFError where the other end is closed."""
     (length,) = LENGTH.unpack(_bytes(source, LENGTH.size))
     return pickle.loads(_bytes(source, length))  # noqa: S301  our own process at the other end
 
@@ -49,8 +48,8 @@ def main() -> None:
     try:
         with socket.socket(fileno=int(sys.argv[-1])) as parent:
             _answer(parent)
-    except (EOFError, OSError):  # the parent has all it wants, or is gone
-        os._exit(0)  # at once: there is nothing to flush, and nobody to tell
+    except (EOFError, OSError):  # the parent is done, or gone
+        os._exit(0)  # at once: there is nothing to flush, and nobody to notify
 
 
 def _answer(parent: socket.socket) -> None:

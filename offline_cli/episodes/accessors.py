@@ -1,7 +1,7 @@
-"""The getters and setters of an episode, one pair per kind of data; refuses to know how indices work (buffers do).
+"""The getters and setters of an episode, one pair per kind of data; buffers resolve the indices.
 
-All getters share their options, and so do all setters: `InfiniteLookbackBuffer.get` and `.set` say what they mean. Errors
-name the episode and the kind of data. The singular spellings of older documents do the same for one timestep.
+All getters share their options, and so do all setters: `InfiniteLookbackBuffer.get` and `.set` document them. Errors name the
+episode and the kind of data. The singular spellings of older documents do the same for one timestep.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from offline_cli.trees import Tree, flatten, map_leaves
 __all__ = ["BatchArrays", "Infos"]
 
 Infos = Sequence[Mapping[str, Any]]
-LONG: Final = 1000  # steps of an episode; what indices of its rows take is more than what they save
+LONG: Final = 1000  # steps of an episode; indices of its rows take more than they save
 _Form = tuple[np.dtype[Any], tuple[int, ...]]
 """Of one step."""
 
@@ -60,7 +60,7 @@ class BatchArrays:
         n, e = self.num_steps, len(self.ids)
         self._check("starts", len(self.starts), e + 1)
         if e and int(np.diff(self.starts).min()) < 0:
-            raise self._bad("starts go back")
+            raise self._bad("starts decrease")
         for path, leaf in flatten(self.obs, "obs"):
             self._check(path, len(leaf), n + e)
         for name, tree in (("actions", self.actions), *self.extra.items()):
@@ -175,7 +175,7 @@ class BatchArrays:
         return flags[0], flags[1]
 
     def step_columns(self) -> dict[str, Tree]:
-        """Leaves (N, ...), views, by name of column: actions, rewards, end flags, and extra outputs that are no states."""
+        """Leaves (N, ...), views, by name of column: actions, rewards, end flags, and extra outputs that are not states."""
         terminateds, truncateds = self.step_flags()
         return {
             Columns.ACTIONS: self.actions,
@@ -279,7 +279,7 @@ class BatchArrays:
         )
 
     def structure_difference(self, other: BatchArrays) -> str:
-        """What keeps the two from sharing a batch, in words; empty when nothing does."""
+        """Why the two cannot share a batch, as text; empty when they can."""
         mine, theirs = self._structure(), other._structure()
         for name in {**mine, **theirs} if mine != theirs else ():
             if mine.get(name) != theirs.get(name):
@@ -296,7 +296,7 @@ class BatchArrays:
         return {path: (leaf.dtype, leaf.shape[1:]) for name, tree in trees for path, leaf in flatten(tree, name)}
 
     def digest(self, episode: int) -> bytes:
-        """16 bytes, equal for episodes with the same steps (to the dtype, extras included), flags and start; ids, infos: no."""
+        """16 bytes, equal for episodes with the same steps (including dtypes and extras), flags and start; ids, infos: no."""
         a, b = int(self.starts[episode]), int(self.starts[episode + 1])
         digest = hashlib.blake2b(digest_size=16)
         start = 0 if self.t_started is None else int(self.t_started[episode])

@@ -1,4 +1,4 @@
-"""What an episode holds and what can be said about it; refuses lengths that do not fit, and knows no way to change data."""
+"""The data of an episode and its derived properties; lengths that do not fit raise, and nothing here changes data."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class EpisodeData:
 
     @property
     def custom_data(self) -> dict[str, Any]:
-        """Whatever belongs to the episode and to no single kind of data; kept by `cut` (as a copy) and in states."""
+        """Data of the episode as a whole, of no single kind; kept by `cut` (as a copy) and in states."""
         return self._custom_data
 
     @property

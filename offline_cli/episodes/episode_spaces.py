@@ -1,16 +1,14 @@
-"""Choices as float32 vectors of ones and zeros: the one place that knows how, for getters, pieces and networks.
+"""Spaces of episodes: as states and RLlib describe them, values conformed to a space, and one-hot vectors.
 
-Discrete(n) becomes one vector (n,), MultiDiscrete one (sum of nvec,): those of its components, one after the other, in C order
-where there are several axes. Choices count from `start`.
-
-Spaces of episodes: as states and RLlib describe them, and values brought to the structure and dtypes of a space.
-
-Every episode state repeats its spaces up to four times, as base64 of zlib, so that converting them would cost more than reading
-the steps. Recent conversions are found by comparing content (`==` of small dicts, cheaper than hashing them); the last few are
-kept.
-
-`conform` refuses what would lose a value: a float64 array whose values all are float32 values becomes float32; one that is not
-raises BadEpisode with column, episode and step. Structure and shapes are never repaired.
+* `known_space_from_rllib`, `known_space_to_rllib`: every episode state repeats its spaces up to four times, as base64 of zlib,
+  so that converting them would cost more than reading the steps. Recent conversions are found by comparing content (`==` of
+  small dicts, cheaper than hashing them); the last few are kept.
+* `conform`: values brought to the structure and dtypes of a space; one that would be changed by it raises: a float64 array
+  whose values all are float32 values becomes float32; one that is not raises BadEpisode with column, episode and step.
+  Structure and shapes are never repaired.
+* `one_hot_leaf`, `hot_size`: choices as float32 vectors of ones and zeros, for getters, pieces and networks. Discrete(n)
+  becomes one vector (n,), MultiDiscrete one (sum of nvec,): those of its components, one after the other, in C order where
+  there are several axes. Choices count from `start`.
 """
 
 from __future__ import annotations
@@ -48,6 +46,16 @@ B = TypeVar("B", bound=BatchArrays)
 
 FIX = "give the space of this data, or correct the data"
 
+EPISODE_SPACES_FIX: Final = "write the file again from its source"
+STRUCTURE: Final = "record values of one structure, shape and dtype, or leave this episode out"
+OWN_KEYS: Final = {"observations": "_observation_space", "actions": "_action_space"}
+MAX_DEPTH: Final = 32  # of values within values
+KEPT = 16  # observation, action and reward spaces of a handful of environments
+KEPT_BYTES = 32 << 20  # of their bounds: unneeded ones must not fill the memory; the newest is kept however large
+# Newest first, replaced as a whole, so that a thread may read while another one adds.
+_read: tuple[tuple[dict[str, Any], Space], ...] = ()
+_written: tuple[tuple[Space, dict[str, Any]], ...] = ()
+
 
 def choice_counts(space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(counts, starts), both (components,): how many choices each component has, and which number is its first."""
@@ -64,7 +72,7 @@ def hot_size(space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> int:
 def one_hot_leaf(values: Any, space: spaces.Discrete[Any] | spaces.MultiDiscrete, *, where: str) -> NDArray[np.float32]:
     """(..., size) for choices (..., *space.shape).
 
-    Raises BadEpisode for a value that is no choice of its component (fractions included), and for another shape.
+    Raises BadEpisode for a value that is not a choice of its component (fractions included), and for another shape.
     """
     counts, starts = choice_counts(space)
     given, shape = np.asarray(values), space.shape or ()
@@ -81,12 +89,12 @@ def one_hot_leaf(values: Any, space: spaces.Discrete[Any] | spaces.MultiDiscrete
 
 
 def _whole(flat: NDArray[Any], space: Any, where: str) -> NDArray[Any]:
-    """The same numbers. Raises BadEpisode for text, and for numbers with a fraction, which a cast would round in silence."""
+    """The same numbers. Raises BadEpisode for text, and for numbers with a fraction, which a cast would round silently."""
     if flat.dtype.kind != "f":
         raise BadEpisode(f"values of type {flat.dtype} for {space}", where=where, fix=FIX)
     broken = flat != np.floor(flat)  # NaN, too
     if broken.any():
-        raise _refused(flat, broken, space, where, "is no whole number, as a choice of")
+        raise _refused(flat, broken, space, where, "is not a whole number, as a choice of")
     return flat
 
 
@@ -101,22 +109,11 @@ def _refused(flat: NDArray[Any], bad: NDArray[np.bool_], space: Any, where: str,
     return BadEpisode(what, where=at, fix=FIX)
 
 
-EPISODE_SPACES_FIX: Final = "write the file again from its source"
-STRUCTURE: Final = "record values of one structure, shape and dtype, or leave this episode out"
-OWN_KEYS: Final = {"observations": "_observation_space", "actions": "_action_space"}
-MAX_DEPTH: Final = 32  # of values within values
-KEPT = 16  # observation, action and reward spaces of a handful of environments
-KEPT_BYTES = 32 << 20  # of their bounds: what is not needed may not fill the memory, the newest is kept however large
-# Newest first, replaced as a whole, so that a thread may read while another one adds.
-_read: tuple[tuple[dict[str, Any], Space], ...] = ()
-_written: tuple[tuple[Space, dict[str, Any]], ...] = ()
-
-
 def known_space_from_rllib(node: Mapping[str, Any] | None, *, where: str) -> Space | None:
     """The space of RLlib's dict form, one object for all equal `node`s; None for none. Raises as `space_from_rllib`."""
     try:
         return _known(node, where) if node else None
-    except RecursionError as err:  # keys that no space has may hold anything
+    except RecursionError as err:  # unknown keys may hold anything
         raise UnsafeData("a space nested too deeply", where=where, fix="write the file again from its source") from err
 
 
@@ -131,7 +128,7 @@ def _known(node: Mapping[str, Any], where: str) -> Space:
 
 
 def _that_fit(newest: tuple[dict[str, Any], Space], others: Sequence[tuple[dict[str, Any], Space]]) -> tuple[Any, ...]:
-    """The newest and those of the others, newest first, that there is room for."""
+    """The newest and those of the others, newest first, that fit."""
     kept, room = [newest], KEPT_BYTES - bound_bytes(newest[1])
     for other in others[: KEPT - 1]:
         room -= bound_bytes(other[1])
@@ -165,7 +162,7 @@ def space_node(state: Mapping[str, Any], buffer: str) -> Any:
 def space_in_state(state: Mapping[str, Any], buffer: str, *, where: str) -> Space | None:
     """The space of a state's `observations` or `actions`: the episode's own, else its buffer's; None where neither has one.
 
-    Raises as `space_from_rllib`, and BadEpisode for what is no dict.
+    Raises as `space_from_rllib`, and BadEpisode for anything but a dict.
     """
     node = space_node(state, buffer)
     if node is None:
@@ -181,7 +178,7 @@ def space_in_state(state: Mapping[str, Any], buffer: str, *, where: str) -> Spac
 def in_space(tree: Tree, space: Space | None, *, name: str, where: str) -> Tree:
     """`tree` with tuples for lists (msgpack knows lists only), keys in the order of `space` where the structure is its own.
 
-    Raises BadEpisode for leaves that are no arrays.
+    Raises BadEpisode for leaves that are not arrays.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and _same_parts(tree, space):
         tree = tree_from_lists(tree, space)
@@ -204,7 +201,7 @@ def _tuples(tree: Tree, name: str, where: str, depth: int) -> Tree:
         raise BadEpisode(f"{name} is nested deeper than {MAX_DEPTH}", where=where, fix=STRUCTURE)
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree):
-            raise BadEpisode(f"{name} has keys that are no text", where=where, fix=STRUCTURE)
+            raise BadEpisode(f"{name} has keys that are not text", where=where, fix=STRUCTURE)
         return {key: _tuples(part, f"{name}.{key}", where, depth + 1) for key, part in tree.items()}
     if isinstance(tree, (list, tuple)):
         return tuple(_tuples(part, f"{name}.{i}", where, depth + 1) for i, part in enumerate(tree))
@@ -295,7 +292,7 @@ def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: BatchArray
         return leaf
     if leaf.dtype.kind not in "biuf":
         raise _bad(f"column {path!r} holds {leaf.dtype}, its space {dtype}", batch)
-    with np.errstate(all="ignore"):  # what does not fit is found below
+    with np.errstate(all="ignore"):  # values that do not fit are found below
         cast = leaf.astype(dtype)
         lost = cast.astype(leaf.dtype) != leaf
         lost |= (cast < 0) != (leaf < 0)  # -1 survives a trip through uint64 and back

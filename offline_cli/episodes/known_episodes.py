@@ -1,9 +1,9 @@
-"""Which episodes were there before: by id, however many there are, and by one 64-bit number of what is in them.
+"""Which episodes were seen before: by id, however many there are, and by one 64-bit fingerprint of their content.
 
-Ids are known as they are, and all but the last ones as hashes (`key_index`).
+Recent ids are kept as they are, and all others as hashes (`key_index`).
 
-Two episodes with one id are duplicates when their numbers agree. Every word of every step is mixed with the position of its
-step and with a key drawn anew in each process, so that equal numbers for different episodes are a matter of chance (one
+Two episodes with one id are duplicates when their fingerprints agree. Every word of every step is mixed with the position of
+its step and with a key drawn anew in each process, so that equal fingerprints of different episodes are a matter of chance (one
 in 2^64 for each pair compared), and nobody can prepare such a pair; between processes they mean nothing. The cost is a few
 array operations, because an eager `EpisodeBatch.digest` would take longer than reading 20-step episodes does.
 """
@@ -101,7 +101,7 @@ def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
     if sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in (*steps, *observations)) > 8 * MAX_WORDS:
         plain = replace(
             batch, t_started=None, start_kind=None
-        )  # a start that the source did not say is not part of the episode
+        )  # a start that the source did not declare is not part of the episode
         return np.array([int.from_bytes(plain.digest(e)[:8], "little") for e in range(len(batch))], np.uint64)
     with np.errstate(over="ignore"):
         mixed = _sums(steps, batch.starts) ^ (_sums(observations, batch.obs_starts) * _ODD)

@@ -1,12 +1,11 @@
-"""Episodes to and from RLlib's state layout (plain dicts of plain values and arrays); refuses layouts it does not know.
+"""Episodes cut into chunks and joined again, and to and from RLlib's state layout (plain dicts of plain values and arrays).
 
-Read are the layouts of RLlib 2.40 to 2.60: numpy'ized or not, numpy booleans as flags, `custom_data` or the older
-`_temporary_timestep_data` or neither, `extra_model_outputs` None. Written is that of 2.60.
-
-Cutting episodes into chunks and joining them again; refuses chunks that do not continue each other.
-
-Pieces of a numpy'ized episode share its arrays until one of them is written. They keep id, agent and module; custom data
-goes on into the chunk that `cut` makes and stays behind in slices, which may be many.
+* `state_of`, `episode_of`: the layouts of RLlib 2.40 to 2.60 are read: numpy'ized or not, numpy booleans as flags,
+  `custom_data` or the older `_temporary_timestep_data` or neither, `extra_model_outputs` None. That of 2.60 is written. An
+  unknown layout raises.
+* `cut`, `part`, `append_chunk`: pieces of a numpy'ized episode share its arrays until one of them is written. They keep id,
+  agent and module; custom data goes into the chunk that `cut` makes and stays behind in slices, which may be many. Chunks that
+  do not continue each other raise.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ from offline_cli.trees import Tree, leaves, map_leaves
 __all__ = ["append_chunk", "append_chunks", "cut", "episode_of", "part", "piece_of", "state_of"]
 
 E = TypeVar("E", bound=EpisodeData)
+
+Pair = tuple[InfiniteLookbackBuffer, InfiniteLookbackBuffer]  # the episode's and the chunk's
+Piece = TypeVar("Piece", bound=EpisodeAccessors)
 
 
 def state_of(episode: EpisodeData) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def _assembled(cls: type[E], state: Mapping[str, Any], where: str) -> E:
 def _infos(state: Mapping[str, Any], where: str) -> InfiniteLookbackBuffer:
     infos = _buffer(state, where, "infos")
     if infos.data and (infos.data[0] is None or any(infos.data)):
-        infos.data = [info or {} for info in infos.data]  # some writers put None where there is nothing to say
+        infos.data = [info or {} for info in infos.data]  # some writers put None for nothing
     return infos
 
 
@@ -106,17 +108,13 @@ def _buffer(state: Mapping[str, Any], where: str, name: str) -> InfiniteLookback
         raise
 
 
-Pair = tuple[InfiniteLookbackBuffer, InfiniteLookbackBuffer]  # the episode's and the chunk's
-Piece = TypeVar("Piece", bound=EpisodeAccessors)
-
-
 def cut(episode: Piece, lookback: int) -> Piece:
     """The successor of `episode`: its last observation, with up to `lookback` steps before it. Raises BadEpisode if done."""
     if episode.is_done or lookback < 0:
         raise BadEpisode(
             "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}",
             where=f"episode {episode.id_}",
-            fix="cut only episodes that go on, with a lookback of 0 or more",
+            fix="cut only episodes that are not done, with a lookback of 0 or more",
         )
     chunk = piece_of(episode, len(episode), len(episode), lookback)
     chunk.rewards.space = REWARD_SPACE

@@ -1,11 +1,11 @@
-"""SingleAgentEpisode: one agent's way through one environment, or a chunk of it; refuses data of lengths that do not fit.
+"""SingleAgentEpisode: one agent's way through one environment, or a chunk of it; data of lengths that do not fit raises.
 
 The API and meaning are those that RLlib documents on its Episodes page. What is kept although it may surprise: data given to
 the constructor is lookback buffer unless `len_lookback_buffer` says otherwise; `cut` keeps the id; infos stay a list when
 numpy'ized. What differs: rewards become float64; steps of several dtypes become one that holds them all; errors are BadEpisode
-with names and lengths, raised before anything is changed; lists of steps are copied, and arrays that somebody else may hold
-are copied before the first write; pieces keep agent and module. `get_sample_batch` belongs to RLlib's old API stack and is
-not here.
+with names and lengths, raised before anything is changed; lists of steps are copied, and arrays that somebody else may hold are
+copied before the first write; pieces keep agent and module. `get_sample_batch` belongs to RLlib's old API stack and is not
+here.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SingleAgentEpisode(EpisodeAccessors):
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an action, what `env.step(action)` returned, and what the module put out with the action.
+        """Add an action, what `env.step(action)` returned, and the module's outputs with the action.
 
         Raises BadEpisode, leaving the episode as it was, when it is done or not yet reset, when the names of the extra model
         outputs are not those of the steps before, and when a numpy'ized episode's spaces do not contain the step.
@@ -85,9 +85,9 @@ class SingleAgentEpisode(EpisodeAccessors):
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
     ) -> Callable[[], None]:
-        """What adds this step once it is called, and cannot fail any more; to be called before anything else is added.
+        """A function that adds this step, and cannot fail any more; to be called before anything else is added. For
 
-        For who adds steps to several episodes, to all of them or to none. Raises as `add_env_step`.
+        callers that add steps to several episodes, to all of them or to none. Raises as `add_env_step`.
         """
         extra = extra_model_outputs or NO_OUTPUTS
         grown = self._checked_step(observation, action, reward, extra)
@@ -194,7 +194,7 @@ class SingleAgentEpisode(EpisodeAccessors):
     # ---- pieces ----
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
-        """The chunk in which this episode goes on: same id, length 0, `t_started` where this one ends.
+        """The chunk in which this episode continues: same id, length 0, `t_started` where this one ends.
 
         It begins with the last observation and looks back on up to `len_lookback_buffer` of this chunk's steps.
 
@@ -209,7 +209,7 @@ class SingleAgentEpisode(EpisodeAccessors):
         its lookback buffer: as many as this one's, or `len_lookback_buffer` where there are so many. The flags are kept where
         the slice reaches the end.
 
-        Raises BadEpisode for a step other than 1 (a trajectory with gaps is none) and for a negative length.
+        Raises BadEpisode for a step other than 1 (a trajectory may have no gaps) and for a negative length.
         """
         return pieces.part(self, slice_, len_lookback_buffer)
 
@@ -220,7 +220,7 @@ class SingleAgentEpisode(EpisodeAccessors):
         return self.slice(item)
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
-        """Add the chunk in which this one goes on, its lookback buffer left out; `other` is not changed.
+        """Add the chunk in which this one continues, its lookback buffer left out; `other` is not changed.
 
         Raises BadEpisode, leaving the episode as it was, unless ids agree, this chunk is not done, `other` begins at the
         timestep and with the observation that this one ends with, and both have the same extra model outputs.

@@ -1,7 +1,7 @@
-"""Between an EpisodeBatch and single episodes; refuses episodes that cannot share one array per leaf.
+"""Between an EpisodeBatch and single episodes; episodes that cannot share one array per leaf raise.
 
-One way costs microseconds per episode: views, no copies, infos made on demand. The other way is one concatenate or stack
-per leaf over all steps of all episodes, numpy'ized or not.
+One way costs microseconds per episode: views, no copies, infos made on demand. The other way is one concatenate or stack per
+leaf over all steps of all episodes, numpy'ized or not.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _arrays(run: list[SingleAgentEpisode], pick: Pick) -> list[Named]:
 def _stacked(run: list[SingleAgentEpisode], name: str, pick: Pick, space: Space | None) -> list[Named]:
     records = list(chain.from_iterable(pick(episode).get() for episode in run))
     if _one_kind(records):
-        with suppress(BadEpisode):  # found again below, and told with the episode's name
+        with suppress(BadEpisode):  # found again below, and reported with the episode's name
             return [(run[0], stack(records, space))]
     return [(episode, _stacked_alone(episode, name, pick, space)) for episode in run]
 

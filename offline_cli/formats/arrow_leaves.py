@@ -1,9 +1,11 @@
-"""Arrow columns as trees of numpy arrays, whole columns at a time; refuses rows without a value and ragged rows by place.
+"""Arrow columns as trees of numpy arrays, whole columns at a time.
 
 Every layout that RLlib, Ray and our own `columns` format write is known: numbers and booleans; packed cells; values that Ray
 pickled because Arrow has no type for them, which are trees; Ray's tensor types, registered or not (without ray installed Arrow
 gives their storage and leaves the type's name in the field's metadata); arrow.fixed_shape_tensor; lists of one length, nested
 to any depth; structs, which are dicts by key, or tuples where the mark of our own `columns` format says so.
+
+A row without a value and a ragged row raise with their place.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from offline_cli.trees import Tree
 __all__ = ["infos_of", "is_text", "tree_of", "tree_of_following", "why_no_infos", "why_no_numbers"]
 
 EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
-MAX_EMPTY = 1 << 20  # of a dimension beside one of no size: numpy has limits of its own there
+MAX_EMPTY = 1 << 20  # of a dimension beside an empty one: numpy has limits of its own there
 RAY_TENSOR, RAY_VARIABLE = "ray.data.arrow_tensor", "ray.data.arrow_variable_shaped_tensor"
 
-Where = Callable[[int], str]  # row number to its place in words
+Where = Callable[[int], str]  # row number to its place as text
 
 
 def is_text(type_: pa.DataType) -> bool:
@@ -112,7 +114,7 @@ def _info(text: str | bytes, place: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise _bad_info(f"is not JSON: {error}", place, name) from error
     if not isinstance(value, dict):
-        raise _bad_info(f"holds {type(value).__name__}, and not a dict", place, name)
+        raise _bad_info(f"holds {type(value).__name__}, not a dict", place, name)
     return value
 
 
@@ -197,7 +199,7 @@ def _numbers(array: pa.Array, name: str, where: Where) -> NDArray[Any]:
     if pa.types.is_temporal(kind):
         return _microseconds(array)
     raise BadData(
-        f"column {name} holds {kind}, and not numbers",
+        f"column {name} holds {kind}, not numbers",
         where=where(0),
         fix="leave the column out, or write it as numbers",
     )

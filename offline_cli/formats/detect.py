@@ -1,6 +1,6 @@
-"""Sources for places: our own datasets by their manifest, everything else by the surest reader.
+"""Sources for places: our own datasets by their manifest, everything else by the reader that is most certain.
 
-Hidden files, names with a leading underscore (`_SUCCESS`) and checksums (`.crc`) are no data.
+Hidden files, names with a leading underscore (`_SUCCESS`) and checksums (`.crc`) are not data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNSAID: Final = TableOptions()
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the caller said about how to read."""
+    """The caller's options for reading."""
 
     from_: str
     tables: TableOptions
@@ -55,8 +55,8 @@ def open_sources(
     """A source for each folder, and one for each group of files that follow each other, in the order given.
 
     `tables`: how to read those that are tables. Raises StorageNotFound for missing places, NoData where nothing is found or no
-    reader knows it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files, UsageError for
-    an unknown `from_`, BadMapping for a table that no mapping explains.
+    reader recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files,
+    UsageError for an unknown `from_`, BadMapping for a table that no mapping explains.
     """
     if from_ != AUTO:
         check_reader(from_)
@@ -103,7 +103,7 @@ def _of_folder(location: Location, asked: _Asked) -> Source:
 
 
 def _refuse_runs(files: Sequence[Location]) -> None:
-    """Raise NoData where all files are those of training runs, whose metrics would pass for a table."""
+    """Raise NoData where all files are those of training runs, whose metrics look like a table."""
     paths = {file.path: file for file in files}
     runs = [path.removesuffix(RUN_POLICY) for path in paths if path.endswith(f"/{RUN_POLICY}")]
     runs = [run for run in runs if f"{run}{RUN_CONFIG}" in paths]
@@ -127,7 +127,7 @@ def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source
     reader = asked.choice.reader_for(listing) if asked.from_ == AUTO else reader_named(asked.from_)
     if not reader.takes_mapping:
         _refuse_mapping(asked, reader.name, location)
-    passes_over = asked.from_ == AUTO and reader in OURS.values()  # what is no data to us may be to another package
+    passes_over = asked.from_ == AUTO and reader in OURS.values()  # what is not data to us may be data to another package
     data = listing.data if passes_over else files
     source = reader.open(data, OpenContext(listing, asked.tables, asked.storage_options))
     return source if reader in OURS.values() else PluginSource(source, reader.name)

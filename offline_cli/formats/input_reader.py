@@ -2,7 +2,7 @@
 
 `--from python:package.module:CustomInputReader` names a class, or a function as `register_input` takes it; it is called with an
 `IOContext`, whose `input_config` holds the paths of the sources as `input_files` and `paths`. Reading ends where `next()`
-returns None or raises StopIteration. RLlib's own readers begin again at their end: they need `--limit`.
+returns None or raises StopIteration. RLlib's own readers start over at their end: they need `--limit`.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class IOContext:
 
 
 def input_reader(maker: Any, name: str) -> Reader:
-    """A `Reader` for what makes objects with `next()`. Raises BadConfig for what cannot be called."""
+    """A `Reader` for a maker of objects with `next()`. Raises BadConfig for one that cannot be called."""
     if not callable(maker):
         fix = "name a Reader, a class with next(), or a function that makes such an object"
-        raise BadConfig(f"it is {type(maker).__name__}, and makes no reader", where=f"--from {name}", fix=fix)
+        raise BadConfig(f"it is {type(maker).__name__}, which makes no reader", where=f"--from {name}", fix=fix)
 
     def open_files(files: Sequence[Location], context: OpenContext) -> Source:
         return InputReaderSource(files, context.location, maker=maker, name=name)
@@ -84,14 +84,14 @@ class InputReaderSource(FileSource):
 
     @property
     def size(self) -> int | None:
-        """Nobody knows."""
+        """Unknown."""
         return None
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Runs of rows as the batches have them."""
         ids = SharedIds()
         last: dict[str | None, tuple[str, ...]] = {}  # by policy: the key of its last row, where that did not end its episode
-        lost: dict[str | None, str] = {}  # by policy: where rows were lost that its next row may have followed
+        lost: dict[str | None, str] = {}  # by policy: where rows were lost right before its next row
         begins = _Begins(self.name)
         for number, batch in enumerate(self._batches()):
             where = f"{self.name} batch {number}"
@@ -143,7 +143,7 @@ class InputReaderSource(FileSource):
 
 @dataclass(slots=True)
 class _Begins:
-    """Notes once that a reader gives its first batch again, as RLlib's do for ever."""
+    """Logs once that a reader returns its first batch again, as RLlib's do forever."""
 
     name: str
     _first: tuple[Any, ...] | None = None
@@ -174,7 +174,7 @@ def _policies(batch: Any) -> Mapping[str | None, Any]:
 
 
 def _columns(batch: Any, where: str) -> dict[str, Any]:
-    """The columns of a batch as trees of arrays, infos as they are. Raises BadEpisode for what no steps can be read from."""
+    """The columns of a batch as trees of arrays, infos as they are. Raises BadEpisode where no steps can be read."""
     if not isinstance(batch, Mapping):
         raise _bad(f"next() gave {type(batch).__name__}, which has no columns", where)
     given = {name: value for name, value in dict(batch).items() if value is not None}

@@ -1,7 +1,7 @@
-"""What files are by their content, never by their names: all that a reader may ask before it opens them.
+"""What files are by their content, never by their names: everything that a reader may ask before it opens them.
 
-Files are told by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV by
-its first two lines. Texts and pictures beside the data are passed over. Each question is answered once.
+Files are recognised by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV
+by its first two lines. Texts and pictures beside the data are passed over. Each question is answered once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS: Final = {
     "sample-batch": "SampleBatch JSON lines",
     "table": "tables in Parquet, Arrow, CSV or JSON lines",
     "parquet-table": "Parquet tables without RLlib's columns",
-    "json": "JSON objects that are no SampleBatch",
+    "json": "JSON objects that are not SampleBatches",
     "json-array": "JSON that is not an object a line",
     "csv": "CSV files",
     "zip": "zip archives without SampleBatch JSON",
@@ -45,7 +45,7 @@ KINDS: Final = {
     "minari": "a Minari dataset",
     "lerobot": "a LeRobot dataset",
 }
-"""What `Listing.kind` may be, in words."""
+"""Possible values of `Listing.kind`, with their descriptions."""
 MAGIC: Final = {
     b"PAR1": "parquet",
     b"\x89HDF": "hdf5",
@@ -61,7 +61,7 @@ BOM: Final = b"\xef\xbb\xbf"
 LOOKED_AT: Final = 512  # remote files whose first bytes are read; of more, evenly spread ones
 LINES_LOOKED_AT: Final = 16  # files whose first line is read, where it is not a batch
 THREADS: Final = 8
-BUNCH: Final = 16  # local files that a thread looks at, one after the other, for one call
+BUNCH: Final = 16  # local files that a thread checks, one after the other, for one call
 
 
 class Listing:
@@ -84,18 +84,18 @@ class Listing:
 
     @cached_property
     def data(self) -> Sequence[Location]:
-        """The files, without those that are known to be no data."""
+        """The files, without those that are known not to be data."""
         passed_over = {file.path for kind, file in self._kinds if kind == "other"}
         return [file for file in self.files if file.path not in passed_over]
 
     @cached_property
     def starts_with_parquet(self) -> bool:
-        """Whether the first file is Parquet, which is the only one looked at."""
+        """Whether the first file is Parquet, which is the only one checked."""
         return _kind(self.files[0]) == "parquet"
 
     @cached_property
     def _kinds(self) -> list[tuple[str, Location]]:
-        """Of those files that were looked at: parquet, lines, csv, hdf5, arrow, minari, lerobot, other."""
+        """Of those files that were checked: parquet, lines, csv, hdf5, arrow, minari, lerobot, other."""
         kinds = _kinds(self.files)
         known = {kind: file for kind, file in kinds if kind != "other"}
         if len(known) > 1 and "csv" in known and not is_named_csv(known["csv"].name):  # notes with commas, beside the data

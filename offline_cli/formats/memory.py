@@ -1,11 +1,11 @@
-"""How much memory is there for data, what one episode may take of it, and giving back what is free.
+"""Memory: how much there is for data, how much of it one episode may take, and returning what is free to the system.
 
 Arrow's own allocators keep what is freed, for speed: a conversion that makes and drops tables of all sizes comes to hold twice
-of what is in use. The package therefore asks for the C library's (`offline_cli/__init__.py`), which on Linux can be told to
-give back what is free, numpy's arrays included.
+of what is in use. The package therefore asks for the C library's (`offline_cli/__init__.py`), which on Linux can return what is
+free to the system, numpy's arrays included.
 
 An episode is in memory several times while it is converted: its fragments, the joined arrays, the packed item, and what the
-Parquet writer makes of that. One that is too long is an error that names it, before it is joined and packed.
+Parquet writer makes of that. An episode that is too long raises, by name, before it is joined and packed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["MEMORY_LIMIT", "WRITTEN", "EpisodeLimit", "give_back", "room_for_dat
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
 WRITTEN: Final = 7  # times the bytes of an episode's arrays: these, the packed item, and what the Parquet writer makes of that
 REWARD: Final = 8  # bytes
-HELD: Final = 5  # times the bytes of its arrays: 256 MB were seen to take 1.4 GB with the program, and 141 MB 0.8 GB
+HELD: Final = 5  # times the bytes of its arrays: 256 MB took 1.4 GB with the program, and 141 MB 0.8 GB
 
 
 def room_for_data(memory_limit: int) -> int:
@@ -36,7 +36,7 @@ def room_for_data(memory_limit: int) -> int:
 
 
 def give_back() -> None:
-    """Have free memory go back to the system now: a few milliseconds."""
+    """Return free memory to the system now: a few milliseconds."""
     pa.system_memory_pool().release_unused()
 
 

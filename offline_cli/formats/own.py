@@ -1,4 +1,4 @@
-"""Our own dataset folders as a source like any other; refuses what `Dataset.open` refuses (no manifest, other versions)."""
+"""Our own dataset folders as a source like any other; raises where `Dataset.open` does (no manifest, other versions)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["OwnSource", "info_of"]
 
 @dataclass(slots=True)
 class OwnSource:
-    """A committed dataset; its manifest says what foreign sources leave open."""
+    """A committed dataset; its manifest declares what foreign sources leave open."""
 
     dataset: Dataset
     info: SourceInfo

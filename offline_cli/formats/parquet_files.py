@@ -1,8 +1,8 @@
-"""Parquet files as Arrow tables, in order, read ahead by a few threads; refuses damaged files by name.
+"""Parquet files as Arrow tables, in order, read ahead by a few threads; a damaged file raises by name.
 
-Files are joined into tables of some tens of thousands of rows where their columns agree, because a recorder that writes a
-file per call leaves thousands of files of a few rows, and each conversion of a column has a price of its own. A file whose
-columns take more than `BIG` bytes is read row group by row group.
+Files are joined into tables of some tens of thousands of rows where their columns agree, because a recorder that writes a file
+per call leaves thousands of files of a few rows, and each conversion of a column has a price of its own. A file whose columns
+take more than `BIG` bytes is read row group by row group.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
 
-WORKERS: Final[int] = datasets.WORKERS.default  # files read at a time, unless told otherwise
+WORKERS: Final[int] = datasets.WORKERS.default  # files read at a time by default
 AHEAD = 4  # files that each of the workers may be ahead
 BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
-GROWTH = 4  # times as many rows has each joined table, where the first is to come soon
+GROWTH = 4  # times as many rows as the one before has each joined table, where the first is wanted soon
+
+Small = tuple[pa.Table | None, int, Unfolded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def _schema(parquet: pq.ParquetFile, url: str) -> pa.Schema:
 
 @contextmanager
 def _damage(url: str) -> Iterator[None]:
-    """Within it, a file that Arrow cannot read raises BadData, and storage that fails StorageError."""
+    """Within it, a file that Arrow cannot read raises BadData, and failing storage StorageError."""
     with storage_failures(url, "reading it"):
         try:
             with extension_failures():
@@ -119,9 +121,9 @@ def chunks(
 ) -> Iterator[Chunk]:
     """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
 
-    `first_rows`: after so many a first chunk ends, others after ever more: who stops soon has not waited for thousands of small
-    files. `trusted`: by path, what a manifest says of files, whose sha256 is compared. `scope` owns files and threads while
-    they are read.
+    `first_rows`: after so many a first chunk ends, others after ever more: a reader that stops early does not wait for
+    thousands of small files. `trusted`: by path, the manifest's entries of files, whose sha256 is checked. `scope` owns files
+    and threads while they are read.
     """
     waiting: list[_Part] = []
     rows = size = 0
@@ -230,13 +232,10 @@ def _refused(error: OfflineCliError) -> Iterator[_Part]:
     raise error
 
 
-Small = tuple[pa.Table | None, int, Unfolded]
-
-
 def _read_ahead(
     files: Sequence[Location], columns: Sequence[str] | None, workers: int, trusted: Mapping[str, Trust], scope: Scope
 ) -> Iterator[tuple[Location, Future[Small]]]:
-    """Each file, and its reading, which others are begun before it is asked for."""
+    """Each file with its reader; the next files are opened ahead."""
     shared = Ahead()
     with scope.part() as held:
         pool = held.enter(reading_pool(min(workers, max(1, len(files)))))
@@ -285,14 +284,14 @@ def _read_whole(stream: BinaryIO, source: Any, file: Location, columns: Sequence
         return None, stored, unfolded
     expect(stream, lambda: _ranges(metadata, wanted, stored, trust))
     table = parquet.read(columns=wanted, use_threads=False)
-    table.validate(full=True)  # text that is not UTF-8 is a file's to answer for
+    table.validate(full=True)  # text that is not UTF-8 is the file's fault
     if trust is not None:
         trust.check(file)
     return without_objects(table), stored, unfolded
 
 
 def _ranges(metadata: pq.FileMetaData, columns: Sequence[str] | None, size: int, trust: Trust | None) -> list[Range]:
-    """What is read of a file, and of one that is hashed what lies around it."""
+    """What is read of a file, and, of a hashed one, the bytes around it."""
     found = file_ranges(metadata, columns)
     return found if trust is None else with_ends(found, size)
 

@@ -1,7 +1,7 @@
-"""A source of another package, whose fragments are checked on their way: what is wrong with them is that package's mistake.
+"""A source of another package, whose fragments are checked on their way, so that its mistakes are reported as that package's.
 
-Ours are trusted: their fragments are made in few places. A plug-in's array of another form would be found much later, in a
-place that says nothing of it, or be written into a dataset that no command reads.
+Our own sources are trusted: few places make their fragments. A wrong array of a plug-in would be found much later, in a
+place unrelated to its cause, or be written into a dataset that no command reads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class PluginSource:
     """`source`, of the reader `name`."""
 
     def __init__(self, source: Source, name: str) -> None:
-        """Raises BadConfig for what is no Source."""
+        """Raises BadConfig for an object that is not a Source."""
         missing = [member for member in MEMBERS if not hasattr(source, member)]
         if missing:
-            what = f"the reader {name!r} opens a {type(source).__name__}, which is no Source: it lacks {', '.join(missing)}"
+            what = f"the reader {name!r} opens a {type(source).__name__}, which is not a Source: it lacks {', '.join(missing)}"
             raise BadConfig(what, where=f"reader {name}", fix="derive it from offline_cli.formats.source.FileSource")
         self._source, self._name = source, name
 
@@ -70,7 +70,7 @@ class PluginSource:
         self._source.close()
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """See `Source`. Raises BadData for fragments that are none."""
+        """See `Source`. Raises BadData for invalid fragments."""
         for fragments in self._source.fragments(tally, rejects):
             fault = _fault(fragments)
             if fault:
@@ -79,12 +79,12 @@ class PluginSource:
 
 
 def _fault(fragments: Any) -> str:
-    """What is wrong with an item, in words; empty where nothing is."""
+    """What is wrong with an item, as text; empty where nothing is."""
     if not isinstance(fragments, Fragments):
-        return f"{type(fragments).__name__}, and not Fragments(batch)"
+        return f"{type(fragments).__name__}, not Fragments(batch)"
     batch: Any = fragments.batch
     if not isinstance(batch, EpisodeBatch):
-        return f"Fragments of {type(batch).__name__}, and not of an EpisodeBatch"
+        return f"Fragments of {type(batch).__name__}, not of an EpisodeBatch"
     ids: Any = batch.ids
     if not (isinstance(ids, tuple) and all(isinstance(name, str) for name in ids)):
         return f"ids that are no tuple of texts: {str(ids)[:80]!r}"

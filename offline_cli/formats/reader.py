@@ -1,4 +1,4 @@
-"""A reader of a format: what it is called, whether files look like its own, and how it opens them as a source."""
+"""A reader of a format: its name, whether files look like its own, and how it opens them as a source."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from offline_cli.storage.locations import Location
 __all__ = ["LIKELY", "NO", "SURE", "OpenContext", "Reader", "never"]
 
 NO: Final = 0.0
-LIKELY: Final = 0.5  # of tables: rows of something, which a mapping has to explain
+LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
 SURE: Final = 1.0  # nothing else looks like this
 
 
 @dataclass(frozen=True, slots=True)
 class OpenContext:
-    """What is known where files are opened."""
+    """The context in which files are opened."""
 
     listing: Listing  # of the files, which answers what they are
     tables: TableOptions = field(default_factory=TableOptions)  # how tables are to be read
@@ -33,7 +33,7 @@ class OpenContext:
 
 
 def never(listing: Listing) -> float:
-    """The answer of a reader that has to be named."""
+    """The `sniff` of a reader that has to be named."""
     return NO
 
 
@@ -46,6 +46,6 @@ class Reader:
     open: Callable[[Sequence[Location], OpenContext], Source]
     """Opens files, in their order; notes and pictures may be among them. Raises BadData, BadMapping."""
     sniff: Callable[[Listing], float] = never
-    """From `NO` to `SURE`, how surely files are of this format; `--from auto` takes the surest, and of equals ours. Looks at
-    content and names, imports nothing that the files name. May raise BadData for files that it knows to be damaged."""
+    """From `NO` to `SURE`, how certainly files are of this format; `--from auto` takes the most certain, and ours on a tie.
+    Checks content and names, imports nothing that the files name. May raise BadData for files that it knows to be damaged."""
     takes_mapping: bool = False  # whether `--mapping` and `--rows-as-episodes` are for it

@@ -1,6 +1,6 @@
 """All readers by name: ours, those that other packages register, and those of a user's own Python file.
 
-`--from auto` asks every reader how sure it is (`Reader.sniff`). No file, manifest or run folder selects a plug-in by name.
+`--from auto` asks every reader how certain it is (`Reader.sniff`). No file, manifest or run folder selects a plug-in by name.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ OURS: Final = {
 def reader_named(name: str) -> Reader:
     """The reader that `--from` names: one of ours, a registered one, or `python:package.module:attribute`.
 
-    Raises UsageError for an unknown name, BadConfig for what is no reader, MissingPackage for one that cannot be imported.
+    Raises UsageError for an unknown name, BadConfig for an object that is not a reader, MissingPackage for one that cannot be
+    imported.
     """
     if name in OURS:
         return OURS[name]
@@ -115,7 +116,7 @@ def check_reader(name: str) -> None:
 def _loaded(registered: Plugin) -> Reader:
     found = registered.load()
     if not isinstance(found, Reader):
-        what = f"reader {registered.name!r} of the package {registered.package} is {found!r}, and no Reader"
+        what = f"reader {registered.name!r} of the package {registered.package} is {found!r}, not a Reader"
         raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.formats.reader.Reader")
     return found
 
@@ -127,7 +128,10 @@ class ReaderChoice:
     _others: list[tuple[Plugin, Reader]] | None = None  # None: not loaded yet
 
     def reader_for(self, listing: Listing) -> Reader:
-        """The reader that is surest of the files. Raises NoData where none is, BadData for files that nobody can read."""
+        """The reader that is most certain of the files.
+
+        Raises NoData where none is, BadData for files that no reader can read.
+        """
         errors: list[BadData] = []
         best, score = _surest_of_ours(listing, errors)
         if self._others is None:
@@ -135,10 +139,10 @@ class ReaderChoice:
         for asked in tuple(self._others):
             try:
                 sure = float(asked[1].sniff(listing))
-            except BadData as error:  # of damaged files, or of what our own look at them raised
+            except BadData as error:  # of damaged files, or of an error in our own check of them
                 errors.append(error)
                 continue
-            except Exception as error:  # noqa: BLE001  it is somebody's code, and any may come of it
+            except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
                 _log.warning("note: reader %r of the package %s raised %r", asked[0].name, asked[0].package, error)
                 self._others.remove(asked)
                 continue
@@ -152,7 +156,7 @@ class ReaderChoice:
 def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
     try:
         best = max(OURS.values(), key=lambda reader: reader.sniff(listing))
-    except BadData as error:  # another package's may know better
+    except BadData as error:  # a reader of another package may recognise them
         errors.append(error)
         return None, NO
     score = best.sniff(listing)
@@ -160,7 +164,7 @@ def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | N
 
 
 def _loaded_readers() -> Iterator[tuple[Plugin, Reader]]:
-    """Those of other packages; one that cannot be loaded was not asked for by name, and is a note."""
+    """Those of other packages; one that cannot be loaded was not named by the user, and is only logged."""
     for registered in plugins(READERS):
         try:
             yield registered, _loaded(registered)

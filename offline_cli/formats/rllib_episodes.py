@@ -1,7 +1,7 @@
-"""RLlib's episode recordings, one packed episode per row in Parquet column `item`; refuses files without that column.
+"""RLlib's episode recordings: one packed episode per row, in Parquet column `item`, which is required.
 
-The bytes are decoded by `episodes/codec`, many items at a time across files, because RLlib writes thousands of files of a
-few rows. Other columns, which our own `episodes` format has, are not read.
+The bytes are decoded by `episodes/codec`, many items at a time across files, because RLlib writes thousands of files of a few
+rows. Other columns, which our own `episodes` format has, are not read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RllibEpisodesSource(FileSource):
     format: ClassVar = "rllib-episodes"
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Batches of the episodes as they stand, a new one where their structure changes."""
+        """Batches of the episodes in file order, a new one where their structure changes."""
         self.done = 0
         decoder = BatchDecoder(rejects, tally)
         for chunk in chunks(
@@ -52,7 +52,7 @@ class RllibEpisodesSource(FileSource):
                 yield from self._decoded(decoder, items, chunk)
 
     def partitions(self, count: int) -> Sequence[RllibEpisodesSource]:
-        """See `Source`: each file says of its episodes all that there is to say."""
+        """See `Source`: each file is complete by itself."""
         return [self.over(part) for part in shares(self.files, count)]
 
     def _decoded(self, decoder: BatchDecoder, items: pa.ChunkedArray, chunk: Chunk) -> Iterator[Fragments]:

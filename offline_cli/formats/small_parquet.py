@@ -1,14 +1,12 @@
-"""One Parquet file as record batches of bounded size, in bounded memory; refuses nothing: Arrow's errors go to the caller.
+"""Parquet files as record batches in bounded memory: large ones row group by row group, small ones many at a time.
 
-Arrow's own way to read ahead keeps what it has read of all row groups until the last one is done: as much memory as the file is
-large. Row groups are read here in bunches of a few MiB, of remote files fetched beforehand; a row group that is larger by
-itself is read page by page.
-
-Parquet files of a few rows, by the hundred thousand: many of them read at once, from memory, by threads or processes.
-
-What such a file costs is not its bytes but everything around them: an open Python file, a task handed to a thread, a table of
-its own. So a thread is given many files at a time, reads each with one call, and joins their tables. It holds Python's lock for
-most of that, and a second thread hardly helps: of very many files, processes read their share.
+* `parquet_batches`: Arrow's own read-ahead keeps what it has read of all row groups until the last one is done: as much memory
+  as the file is large. Row groups are read here in bunches of a few MiB, of remote files prefetched; a row group that is larger
+  by itself is read page by page. Arrow's errors go to the caller.
+* `read_small_files`: files of a few rows, by the hundred thousand, read from memory by threads or processes. What such a file
+  costs is not its bytes but everything around them: an open Python file, a task handed to a thread, a table of its own. So a
+  thread is given many files at a time, reads each with one call, and joins their tables. It holds Python's lock for most of
+  that, and a second thread hardly helps: of very many files, processes read their share.
 """
 
 from __future__ import annotations
@@ -47,6 +45,20 @@ __all__ = [
 
 AT_ONCE = 32 << 20  # packed bytes of the wanted columns
 PAGES = 1 << 20  # packed bytes of one column, in a row group that is larger
+
+SMALL: Final = 64 << 10  # bytes that such files have on average
+LARGEST: Final = 512 << 10  # bytes of one that is read at once, and parsed from memory
+BUNCH: Final = 64  # files that are given to a thread at a time,
+BUNCH_BYTES: Final = 1 << 20  # and how many bytes of them,
+ROOM: Final = 8 << 20  # which may unfold to so many
+FEW: Final = 256  # files for which it does not pay
+MANY: Final = 5000  # files from which on processes pay
+SLOW_START: Final = 16  # files at once are one in so many of those before: a reader that stops early has not read many of them
+THREADS: Final = 2
+AHEAD: Final = 8  # bunches that wait for their turn
+
+ReadFile = Callable[[Location, bytes], pa.Table | None]
+"""The table of a file, of which these are the bytes; None: it is to be read in parts. Raises OfflineCliError."""
 
 
 def parquet_batches(
@@ -96,7 +108,7 @@ def one_ahead(batches: Iterator[pa.RecordBatch], scope: Scope) -> Iterator[pa.Re
 
 
 def validated(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`batch` itself. Raises ArrowInvalid for text that is not UTF-8, and for lists whose places go back."""
+    """`batch` itself. Raises ArrowInvalid for text that is not UTF-8, and for lists whose offsets decrease."""
     batch.validate(full=True)
     return batch
 
@@ -127,21 +139,6 @@ def _packed_bytes(group: Any, columns: Sequence[str] | None) -> int:
     return sum(chunk.total_compressed_size for chunk in chunks)
 
 
-SMALL: Final = 64 << 10  # bytes that such files have on average
-LARGEST: Final = 512 << 10  # bytes of one that is read at once, and parsed from memory
-BUNCH: Final = 64  # files that are given to a thread at a time,
-BUNCH_BYTES: Final = 1 << 20  # and how many bytes of them,
-ROOM: Final = 8 << 20  # which may unfold to so many
-FEW: Final = 256  # files that are not worth it
-MANY: Final = 5000  # files from which on processes pay
-SLOW_START: Final = 16  # files at once are one in so many of those before: who stops soon has not had many of them read
-THREADS: Final = 2
-AHEAD: Final = 8  # bunches that wait for their turn
-
-ReadFile = Callable[[Location, bytes], pa.Table | None]
-"""The table of a file, of which these are the bytes; None: it is to be read in parts. Raises OfflineCliError."""
-
-
 @dataclass(slots=True)
 class FewRows:
     """The rows of files that follow each other, all of the same columns."""
@@ -155,7 +152,7 @@ class FewRows:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file that is to be read by itself."""
+    """A file to be read by itself."""
 
     number: int  # among those of its bunch
 

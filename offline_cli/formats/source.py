@@ -1,17 +1,16 @@
-"""What the reader of a format offers: a `Source` of fragments of episodes, and what it declares about them.
+"""The interface of every reader: a `Source` of fragments of episodes, and what it declares about them.
 
 A reader knows its bytes and nothing of ids seen elsewhere. It yields `Fragments`, whose entries are whole episodes or pieces of
-them; `converting/stitching.py` alone puts pieces together. Of each entry a reader says
+them; `converting/stitching.py` alone joins pieces. For each entry a reader states
 
-* where it starts: at `t_started` of the batch, or, without timesteps, what stands before it in the source (`StartKind`);
+* where it starts: at `t_started` of the batch, or, without timesteps, what precedes it in the source (`StartKind`);
 * `terminated` and `truncated`, only where its own last step had the flag;
 * its final observation: the last row's next observation. Where the source has none, the last observation is repeated and
   `final_missing` is set; stitching takes the first observation of the next piece, or counts `missing-final-observation`;
 * its origin, where it is known: file and row, for messages.
 
-docs/extending.md has a reader of another package as an example.
-
-What all sources that are lists of files have in common.
+`FileSource` has what all sources that are lists of files share. docs/extending.md has a reader of another package as an
+example.
 """
 
 from __future__ import annotations
@@ -64,19 +63,21 @@ NORMALIZED_SCALE: Final = "normalized"
 UNKNOWN_SCALE: Final = "unknown"
 THE_SOURCE: Final = "the source"
 
+ASKED: Final = 64  # files elsewhere whose size is asked for, one request each
+
 
 class StartKind(IntEnum):
     """Where a fragment starts (`EpisodeBatch.start_kind`)."""
 
     AT_T = 0  # at timestep `t_started`
-    UNKNOWN = 1  # it begins an episode, or goes on with the open one of its id: rows of another one, or none, stand before it
-    CONTINUES = 2  # it goes on with the row right before it, of the same unfinished episode: a file ended between them
+    UNKNOWN = 1  # it begins an episode, or continues the open one of its id: rows of another one, or none, precede it
+    CONTINUES = 2  # it continues the row right before it, of the same unfinished episode: a file ended between them
     AFTER_END = 3  # as UNKNOWN, but the row before it is an end of its id, whose next observation is its first one
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where the fragments of one batch stand, cheap to make for many and turned into words only for a message."""
+    """The places of the fragments of one batch, cheap to make for many and turned into text only for a message."""
 
     files: tuple[str, ...]  # URLs
     file: NDArray[np.integer[Any]]  # (E,) index into `files`
@@ -87,7 +88,7 @@ class Origins:
         return Origins(self.files, self.file[entries], self.row[entries])
 
     def compact(self) -> Origins:
-        """In as few bytes as they can be: a reading keeps one for every episode."""
+        """As compact as possible: a reading keeps one for every episode."""
         file, row = (part.astype(np.min_scalar_type(part.max(initial=0))) for part in (self.file, self.row))
         return Origins(self.files, file, row)
 
@@ -97,7 +98,7 @@ class Origins:
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """Whole episodes, or pieces of them, as they stand in a source."""
+    """Whole episodes, or pieces of them, in the order of a source."""
 
     batch: EpisodeBatch  # (E,) entries; `t_started`, `start_kind` and `final_missing` say what pieces they are
     origins: Origins | None = None  # (E,); None: not known for these
@@ -111,11 +112,11 @@ class SourceInfo:
     location: str  # path or URL, for messages and provenance
     observation_space: Space | None = None
     action_space: Space | None = None
-    spaces_inferred: bool = False  # they were a guess of whoever wrote the source, and give way to those of an environment
+    spaces_inferred: bool = False  # they were inferred by the source's writer, and give way to those of an environment
     action_scale: str = UNKNOWN_SCALE  # of Box actions: `env`, `normalized` or `unknown`
     environment_id: str | None = None  # gymnasium's
     environment_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    said_by: str = THE_SOURCE  # who declares this, in words
+    said_by: str = THE_SOURCE  # who declares this, as text
     longest: int | None = None  # steps of the longest episode; None: not known
     commands: tuple[str, ...] = ()  # that made it, first to last
     columns: Mapping[str, str] | None = None  # of a mapped table: its columns by ours, for a preview
@@ -140,7 +141,7 @@ class ReadOptions:
     spaces: tuple[Space, Space] | None = None  # of the environment that the caller named: for sources without tuples or dtypes
     workers: int = datasets.WORKERS.default  # files read at a time, or processes
     limit: int | None = None  # episodes that the caller will take at most
-    on_progress: OnProgress = no_progress  # is told of work before the first episode
+    on_progress: OnProgress = no_progress  # is called about work before the first episode
 
 
 class Source(Protocol):
@@ -148,7 +149,7 @@ class Source(Protocol):
 
     @property
     def info(self) -> SourceInfo:
-        """What it declares; after `prepare`, with the spaces that it was told."""
+        """What it declares; after `prepare`, with the spaces that it was given."""
 
     @property
     def unit(self) -> str:
@@ -156,20 +157,20 @@ class Source(Protocol):
 
     @property
     def size(self) -> int | None:
-        """How much there is to read; None: it would take long to find out."""
+        """How much there is to read; None: finding out would take long."""
 
     @property
     def done(self) -> int:
         """How much of it has been read."""
 
     def prepare(self, options: ReadOptions) -> None:
-        """Take in how it is going to be read, before the first reading."""
+        """Receive the options of reading, before the first reading."""
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Fragments in the order of the source.
 
-        Counts rows and assumptions in `tally`, and hands every bad row to `rejects`, which raises where bad rows are errors.
-        What depends on whole episodes is not for a reader to count. Raises BadData, UnsafeData, StorageError.
+        Counts rows and assumptions in `tally`, and passes every bad row to `rejects`, which raises where bad rows are errors.
+        A reader does not count what depends on whole episodes. Raises BadData, UnsafeData, StorageError.
         """
 
     def partitions(self, count: int) -> Sequence[Self]:
@@ -178,9 +179,9 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Close what readings that were left half read hold open, in the thread that calls this; it can be read again after.
+        """Close what unfinished readings hold open, in the calling thread; the source can be read again after. A reading that
 
-        A reading that comes to its end, or to an error, closes its own. One that is dropped closes nothing: see `scopes`.
+        ends, or fails, closes its own files. One that is dropped closes nothing: see `scopes`.
         """
 
 
@@ -193,16 +194,13 @@ def shares(items: Sequence[T], count: int) -> list[Sequence[T]]:
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A source of which it costs much more to put episodes together than to look at their values; each leaf has one dtype."""
+    """A source whose values are much cheaper to scan than its episodes are to assemble; each leaf has one dtype."""
 
     def values(self) -> Generator[tuple[Tree, Tree], None, None]:
-        """All observations and actions, in any order, in the structure of its batches; counts nothing and refuses nothing."""
+        """All observations and actions, in any order, in the structure of its batches; counts nothing and rejects nothing."""
 
     def extra_dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """Of the extra model outputs, by dotted path of the leaf."""
-
-
-ASKED: Final = 64  # files elsewhere whose size is asked for, one request each
 
 
 class Openable(Protocol):
@@ -225,14 +223,14 @@ class Openable(Protocol):
 
 @dataclass(slots=True)
 class FileSource:
-    """Files in the order given, as a `Source` lacks only its `fragments`."""
+    """Files in the order given, as a `Source` without its `fragments`."""
 
     format: ClassVar[str] = "files"  # its name; each class has its own
 
     files: Sequence[Any]  # Location or any Openable
     location: InitVar[str]
-    declared: InitVar[SourceInfo | None] = None  # None: nothing is known but format and location
-    trusted: Mapping[str, Trust] = field(default_factory=dict)  # by path: what a manifest says of files, if one does
+    declared: InitVar[SourceInfo | None] = None  # None: only format and location are known
+    trusted: Mapping[str, Trust] = field(default_factory=dict)  # by path: the manifest's entries of files, if there is one
     info: SourceInfo = field(init=False)
     read_options: ReadOptions = field(default=ReadOptions(), init=False)
     unit: str = field(default=BYTES, init=False)
@@ -262,7 +260,7 @@ class FileSource:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files; None where it would take many requests to find out."""
+        """Bytes of all files; None where finding out would take many requests."""
         if len(self.files) > ASKED and not self.files[0].is_local:
             return None
         total: int = sum(file.size() for file in self.files)

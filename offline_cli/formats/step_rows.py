@@ -1,19 +1,14 @@
-"""Ids for the agents of one episode: each has an episode of its own, and no two episodes have one id; refuses nothing.
+"""Rows of steps, as arrays, to a batch of fragments: ids of agents, end flags, and where an episode may end.
 
-An agent's episode that shares its `eps_id` with another's is named `<eps_id>-<module>-<agent>`, and keeps `eps_id` as the id of
-the multi-agent episode.
-
-Whether one row goes on from another by its observations, whole columns at a time; refuses no values: NaN equals NaN.
-
-Which steps ended their episode, by the flags that a source has; refuses to choose in silence between flags that differ.
-
-Where there is no `terminateds`, an end that the legacy `dones` (or `done`) tells and that is no truncation is a termination.
-Beside `terminateds` the legacy column is not needed, and is only compared.
-
-Rows of steps, as arrays, to a batch of fragments; refuses nothing, it only cuts where an episode may end.
-
-The cut is made by whole arrays: where the id changes, after a row with an end flag, where a timestep does not follow the one
-before, and where a file ends unless the observations chain over it.
+* `SharedIds`, `agent_episode_id`: ids for the agents of one episode: each has an episode of its own, and no two episodes have
+  one id. An agent's episode that shares its `eps_id` with another's is named `<eps_id>-<module>-<agent>`, and keeps `eps_id` as
+  the id of the multi-agent episode.
+* `chained`: whether one row continues another by its observations, whole columns at a time; NaN equals NaN.
+* `end_flags`: which steps ended their episode. Where there is no `terminateds`, an end by the legacy `dones` (or `done`) that
+  is no truncation is a termination. Beside `terminateds` the legacy column is not needed, and is only compared; flags that
+  differ are never chosen between silently.
+* `fragments_of_rows`: cuts by whole arrays: where the id changes, after a row with an end flag, where a timestep does not
+  follow the one before, and where a file ends unless the observations chain over it.
 """
 
 from __future__ import annotations
@@ -50,6 +45,12 @@ NO_AGENT: Final = "default_agent"
 
 Pair = tuple[str | None, str | None]  # agent, module
 
+LEGACY: Final = (Columns.DONES, "done")
+END_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, *LEGACY)
+"""Every column that may mark an end."""
+
+LONG: Final = 1000  # rows of a run
+
 
 def agent_episode_id(eps_id: Any, module: str | None, agent: Any) -> str:
     """The id of one agent's episode, where several agents share `eps_id`."""
@@ -58,9 +59,9 @@ def agent_episode_id(eps_id: Any, module: str | None, agent: Any) -> str:
 
 @dataclass(slots=True)
 class SharedIds:
-    """Tells the agents of one source apart, whatever part of it has been seen.
+    """Distinguishes the agents of one source, whatever part of it has been seen.
 
-    Where the first rows have an `eps_id` of several agents, every id of the source names its agent. Where that is met only
+    Where the first rows have an `eps_id` of several agents, every id of the source names its agent. Where that is seen only
     later, ids passed on already stay as they are, and the further agents of an `eps_id` get names.
     """
 
@@ -98,16 +99,11 @@ def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(equal.all(axis=tuple(range(1, equal.ndim))))
 
 
-LEGACY: Final = (Columns.DONES, "done")
-END_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, *LEGACY)
-"""Every column that may tell an end."""
-
-
 def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(N,) terminateds and truncateds of the flags among `columns`.
 
-    Counts the terminations that only `dones` tells (`dones-as-terminateds`), and the steps where it says something else than
-    the flags beside it (`dones-disagree`).
+    Counts the terminations that only `dones` marks (`dones-as-terminateds`), and the steps where it contradicts the flags
+    beside it (`dones-disagree`).
     """
     read = {name: np.asarray(columns[name]).astype(np.bool_) for name in END_FLAGS if name in columns}
     none = np.zeros(rows, np.bool_)
@@ -121,9 +117,6 @@ def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> t
     for dones in legacy:
         tally.assume("dones-disagree", int((dones != (terminateds | truncateds)).sum()))
     return terminateds, truncateds
-
-
-LONG: Final = 1000  # rows of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +150,16 @@ class StepRows:
 
 
 def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[np.int64]:
-    """(N,) numbers of steps within their episode. Raises BadEpisode, naming the row, for one that is no number from 0 on."""
+    """(N,) numbers of steps within their episode. Raises BadEpisode, naming the row, for one that is not a number from 0 on."""
     with np.errstate(invalid="ignore"):  # what does not fit is found right here
         steps = values.astype(np.int64)
         bad = np.flatnonzero((steps != values) | (steps < 0))
     if len(bad):
         row = int(bad[0])
         raise BadEpisode(
-            f"column {Columns.T} holds {values[row]}, and not the number of a step",
+            f"column {Columns.T} holds {values[row]}, not the number of a step",
             where=where(row),
-            fix="count the steps of an episode from 0, or leave the column out where rows stand in order",
+            fix="count the steps of an episode from 0, or leave the column out where rows are in order",
         )
     return steps
 

@@ -1,20 +1,20 @@
-"""How Arrow reads our files: its threads see no Python file, and no bytes become Python objects.
+"""How Arrow reads our files: no thread of its own holds a Python file, and no bytes become Python objects.
 
-Arrow's own threads, which fetch column chunks and decode them, let go of a Python file, or of the bytes that it gave, some time
-after the caller has its result. One that does so while the interpreter ends is ended by force, in the middle of C++, and that
-aborts the process (`terminate called without an active exception`). So a file of this machine is read by Arrow itself; any
-other without Arrow's threads: one that no option keeps them from is waited for (`let_go`).
+Arrow's own threads, which fetch column chunks and decode them, release a Python file, or the bytes that it gave, some time
+after the caller has its result. A thread that does so while the interpreter shuts down is killed in the middle of C++, and that
+aborts the process (`terminate called without an active exception`). So Arrow opens files of this machine itself, and reads any
+other without its threads; where no option turns a thread off, we wait for it (`let_go`).
 
-Packages register extension types with Arrow (Ray its tensors, and Python objects). A column of Ray's pickled objects is
-unpickled by Ray wherever a value of it becomes a Python object, where ray is imported. So such columns never leave a reader of
-files: `without_objects` gives their bytes, as Arrow does where ray is not imported. Arrow gives a registered type the metadata
-that a file's columns carry, as soon as the schema is read, and lets through whatever the type makes of them: a TypeError of
-Ray's, for one. To the reader that is a broken file, as any other is.
+Packages register extension types with Arrow (Ray registers its tensors, and Python objects). Where ray is imported, Ray
+unpickles a column of its pickled objects as soon as a value of it becomes a Python object. So such columns never leave a reader
+of files: `without_objects` gives their bytes, as Arrow does where ray is not imported. Arrow passes the metadata of a file's
+columns to a registered type as soon as it reads the schema, and lets any exception of the type through: a TypeError of Ray's,
+for one. The reader reports a broken file, as for any other damage.
 
 Arrow's Python asks for a column chunk of a Parquet file (`row_group.column(i)`, and all that is built on it) without catching
-what C++ throws there: one changed byte in a footer, a histogram of the wrong length for instance, and the process is aborted.
-Arrow's reader builds the same chunks where it does catch. So `check_footer` has it read from a file that says it is long and
-ends at its first byte: it goes through all chunks, and finds no page in any of them.
+C++ exceptions: one changed byte in a footer, a histogram of the wrong length for instance, aborts the process. Arrow's reader
+builds the same chunks where it does catch. So `check_footer` gives it a file that claims to be long and ends at its first byte:
+it goes through all chunks, and finds no page in any of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing 
 PAUSE: Final = 0.0005  # seconds between two looks
 BUFFER: Final = 1 << 10  # bytes of a column chunk that are read at once, where none are there
 SHORTEST: Final = 0.00002  # the first: mostly they are done by then, and small files come by the thousand
-SIZE: Final = 1 << 40  # bytes that the file without bytes says it has: more than any offset that is meant seriously
+SIZE: Final = 1 << 40  # bytes that the file without bytes claims to have: more than any real offset
 TOO_SHORT: Final = "File too short"  # what Arrow says of a file that ends sooner than it said
 OBJECTS: Final = "ray.data.arrow_pickled_object"
 EXTENSION_NAME: Final = b"ARROW:extension:name"
@@ -60,12 +60,12 @@ def arrow_file(stream: Any) -> AbstractContextManager[Any]:
 
 
 def threads_may_read(source: Any) -> bool:
-    """Whether Arrow's threads may have `source`."""
+    """Whether Arrow's threads may read `source`."""
     return isinstance(source, pa.OSFile)
 
 
 def let_go(file: ReferenceType[Any]) -> None:
-    """Wait until Arrow has let go of a file that nothing else refers to any more."""
+    """Wait until Arrow has released a file that nothing else refers to."""
     until, pause = time.monotonic() + LONGEST, SHORTEST
     while file() is not None and time.monotonic() < until:
         time.sleep(pause)
@@ -130,7 +130,7 @@ def _check_slowly(metadata: pq.FileMetaData) -> None:
             raise
     finally:
         del file
-        let_go(gone)  # all chunks are asked for at once, by threads that go on after the first answer
+        let_go(gone)  # all chunks are asked for at once, by threads that continue after the first answer
 
 
 class _NoBytes(io.RawIOBase):

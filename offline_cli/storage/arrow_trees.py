@@ -1,8 +1,8 @@
-"""Trees of arrays as Arrow columns and back, types taken from the space or the array's dtype, never from values.
+"""Trees of arrays as Arrow columns and back; types come from the space or the array's dtype, never from values.
 
-Scalar leaves are primitive columns, 1-D leaves fixed_size_list, 2-D and more arrow.fixed_shape_tensor; Dict is a struct by
-key, Tuple a struct by '0', '1', ... whose field carries a mark, so that it comes back a tuple. Refuses leaves without
-elements, which Parquet cannot hold, and nulls. Everything moves as whole buffers.
+Scalar leaves are primitive columns, 1-D leaves fixed_size_list, 2-D and more arrow.fixed_shape_tensor; Dict is a struct by key,
+Tuple a struct by '0', '1', ... whose field carries a mark, so that it is read back as a tuple. Leaves without elements, which
+Parquet cannot hold, and nulls raise. Everything moves as whole buffers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Secrets in command lines, URLs and the words of clients, blanked out by the names they stand under.
+"""Blanks secrets in command lines, URLs and error texts of clients, by the names beside them.
 
-What is kept of a command (a manifest's provenance, the note of a writer) and what an error says may be read by more
-people than may read the storage. The list of names is in docs/storage.md. A plural of things that are counted
-(`max_tokens`) and a plain `key` are no secrets.
+More people may read what is kept of a command (a manifest's provenance, a writer's note) and what an error says than may read
+the storage. docs/storage.md lists the names. A plural of things that are counted (`max_tokens`) and a plain `key` are not
+secrets.
 """
 
 from __future__ import annotations
@@ -35,14 +35,32 @@ _SECRET: Final = re.compile(
     r"|service|session|shared|signing|storage|aws)_key(?:_|$)"
 )
 
+_OPTION: Final = "--storage-option"
+_ENV_KWARGS: Final = "--env-kwargs"
+SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
+_CALLED: Final = "offline_cli, called from Python"
+_PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
+_IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
+_IN_BUCKET_URL: Final = re.compile(rf"\b({'|'.join(sorted(buckets()))})://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
+_IN_URL: Final = re.compile(r"://[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@")
+_WITH_SLASH: Final = re.compile(r"://(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@")  # a port and a path are no password
+_IN_TEXT: Final = (
+    (_IN_BUCKET_URL, rf"\1://{BLANK}@"),
+    (_IN_URL, f"://{BLANK}@"),
+    (_WITH_SLASH, f"://{BLANK}@"),
+    (_IN_CONNECTION_STRING, rf"\1={BLANK}"),
+)
+_IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
+_IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]|\\.)*)(?=\4)""")
+
 
 def looks_secret(name: str) -> bool:
-    """Whether what has this name is to be blanked out, in whatever way its words are put together."""
+    """Whether a value of this name is secret, however the words of the name are joined."""
     return _SECRET.search(re.sub(r"[^a-z0-9]+", "_", _CAMEL.sub("_", name).lower())) is not None
 
 
 def blanked_values(value: Any) -> Any:
-    """Plain JSON values with `***` for what stands under such a key; truth values and null stay, for they say nothing."""
+    """Plain JSON values with `***` for the value of such a key; booleans and null stay, because they reveal nothing."""
     if isinstance(value, Mapping):
         return {key: _blanked_under(key, part) for key, part in value.items()}
     return [blanked_values(part) for part in value] if isinstance(value, list) else value
@@ -63,25 +81,6 @@ def blanked_keys(value: Any, within: str = "") -> list[str]:
     return found
 
 
-_OPTION: Final = "--storage-option"
-_ENV_KWARGS: Final = "--env-kwargs"
-SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
-_CALLED: Final = "offline_cli, called from Python"
-_PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
-_IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
-_IN_BUCKET_URL: Final = re.compile(rf"\b({'|'.join(sorted(buckets()))})://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
-_IN_URL: Final = re.compile(r"://[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@")
-_WITH_SLASH: Final = re.compile(r"://(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@")  # a port and a path are no password
-_IN_TEXT: Final = (
-    (_IN_BUCKET_URL, rf"\1://{BLANK}@"),
-    (_IN_URL, f"://{BLANK}@"),
-    (_WITH_SLASH, f"://{BLANK}@"),
-    (_IN_CONNECTION_STRING, rf"\1={BLANK}"),
-)
-_IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
-_IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]|\\.)*)(?=\4)""")
-
-
 def blanked(text: str) -> str:
     """`text` without passwords in URLs, secret parts of query strings and of JSON, and keys of connection strings."""
     for pattern, instead in _IN_TEXT:
@@ -96,7 +95,7 @@ def _is_secret_in_query(name: str) -> bool:
 
 def blanked_args(args: Sequence[str]) -> tuple[str, ...]:
     """The words of a command line without the values of storage options, of options whose names look secret and of arguments
-    of environments, which a manifest has elsewhere; and without what `blanked` blanks out.
+    of environments, which a manifest stores elsewhere; and without what `blanked` blanks out.
     """
     words, before = list[str](), ""
     for arg, lead, pair in _with_pairs(args):
@@ -131,7 +130,7 @@ def _is_secret_option(word: str) -> bool:
 
 def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
     """The values of storage options whose names say that they are secret, keys in connection strings, and passwords in URLs;
-    longest first."""
+    the longest first."""
     given = [pair.partition("=") for _, _, pair in _with_pairs(args) if pair is not None]
     found = {secret for name, _, value in given for form in (value, _of_json(value)) for secret in _secrets_in(name, form)}
     found |= {part for value in found for name, part in _IN_CONNECTION_STRING.findall(value)}
@@ -148,7 +147,7 @@ def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
 
 
 def _secrets_in(name: str, value: Any) -> Iterator[str]:
-    """The text of an option, if its name says that it is secret; of several in one, those whose own names say so."""
+    """The text of an option with a secret name; of several in one, those with secret names."""
     if isinstance(value, dict):
         for inner, part in value.items():
             yield from _secrets_in(inner, part)
@@ -157,7 +156,7 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def _secrets_of_word(word: str, before: str) -> Iterator[str]:
-    """What is blanked in a word by its name: of an option, in a query string, in JSON."""
+    """The secrets in a word, by their names: of an option, in a query string, in JSON."""
     name, mark, value = word.partition("=")
     if _is_secret_option(before) and not word.startswith("--"):
         yield word
@@ -186,7 +185,7 @@ def _passwords_in(text: str) -> Iterator[str]:
 
 
 def _of_json(text: str) -> Any:
-    """What an option's text stands for where it is JSON: clients get that, and may repeat it."""
+    """The value of an option's text where it is JSON: clients get it, and may repeat it."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -194,7 +193,7 @@ def _of_json(text: str) -> Any:
 
 
 def this_command() -> str:
-    """What stands for the command where a program calls us: its own arguments are its own affair."""
+    """The command to record where a program calls us: its own arguments are private."""
     return _CALLED
 
 

@@ -1,22 +1,20 @@
-"""Room in the folder of a cache: the blocks that have not been used for longest go; refuses to wait for another process at it.
+"""Local cache of remote files: blocks of 1 MiB on disk, removed least recently used first.
 
-Looking takes a listing of the folder, so it is done when a share of the bound has been written since, and leaves as much room:
-one process never goes beyond the bound, and several together by little.
+* `RemoteCache`, `CachedFile`: what is read of a remote file, through the cache. Reading some columns of a large file keeps
+  their blocks only. A block belongs to one version of a file: its address, its size and the ETag that the store reports; a
+  changed file is another one, so bytes of two versions never mix. Each block carries a checksum, and one that does not match is
+  fetched again. Fetched blocks are kept only once the store, asked again, still has that version: a file that changes while it
+  is read leaves nothing here.
+* `Room`: the bound on the folder. Counting takes a listing of the folder, so it happens whenever a share of the bound has been
+  written since, and frees as much again: one process never exceeds the bound, and several together exceed it by little. One
+  process at a time removes blocks; no other waits for it.
 
-The folder is one that the user names, and may hold more. What goes has the name of a block in the place of one, ends as blocks
-do, and is a file. Links are not followed, and what does not end so stays.
+Any number of processes may use one folder. A block gets its name when it is complete, and one that is removed while somebody
+reads it stays readable. A folder that cannot be written to, or a full disk, turns the cache off with a warning and never fails
+the command. Names in the folder are hashes: they contain no address and no credential.
 
-A folder of this machine that keeps what was fetched of remote files; refuses to give bytes of any other version of them.
-
-Files are kept in blocks of 1 MiB, so that reading some columns of a large file keeps these. A block belongs to one version of
-a file: its address, its size and the ETag that the store gives; a file that has changed is another one. Its bytes are kept with
-a checksum, and one that does not fit is fetched again. What has been fetched is kept only once the store, asked again, still
-has that version: a file that changes while it is read leaves nothing here.
-
-Any number of processes may use one folder. Blocks appear under their names when they are complete, and one that is removed
-while it is read stays readable. Blocks that have not been used for longest go first when there are more bytes than there
-may be; one process at a time looks after that. A folder that cannot be written to, or a full disk, ends the keeping with a
-warning, never the work. Names in the folder are hashes: no address is in it, nor any credential.
+The user names the folder, and it may hold other files. Only a regular file is removed that has the name of a block in a block's
+place and ends with a block's trailer. Links are not followed.
 """
 
 from __future__ import annotations
@@ -46,12 +44,22 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-SHARE: Final = 32  # of the bound, that may be written before somebody looks again
+SHARE: Final = 32  # of the bound, that may be written before the folder is listed again
 MAGIC: Final = b"ocb1"  # before the CRC-32 at the end of a block
 NAMES: Final = tuple(re.compile(name, re.ASCII) for name in ("[0-9a-f]{2}", "[0-9a-f]{62}", "[0-9]{1,12}"))
 """Of a block, and of the folders that it lies in."""
 UNFINISHED: Final = re.compile(r"[0-9]+(-[0-9]+){2,3}", re.ASCII)
-LEFT_AFTER: Final = 3600.0  # seconds, after which a block that nobody finished is taken for left behind
+LEFT_AFTER: Final = 3600.0  # seconds, after which an unfinished block counts as abandoned
+
+BLOCK: Final = 1 << 20
+SIZE: Final = 10 << 30  # bytes that a cache may take by default
+KEEP_EVERY: Final = 64 << 20  # bytes fetched of a file, after which the store is asked whether it has changed
+USED_AGAIN: Final = 60.0  # seconds within which a second use is not noted
+TRAILER: Final = struct.Struct("<4sI")  # after the bytes of a block: what this is, their CRC-32
+
+_log = logging.getLogger(__name__)
+
+Get = Callable[[int, int], bytes]
 
 
 class Room:
@@ -60,10 +68,10 @@ class Room:
     def __init__(self, folder: Path, blocks: Path, unfinished: Path, size: int) -> None:
         self._folder, self._blocks, self._unfinished, self._size = folder, blocks, unfinished, size
         self._lock = threading.Lock()
-        self._taken = size  # so that the first to write looks
+        self._taken = size  # so that the first to write lists the folder
 
     def make_for(self, size: int) -> None:
-        """Make room for `size` bytes that are about to be added, if it is time to look."""
+        """Make room for `size` bytes that are about to be added, if it is time to list the folder."""
         with self._lock:
             self._taken += size
             if self._taken <= self._size // SHARE:
@@ -91,7 +99,7 @@ class Room:
                 os.rmdir(os.path.dirname(block))
 
     def _sweep(self) -> None:
-        """Remove what processes that died left unfinished."""
+        """Remove unfinished blocks of processes that died."""
         if os.path.islink(self._unfinished):
             return
         with suppress(OSError), os.scandir(self._unfinished) as entries:
@@ -103,7 +111,7 @@ class Room:
 
 
 def _blocks(folder: Path | str, level: int = 0) -> Iterator[tuple[float, int, str]]:
-    """(last use, bytes, path) of each file with the name of a block; those that go meanwhile are left out."""
+    """(last use, bytes, path) of each file with the name of a block; those that disappear meanwhile are left out."""
     if os.path.islink(folder):
         return
     with suppress(OSError), os.scandir(folder) as entries:
@@ -119,7 +127,7 @@ def _blocks(folder: Path | str, level: int = 0) -> Iterator[tuple[float, int, st
 
 
 def _is_block(path: str) -> bool:
-    """Whether the file ends as a block does."""
+    """Whether the file ends with a block's trailer."""
     try:
         with open(path, "rb") as file:
             file.seek(-2 * len(MAGIC), os.SEEK_END)
@@ -130,7 +138,7 @@ def _is_block(path: str) -> bool:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[bool]:
-    """Whether no other process is in here; where nobody can know, all may be: they remove the same blocks."""
+    """Whether this process alone may remove blocks; without file locks, all may: they remove the same blocks."""
     try:
         handle = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
@@ -151,17 +159,6 @@ def _locked(handle: int) -> bool:
         except OSError:  # a network disk without locks
             return True
     return True
-
-
-BLOCK: Final = 1 << 20
-SIZE: Final = 10 << 30  # bytes that a cache may take, unless told otherwise
-KEEP_EVERY: Final = 64 << 20  # bytes fetched of a file, after which the store is asked whether it has changed
-USED_AGAIN: Final = 60.0  # seconds within which a second use is not noted
-TRAILER: Final = struct.Struct("<4sI")  # after the bytes of a block: what this is, their CRC-32
-
-_log = logging.getLogger(__name__)
-
-Get = Callable[[int, int], bytes]
 
 
 @once
@@ -195,7 +192,7 @@ class RemoteCache:
     def file(self, address: Iterable[str], version: str, size: int, get: Get, still: Callable[[], bool]) -> CachedFile:
         """One version of a remote file of `size` bytes, whose ranges `get` fetches.
 
-        `address`: what tells it from any other file. `still`: whether the store has that version now.
+        `address`: what distinguishes it from any other file. `still`: whether the store has that version now.
         """
         name = hashlib.sha256(json.dumps([*address, version, size]).encode()).hexdigest()
         return CachedFile(self, self._blocks / name[:2] / name[2:], size, get, still)
@@ -220,7 +217,7 @@ class RemoteCache:
         return True
 
     def write(self, data: memoryview) -> Path | None:
-        """`data` in a file of its own that nobody reads yet; None where that is not possible."""
+        """`data` in a temporary file that nobody reads yet; None where that is not possible."""
         if not self._keeps:
             return None
         with self._lock:
@@ -254,7 +251,7 @@ class RemoteCache:
     def _give_up(self, err: OSError) -> None:
         if self._keeps:
             self._keeps = False
-            text = "warning: nothing more is kept in the cache %s: %s; the work goes on without it"
+            text = "warning: nothing more is written to the cache %s: %s; the command continues without it"
             _log.warning(text, self.folder, err.strerror or err)
 
 

@@ -1,22 +1,20 @@
-"""Options for the client of a storage (`--storage-option`), checked by name before any request.
+"""Filesystem clients by URL, and their options (`--storage-option`), checked by name before any request.
 
-Clients pass on what they do not know, to fail at their first request or never. One set of options serves all places of a
-command: each gets those that it takes, and one that none takes is an error. Three options are ours, and every place takes
-them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that keeps what is read of
-remote files; and `cache_size`, the bytes that it may take.
+Clients pass on options that they do not know, which then fail at the first request or never. One set of options serves all
+places of a command: each place gets those that it takes, and an option that no place takes is an error. Three options are ours,
+and every place takes them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that caches
+remote files; and `cache_size`, its limit in bytes.
 
-Inner options (`client_kwargs`, `config_kwargs`, `session_kwargs`) are handed on to the library below the client, which
-fails in words of its own, or tries again until the time is over. Their keys are compared with what that library takes.
+Inner options (`client_kwargs`, `config_kwargs`, `session_kwargs`) go to the library below the client, which reports a wrong one
+in its own words, or retries until the time is over. Their keys are checked against what that library takes.
 
-Filesystems by URL, made under the watchdog, and those that a program hands over.
+Making a client may take long, because Google's and Azure's look for credentials then, on the network too; so it runs under the
+watchdog. fsspec caches clients by the thread that made them, so one thread makes all; another replaces it where it does not
+answer.
 
-Making a client may take long: Google's and Azure's look for credentials then, on the network too. fsspec keeps clients by
-the thread that they were made in, so all are made in one, as long as that answers: where it does not, another takes its
-place.
-
-Of filesystems that are handed over, what is really a disk of this machine, however it is wrapped, becomes fsspec's local
-filesystem: its files are written by rename, which `pyarrow.fs` cannot promise. The others of `pyarrow.fs` are wrapped as
-they are.
+A program may also pass a filesystem. One that is really a disk of this machine, however it is wrapped, becomes fsspec's local
+filesystem, whose files are written by rename, which `pyarrow.fs` cannot promise. Other filesystems of `pyarrow.fs` are wrapped
+as they are.
 """
 
 from __future__ import annotations
@@ -62,9 +60,22 @@ FIX: Final = (
     """client_kwargs takes a JSON object by the names of the library below: 'client_kwargs={"region_name": "eu-west-1"}'"""
 )
 
+TIME_LIMIT: Final = "time_limit"
+CACHE: Final = "cache"
+CACHE_SIZE: Final = "cache_size"
+OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
+
+OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
+
+_quiet: set[str] = set()  # clients whose logs have a handler
+
+_Made: TypeAlias = "tuple[Any, str]"
+
+_makers: list[_Maker] = []  # the last one is running; those before it never answered
+
 
 def check_inner_options(scheme: str, options: Mapping[str, Any], url: str) -> None:
-    """Raise BadConfig, with every mistake, for inner options that the client for a `scheme` cannot hand on."""
+    """Raise BadConfig, with every mistake, for inner options that the client for a `scheme` cannot pass on."""
     taken = provider_of(scheme).inner_options
     inner = {name: value for name, value in options.items() if name.endswith(ENDING) and value is not None}
     problems = [problem for name, value in inner.items() for problem in _wrong(name, value, taken.get(name))]
@@ -80,7 +91,7 @@ def check_inner_options(scheme: str, options: Mapping[str, Any], url: str) -> No
 
 
 def refused_inner_option(options: Any, error: Exception, url: str) -> BadConfig | None:
-    """What `error`, raised by a client's own code over its arguments, says of inner options; None where it has none."""
+    """The error for inner options where a client's own code raised `error` over its arguments; None where it has none."""
     given = [name for name in options if name.endswith(ENDING)] if isinstance(options, Mapping) else []
     if not given:
         return None
@@ -90,7 +101,7 @@ def refused_inner_option(options: Any, error: Exception, url: str) -> BadConfig 
 
 def _wrong(option: str, value: Any, taken: InnerOptions | None) -> Iterator[str]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        yield f"{option}: {type(value).__name__}, and no object of names and values"
+        yield f"{option}: {type(value).__name__}, not an object of names and values"
         return
     if taken is None:
         return
@@ -103,15 +114,7 @@ def _wrong(option: str, value: Any, taken: InnerOptions | None) -> Iterator[str]
                 f"did you mean {near}?" if near in known else f"there is {', '.join(sorted(known))}"
             )
         elif kinds is not None and not (inner is None or isinstance(inner, kinds)):
-            yield f"{option}: {name} is of {type(inner).__name__}, and no {'truth value' if bool in kinds else 'text'}"
-
-
-TIME_LIMIT: Final = "time_limit"
-CACHE: Final = "cache"
-CACHE_SIZE: Final = "cache_size"
-OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
-
-OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
+            yield f"{option}: {name} is {type(inner).__name__}, not {'a truth value' if bool in kinds else 'text'}"
 
 
 def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:
@@ -177,46 +180,40 @@ def _unknown(name: str, places: list[str], known: frozenset[str]) -> UsageError:
 
 
 def patience_of(options: Mapping[str, Any] | None) -> Patience:
-    """How long requests may take, by `options`. Raises UsageError for what is no number of seconds."""
+    """How long requests may take, by `options`. Raises UsageError for a value that is not a number of seconds."""
     seconds = (options or {}).get(TIME_LIMIT)
     if seconds is None:
         return Patience()
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         fix = f"a number of seconds, such as {TIME_LIMIT}=300"
-        raise UsageError(f"{seconds!r} is no time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
+        raise UsageError(f"{seconds!r} is not a time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
     return Patience(float(seconds))
 
 
 def cache_of(options: Mapping[str, Any] | None) -> RemoteCache | None:
-    """Where files read from remote places are kept, by `options`; None: nowhere.
+    """The cache of remote files that `options` name; None: none.
 
-    Raises UsageError for what is no local folder or no number of bytes, StorageError where the folder cannot be made.
+    Raises UsageError for a value that is not a local folder or a number of bytes, StorageError where the folder cannot be made.
     """
     folder, size = (options or {}).get(CACHE), (options or {}).get(CACHE_SIZE, SIZE)
     if folder is None:
         return None
     if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "://" in str(folder):
         fix = "a folder of this machine, such as ~/.cache/offline-cli"
-        raise UsageError(f"{folder!r} is no local folder", where="--cache", fix=fix)
+        raise UsageError(f"{folder!r} is not a local folder", where="--cache", fix=fix)
     if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-        raise UsageError(f"{size!r} is no number of bytes", where="--cache-size", fix="for example --cache-size 50GiB")
+        raise UsageError(f"{size!r} is not a number of bytes", where="--cache-size", fix="for example --cache-size 50GiB")
     return cache_at(str(Path(folder).expanduser().absolute()), size)
 
 
-_quiet: set[str] = set()  # clients whose logs have a handler
-
-
 def quiet_clients() -> None:
-    """Keep what clients log off stderr, tracebacks of every retry among it, unless somebody has set up logging.
+    """Keep what clients log off stderr, including tracebacks of every retry, unless logging is configured.
 
-    Without any handler Python writes warnings to stderr; handlers that a program installs get the records as ever.
+    Without any handler Python writes warnings to stderr; handlers that a program installs get the records as usual.
     """
     for name in sorted({"asyncio", *client_packages()} - _quiet):
         logging.getLogger(name).addHandler(logging.NullHandler())
         _quiet.add(name)
-
-
-_Made: TypeAlias = "tuple[Any, str]"
 
 
 class _Maker:
@@ -245,9 +242,6 @@ class _Maker:
                 made.set_result(url_to_fs(url, **options))
             except BaseException as error:  # noqa: BLE001  raised again by whoever asked
                 made.set_exception(error)
-
-
-_makers: list[_Maker] = []  # the last one is at work; those before it never answered
 
 
 def client_for(url: str, options: Mapping[str, Any], patience: Patience) -> _Made:
@@ -281,4 +275,4 @@ def place_in(filesystem: Any, path: str) -> tuple[Any, str, str]:
         inner = str(filesystem._strip_protocol(path))
         return filesystem, inner, path if isinstance(filesystem, LocalFileSystem) else str(filesystem.unstrip_protocol(inner))
     fix = "give a filesystem of fsspec or pyarrow.fs"
-    raise UsageError(f"{type(filesystem).__name__} is no filesystem", where=path, fix=fix)
+    raise UsageError(f"{type(filesystem).__name__} is not a filesystem", where=path, fix=fix)

@@ -1,4 +1,7 @@
-"""Reading a committed dataset: exactly the shards that its manifest lists; refuses one that is not committed, or broken."""
+"""Reads a committed dataset: exactly the shards that its manifest lists.
+
+A folder without a manifest, or with a broken one, raises.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-
 class Dataset:
     """One committed dataset.
 
-    It holds nothing open, so that its end as a context manager has nothing to do; a reading (`batches`) is one of its own.
+    It holds nothing open, so that leaving it as a context manager does nothing; `batches` is a context of its own.
     """
 
     location: Location  # its folder
@@ -82,10 +85,10 @@ class Dataset:
 
         `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
         and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
-        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, cut or changed, also
-        where only its sha256 shows it: after its last batch, and in a bucket only where all columns are read;
+        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or changed,
+        also where only its sha256 shows it: after its last batch, and in a bucket only where all columns are read;
         MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
-        Whoever does not read to the end uses it with `with`, or calls its `close`.
+        A caller that does not read to the end uses it with `with`, or calls its `close`.
         """
         return Reading(lambda scope: self._batches(columns, target_steps, memory_limit, scope))
 
@@ -123,7 +126,7 @@ class Dataset:
         self, shard: Shard, reader: ShardReader, trust: Trust, coming: ShardsAhead | None, scope: Scope
     ) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
-        whole = reader.keep is None or not place.is_in_bucket  # in a bucket, columns that nobody wants would have to come
+        whole = reader.keep is None or not place.is_in_bucket  # in a bucket, unneeded columns would have to be fetched
         moved = partial(replaced_place, self.location)
         opening = (
             opened(place, size=shard.bytes, moved=moved, trust=trust if whole else None) if coming is None else coming.turn()
@@ -133,7 +136,7 @@ class Dataset:
             steps += batch.num_steps
             yield batch
             if coming is not None:
-                coming.advance()  # not before: who looks at the first episodes alone needs no other shard
+                coming.advance()  # not before: a reader of the first episodes alone needs no other shard
         if episodes != shard.episodes:
             what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
             raise BadData(what, where=place.url, fix=FIX)
@@ -141,7 +144,7 @@ class Dataset:
             raise BadData(f"the shard holds {steps} steps, its manifest says {shard.steps}", where=place.url, fix=FIX)
 
     def _overwritten(self, shard: Shard) -> BadData | None:
-        """What to say of a shard that could not be read, if another dataset is here by now."""
+        """The error of a shard that could not be read, if another dataset is here by now."""
         place, listed = self.location.join(shard.path), listed_paths(whole_file(self.location.join(MANIFEST)))
         kept = replaced_place(self.location, place)
         if not listed or shard.path in listed or place.exists() or (kept is not None and kept.exists()):
@@ -150,7 +153,7 @@ class Dataset:
         return BadData(what, where=place.url, fix="run the same again: it reads the dataset that is here now")
 
     def refuse_unexplained(self) -> None:
-        """Raise BadData for `complete: false` that nothing else in the manifest bears out.
+        """Raise BadData for `complete: false` that nothing else in the manifest explains.
 
         A dataset that was committed before it was complete has the note of its writer, one that was repaired says so.
         """

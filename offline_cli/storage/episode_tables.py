@@ -1,7 +1,7 @@
 """EpisodeBatch to Arrow table of the `episodes` format and back: one row per episode, its bytes and a few plain columns.
 
-The bytes are `episodes.codec`'s; the plain columns are for other tools to filter by and are not read back. Refuses rows
-without bytes.
+`episodes.codec` makes the bytes; the plain columns are for other tools to filter by and are not read back. A row without bytes
+raises.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def from_table(
 def _refuse_others(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None, where: str) -> None:
     """Raise BadData where the episodes themselves say other spaces than their manifest.
 
-    Bounds of observations may differ: who wrote through the library may have given others with the episodes. Those of actions
-    decide what an action stands for.
+    Bounds of observations may differ: a program that wrote through the library may have given others with the episodes. Those
+    of actions decide what an action stands for.
     """
     pairs = (
         ("observation", batch.observation_space, observation_space, lambda own, said: describe(own) == describe(said)),

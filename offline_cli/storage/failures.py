@@ -1,11 +1,11 @@
-"""Failures of storage in one language: what a filesystem or a cloud client raises becomes StorageError; our bugs do not.
+"""Failures of storage in one language: exceptions of a filesystem or cloud client become StorageError; our bugs do not.
 
-Cloud clients raise classes of their own (botocore's NoCredentialsError, azure's HttpResponseError) that are no OSError;
-they are recognised by the package that they come from, so that no client has to be imported to be caught.
+Cloud clients raise classes of their own (botocore's NoCredentialsError, azure's HttpResponseError) that are no OSError; they
+are recognised by the package that they come from, so that no client has to be imported to be caught.
 
-What a provider means is looked up in its record (`providers.py`). Clients wrap the provider's answer: s3fs in an OSError
-whose cause is botocore's, adlfs in a RuntimeError, pyarrow in text. So the whole chain of causes is looked through for a
-code, innermost last, and the first known one decides. Nothing is guessed of an unknown code.
+A provider's error codes are looked up in its record (`providers.py`). Clients wrap the provider's answer: s3fs in an OSError
+whose cause is botocore's, adlfs in a RuntimeError, pyarrow in text. So the whole chain of causes is searched for a code,
+innermost last, and the first known one decides. An unknown code is never guessed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from offline_cli.storage.providers import Fault, Provider, client_packages, know
 from offline_cli.storage.timeouts import NoAnswer
 
 __all__ = ["bucket_of", "explained", "from_a_client", "has_code", "no_bucket", "set_up", "storage_failures"]
+
+COMMON = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ _MEANINGS: Final = {
     Fault.BAD_NAME: _Meaning("{bucket!r} cannot be the name of a {container}", "check the name, which ends at the first slash"),
     Fault.WRONG_CLOCK: _Meaning("the storage refused the request's time", "set the clock of this machine"),
     Fault.DENIED: _Meaning("access was denied", "ask for permission on this place, or use other credentials: set {set_up}"),
-    Fault.ANONYMOUS: _Meaning("the storage wants credentials, and got none that it takes", "set {set_up}"),
+    Fault.ANONYMOUS: _Meaning("the storage wants credentials, and got none that it accepts", "set {set_up}"),
     Fault.BUSY: _Meaning("the storage is overloaded, or not available", "run the command again in a while"),
     Fault.UNREACHABLE: _Meaning("the storage cannot be reached", "check the network, and the endpoint or account name"),
 }
@@ -77,7 +80,7 @@ def _words() -> _Words:
 
 
 def explained(error: Exception, url: str, doing: str) -> StorageError | None:
-    """`error` as what the provider meant by it, naming `url`; None where its codes say nothing known."""
+    """`error` translated by the provider's codes, naming `url`; None where its codes are unknown."""
     for one in causes(error):
         for code in _codes(one):
             if code in _words().codes:
@@ -97,7 +100,7 @@ def set_up(url: str) -> str:
 
 
 def has_code(error: Exception) -> bool:
-    """Whether the provider said what is wrong in a word of its own that is no riddle; answers without a body (HEAD) lack it."""
+    """Whether the provider named what is wrong by a code of its own; answers without a body (HEAD) have none."""
     words = _words()
     said = {code for one in causes(error) for code in _codes(one) if code in words.codes and not code.isdigit()}
     return bool(said) and (said.isdisjoint(words.vague) or any(map(words.telling.fullmatch, said)))
@@ -109,7 +112,7 @@ def bucket_of(url: str) -> str:
 
 
 def _codes(error: Any) -> Iterator[str]:
-    """What names `error` to its provider, the most telling first."""
+    """The names of `error` in its provider's records, the most specific first."""
     if match := _words().telling.search(str(error)):
         yield match.group()
     response = getattr(error, "response", None)
@@ -139,7 +142,7 @@ def _container(url: str) -> str:
 
 
 def _region(cause: Any) -> str:
-    """The region that S3 says is right, if it does."""
+    """The region that S3 says is right, if any."""
     response = getattr(cause, "response", None)
     region = response.get("Error", {}).get("Region") if isinstance(response, dict) else None
     return f": {region}" if region else ""
@@ -149,10 +152,6 @@ def _said(cause: Any) -> str:
     """The provider's own words, first line, in brackets."""
     lines = str(cause).strip().splitlines()
     return f" ({blanked(lines[0])[:300]})" if lines else ""
-
-
-COMMON = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @contextmanager
@@ -180,7 +179,7 @@ def storage_failures(url: str, doing: str) -> Iterator[None]:
 
 def _of_no_answer(err: NoAnswer, url: str, doing: str) -> StorageError:
     fix = f"check network and endpoint, or set {set_up(url)}; --storage-option time_limit=SECONDS waits longer"
-    what = f"{doing} failed: the storage gave no good answer within {err.seconds:g} s"
+    what = f"{doing} failed: the storage timed out after {err.seconds:g} s"
     return StorageError(what, where=url, fix=fix)
 
 

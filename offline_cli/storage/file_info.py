@@ -1,8 +1,8 @@
 """What is known of a remote file while a source is read: its size and version, asked once, and the bytes of a small one.
 
-Small files that were listed together are fetched ahead of their reader, `FILES_AHEAD` at a time, once two of them were read in
-the listing's order. Bytes are kept as long as the place that they belong to, up to `KEPT` bytes in a process; what has no room
-is kept until others were read, and fetched again by who reads it after that.
+Small files that were listed together are prefetched, `FILES_AHEAD` at a time, once two of them were read in the listing's
+order. Bytes are kept as long as the place that they belong to, up to `KEPT` bytes in a process. Bytes that do not fit stay
+until other files were read; after that, a reader fetches them again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEPT_LAST: Final = 8 << 20  # bytes of those read last, where these have no room
 FILES_AHEAD: Final = 8  # small files under way at once: more than clients have connections for would only queue
 
 Fetch: TypeAlias = "Callable[[str, FileInfo], Coming]"
-"""Begins to fetch all of the file that a listing calls so."""
+"""Begins to fetch all of the file that has this name in the listing."""
 
 
 class _Held:
@@ -95,7 +95,7 @@ class FileInfo:
     __slots__ = ("__weakref__", "_coming", "_data", "_lock", "found", "index", "listing")
 
     def __init__(self, found: Mapping[str, Any] | None = None) -> None:
-        self.found = found  # what the filesystem says: `size`, `type`, and more by client; None: not asked yet
+        self.found = found  # the filesystem's record: `size`, `type`, and more by client; None: not asked yet
         self.listing: Listing | None = None
         self.index = 0  # in the listing
         self._coming: Coming | None = None
@@ -125,7 +125,7 @@ class FileInfo:
             return data
 
     def begin(self, fetch: Callable[[], Coming]) -> None:
-        """Have it fetched beforehand, unless it is here, under way, or being waited for."""
+        """Prefetch it, unless it is here, under way, or being waited for."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._data is None and self._coming is None:
@@ -139,12 +139,12 @@ class Listing:
 
     def __init__(self, names: Sequence[str], infos: Sequence[FileInfo]) -> None:
         self._names = names
-        self._infos = [ref(info) for info in infos]  # the listing does not keep what nobody reads
+        self._infos = [ref(info) for info in infos]  # the listing does not keep unread files alive
         self._last = -1
         self._lock = threading.Lock()
 
     def read(self, index: int, is_small: Callable[[FileInfo], bool], fetch: Fetch) -> None:
-        """Take note that a file is read now; those that follow are fetched if it followed another."""
+        """Record that a file is read now; those that follow are prefetched if it followed another."""
         with self._lock:
             goes_on, self._last = 0 < index == self._last + 1, index
         for i in range(index + 1, min(index + 1 + FILES_AHEAD, len(self._infos))) if goes_on else ():

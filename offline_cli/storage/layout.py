@@ -1,16 +1,16 @@
-"""Names of the parts of the folders that we write, once; refuses to open any of them.
+"""Names of all files and folders that we write.
 
-D/manifest.json                       the commit, written last
-D/data/shard-<8 hex>-000000.parquet   complete shards only
-D/_writing.json                       a writer is, or was, at work
-D/_part-*                             a local file being written; never in data/
-D/quarantine/rows-000000.parquet      rows set aside
-D/_replaced/shard-<8 hex>-000000.parquet   shards of the dataset before, until the next write (`moving.py`)
+    D/manifest.json                       the commit, written last
+    D/data/shard-<8 hex>-000000.parquet   complete shards only
+    D/_writing.json                       a writer is, or was, at work
+    D/_part-*                             a local file being written; never in data/
+    D/quarantine/rows-000000.parquet      rows set aside
+    D/_replaced/shard-<8 hex>-000000.parquet   shards of the dataset before, until the next write (`moving.py`)
 
-RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py says what else is in it
+    RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py lists the rest
 
 A folder of train batches is written in the same way: `batches.json` is its commit, and `data/batch-000000.parquet` (or
-`.safetensors`) its files. No generation is in their names unless they replace others.
+`.safetensors`) its files. Their names carry no generation unless they replace others.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ QUARANTINE_PATH: Final = re.compile(r"quarantine/rows-(?P<number>[0-9]{6,12})\.p
 
 @dataclass(frozen=True, slots=True)
 class FolderKind:
-    """What a folder of ours holds, and what tells it from others."""
+    """A kind of folder that we write, and what distinguishes it from others."""
 
     noun: str  # in messages: "a dataset is here already"
     commit: str  # the file that is written last
     data_path: re.Pattern[str]  # of its files in data/; groups `generation` and `number`
-    resumable: bool  # whether a writing that broke off can be gone on with
+    resumable: bool  # whether an interrupted write can be resumed
     keeps_replaced: bool  # whether files that a new commit replaces stay for readers with the older one
     generation: Callable[[Mapping[str, Any], Collection[str], str | None], str]
-    """What tells the names of a writing from those of others, by its options. Second, what names in the folder have already.
-    Third, a text that no other writing in this folder has had; None: nothing was ever written there."""
+    """The part of a write's file names that no other has, from its options. Second, those that the folder has already. Third,
+    a text that no other write in this folder has had; None: nothing was ever written there."""
 
 
 def _hashed(options: Mapping[str, Any], taken: Collection[str], salt: str | None) -> str:
-    """8 hex digits from the options. Where the data comes from is left out: one content has one name, wherever it lay."""
+    """8 hex digits from the options. Where the data comes from is left out: one content has one name, wherever it was."""
     named = {name: value for name, value in options.items() if name != "identity"}
     salts = itertools.count() if salt is None else (f"{salt} {number}" for number in itertools.count())
     names = (hashlib.sha256(json.dumps([named, salt], sort_keys=True).encode()).hexdigest()[:8] for salt in salts)

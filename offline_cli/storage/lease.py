@@ -1,18 +1,18 @@
-"""_writing.json held as a lock: made where none is, taken over from writers that are gone, given up once it is lost.
+"""The lease of a dataset's writer: `_writing.json`, created, taken over from dead writers, given up when lost.
 
-A writer that was stopped for so long that another one took over must not continue when it wakes. It finds another token
-in the note, at its next beat or when it is about to put a shard or the manifest under its name (`guard`), and stops with
-TakenOver. Local disks and memory:// make asking and doing one: nobody takes over in between. Elsewhere a takeover between
-the two is possible; docs/repair.md says what that can mean. Whether a dataset may be written at all is for
-`target_folder.py` to say.
+A writer that was suspended for so long that another one took over must not continue when it wakes. At its next beat, or when it
+is about to publish a shard or the manifest (`guard`), it finds another token in the note, and stops with TakenOver. Local disks
+and memory:// check and publish in one step: nobody takes over in between. Elsewhere a takeover between the two is possible;
+docs/repair.md describes the consequences. `target_folder.py` decides whether a dataset may be written at all.
 
-Moments in which one process alone may change who writes a dataset (`exclusively`):
+Only one process at a time may change who writes a dataset (`exclusively`):
 
-* Local disks: `flock` on the dataset folder, which the system gives back when a process dies. Where a disk has none (some
-  network disks), two processes may be in at once.
+* Local disks: `flock` on the dataset folder, which the system releases when a process dies. On a disk without it (some network
+  disks), two processes may enter at once.
 * memory://: one lock for all.
-* Anything else: a file that is made only where none is (`staging.py`), and removed at the end. One that a process left by
-  dying is removed by who has seen it unchanged for ten seconds; what is done in such a moment takes two requests.
+* Anything else: a file that is created only where there is none (`staging.py`), and removed at the end. A file that a dead
+  process left is removed by a process that has seen it unchanged for ten seconds; what happens under this lock takes two
+  requests.
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ PAUSE: Final = 0.02  # seconds
 NAME: Final = f"{PART_PREFIX}taking-over"
 _MEMORY: Final = threading.RLock()
 
+SETTLE = 1.0  # seconds after which both of two simultaneous writes are visible, on storage without create-only writes
+
 
 @contextmanager
 def exclusively(folder: Location) -> Iterator[None]:
-    """Within it, no other process changes who writes dataset `folder`. Raises Locked where others are long at it."""
+    """Within it, no other process changes who writes dataset `folder`. Raises Locked where others hold it too long."""
     if folder.is_local or folder.is_memory:
         with locally_alone(folder):
             yield
@@ -94,7 +96,7 @@ def locally_alone(folder: Location) -> Iterator[None]:
                 yield
             finally:
                 if held:
-                    fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile would keep it beyond the closing
+                    fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile would keep it beyond the close
         finally:
             os.close(handle)
     else:
@@ -119,15 +121,12 @@ def _flocked(handle: int, folder: Location) -> bool:
 
 def _busy(folder: Location) -> Locked:
     what = f"other processes have been changing who writes this dataset, or what is in it, for {PATIENCE:.0f} s"
-    fix = "the same command again when they are done; a writer that was stopped at such a moment must go on or be killed first"
+    fix = "run this again when they are done; a writer that was stopped at such a moment must continue or be killed first"
     return Locked(what, where=folder.url, fix=fix)
 
 
-SETTLE = 1.0  # seconds in which two that wrote at once have both written, on storage that cannot make only where none is
-
-
 class Changed(Exception):
-    """The note that was to be replaced is gone, or another one: who asked must look again."""
+    """The note that was to be replaced is gone, or another one: the caller must look again."""
 
 
 class WritingLock:
@@ -158,7 +157,7 @@ class WritingLock:
     def acquire(self, note: WritingNote, *, instead_of: bytes | None) -> None:
         """Put `note` into the folder, which exists. `instead_of`: the bytes of the note that is there; None: none is.
 
-        Raises Locked where its writer is at work, or another one was quicker; Changed where the note is not there any more.
+        Raises Locked where its writer is at work, or another one was faster; Changed where the note is not there any more.
         """
         if instead_of is None:
             self._create(note)
@@ -198,13 +197,13 @@ class WritingLock:
                 raise self._refusal()
 
     def _refusal(self) -> Locked | Changed:
-        """What to say of the note that is there instead."""
+        """The error for the note that is there instead."""
         found = whole_file(self._place)
         theirs = None if found is None else WritingNote.if_any(found, where=self._place.url)
         return Changed() if theirs is None or theirs.left else locked(theirs, self._place, 0.0)
 
     def rewrite(self, **changes: Any) -> None:
-        """Say something else in the note, but for whose it is. Raises TakenOver."""
+        """Change the note, but not its owner. Raises TakenOver."""
         with self._mutex, self.guard():
             assert self._note is not None, "the lock is not held"
             self._note = replace(self._note, **changes)
@@ -250,7 +249,7 @@ class WritingLock:
             except TakenOver:
                 return  # `check` tells the writer
             except StorageError:
-                continue  # the storage may answer again; and whatever is to count asks for itself
+                continue  # the storage may answer again; and `guard` asks for itself
 
     def _beat(self) -> None:
         with self._mutex, locally_alone(self._folder):
@@ -267,11 +266,11 @@ class WritingLock:
     # ---- ends ----
 
     def release(self) -> None:
-        """Remove the note, and with all that was named before it for good. Raises TakenOver where it is another writer's."""
+        """Remove the note, with all names before it synced. Raises TakenOver where it is another writer's."""
         self._end(self._remove)
 
     def leave(self) -> None:
-        """Keep the note, and say in it that its writer has ended, so that nobody need wait for its beats."""
+        """Keep the note, marked as ended, so that nobody need wait for its beats."""
         note = self._note
         assert note is not None, "the lock is not held"
         self._end(lambda: self._write(note.beaten(left=True)))
@@ -307,5 +306,5 @@ class WritingLock:
 
 def _taken_over(folder: Location, theirs: WritingNote | None) -> TakenOver:
     who = f"process {theirs.pid} on {theirs.host} has taken it over ({theirs.command})" if theirs else "its note is gone"
-    what = f"this writer was not heard from for too long, and may not go on: {who}"
+    what = f"this writer missed its beats for too long, and must stop: {who}"
     return TakenOver(what, where=folder.url, fix="leave it to the other one; nothing that was complete is lost")

@@ -1,10 +1,10 @@
-"""_writing.json: who writes a dataset, since when, with which options; and whether that process still runs.
+"""_writing.json: who writes a dataset, since when and with which options; and whether that process still runs.
 
-The note is the lock too (`lease.py`): `token` says whose it is, and it is written anew every few seconds. A resumed write
-has to have the options of the note.
+The note is the lease itself (`lease.py`): `token` identifies its owner, who rewrites it every few seconds. A resumed write must
+have the options of the note.
 
-A process is known by its id and by when it began: ids are used again. What machine it runs on is its host's name and, on
-Linux, the boot and the namespace of process ids: two containers of one name see other processes under one id.
+Process ids are reused, so a process is identified by its id and its start time. A machine is identified by its host name and,
+on Linux, by its boot and the namespace of process ids: two containers of one name see other processes under one id.
 """
 
 from __future__ import annotations
@@ -29,6 +29,21 @@ from offline_cli.storage.locations import Location
 
 __all__ = ["Process", "WritingNote", "identity_hash"]
 
+HASHED = "blake2b:"
+FIX = "write the dataset again, with --overwrite"
+KINDS = {
+    "generation": str,
+    "options": dict,
+    "first_quarantine": int,
+    "host": str,
+    "pid": int,
+    "process_started": str,
+    "started": str,
+    "command": str,
+}
+LATER_KINDS = {"machine": str, "token": str, "beat": str, "left": bool, "writes": str}
+"""Defaults for notes of earlier versions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -50,7 +65,7 @@ class Process:
         return self == Process.this()
 
     def runs(self) -> bool | None:
-        """Whether it still runs, which nothing is known of (None) where it is a process of another machine."""
+        """Whether it still runs; None, unknown, for a process of another machine."""
         here = Process.this()
         if self.host != here.host or ("" not in (self.machine, here.machine) and self.machine != here.machine):
             return None
@@ -81,7 +96,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether process `pid` has ended, and only waits for its parent to notice."""
+    """Whether process `pid` has ended, and only waits for its parent to reap it."""
     return _stat(pid)[:1] in (["Z"], ["X"])
 
 
@@ -92,28 +107,12 @@ def _started(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """What Linux says of process `pid`, from its state on; nothing elsewhere."""
+    """Linux's status of process `pid`, from its state on; empty elsewhere."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return []
     return text.rpartition(")")[2].split()  # the second field, the name in brackets, may hold anything
-
-
-HASHED = "blake2b:"
-FIX = "write the dataset again, with --overwrite"
-KINDS = {
-    "generation": str,
-    "options": dict,
-    "first_quarantine": int,
-    "host": str,
-    "pid": int,
-    "process_started": str,
-    "started": str,
-    "command": str,
-}
-LATER_KINDS = {"machine": str, "token": str, "beat": str, "left": bool, "writes": str}
-"""What notes of earlier versions do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +124,11 @@ class WritingNote:
     first_quarantine: int  # its first file of rows set aside
     host: str
     pid: int
-    process_started: str  # tells a process from a later one with its id; "" where the system does not say
+    process_started: str  # distinguishes a process from a later one with its id; "" where the system does not say
     started: str  # ISO time, UTC
     command: str  # as a shell would take it
     machine: str = ""  # see Process
-    token: str = ""  # random: tells one writer from every other
+    token: str = ""  # random: distinguishes one writer from every other
     beat: str = ""  # ISO time, UTC: when the writer was last at work, by its own clock
     left: bool = False  # the writer has ended, and said so
     writes: str = DATASET.noun  # what the folder is to hold: the noun of a FolderKind
@@ -161,7 +160,7 @@ class WritingNote:
 
     @staticmethod
     def read(folder: Location) -> WritingNote | None:
-        """The note in dataset `folder`; None where nobody writes. Raises BadData for one that is no note."""
+        """The note in dataset `folder`; None where nobody writes. Raises BadData for a broken note."""
         place = folder.join(WRITING)
         return WritingNote.of_bytes(place.read_bytes(), where=place.url) if place.exists() else None
 
@@ -176,7 +175,7 @@ class WritingNote:
 
     @staticmethod
     def if_any(data: bytes, *, where: str) -> WritingNote | None:
-        """The note in a file; None where there is none: it is nobody's, as far as can be told."""
+        """The note in a file; None where there is none: its owner is unknown."""
         try:
             return WritingNote.of_bytes(data, where=where)
         except BadData:
@@ -194,7 +193,7 @@ class WritingNote:
         return replace(found, options=_as_written_now(known["options"]))
 
     def within_manifest(self, environment: Any) -> dict[str, Any]:
-        """Plain values to keep in a manifest that has `environment` itself: that is said once."""
+        """Plain values to keep in a manifest, which has `environment` itself."""
         options = dict(self.options)
         if options.get("environment") == environment:
             options.pop("environment", None)
@@ -218,7 +217,7 @@ class WritingNote:
 
     @property
     def last_said(self) -> float | None:
-        """The time of the last beat by the writer's clock, in seconds since 1970; None where the note does not say it."""
+        """The time of the last beat by the writer's clock, in seconds since 1970; None where it is not in the note."""
         try:
             said = datetime.datetime.fromisoformat(self.beat or self.started)
         except ValueError:
@@ -226,7 +225,7 @@ class WritingNote:
         return (said if said.tzinfo else said.replace(tzinfo=datetime.UTC)).timestamp()
 
     def refuse_other_options(self, options: Mapping[str, Any], folder: Location) -> None:
-        """Raise BadConfig, naming each difference, unless `options` are those that the writing began with."""
+        """Raise BadConfig, naming each difference, unless `options` are those that the write began with."""
         names = sorted(self.options.keys() | options.keys())
         problems = [
             f"{name} was {_short(self.options.get(name))}, now {_short(options.get(name))}"
@@ -239,7 +238,7 @@ class WritingNote:
 
 
 def identity_hash(identity: str) -> str:
-    """What stands for the caller's word for what it writes, which may hold what nobody else is to read."""
+    """The hash kept in place of the caller's identity of what it writes, which may hold secrets."""
     return HASHED + hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 

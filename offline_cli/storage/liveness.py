@@ -1,10 +1,10 @@
-"""Whether the writer of a note is still at work: by its process on this machine, by its beat elsewhere; refuses to guess.
+"""Whether the writer of a note is still at work: by its process on this machine, by its beat elsewhere.
 
-A writer writes its note anew every BEAT seconds. On its own machine, a process that has ended has ended. Otherwise a beat is
-old after STALE seconds, told by two clocks: the writer's, in the note, and the storage's, in the time of the file. Clocks of
-machines differ, and laptops sleep; so where the two disagree, where the process runs, or where the beat is not old by far, the
-note is watched for longer than a beat before it counts as left: one that changes is a live writer's, whatever the clocks say.
-Times that lie in the future, or that nobody says, tell nothing: then the note is watched for LEASE beats of our own clock.
+A writer rewrites its note every BEAT seconds. On its own machine, a process that has ended is decisive. Otherwise a beat is old
+after STALE seconds by two clocks: the writer's, in the note, and the storage's, in the time of the file. Clocks of machines
+differ, and laptops sleep. So the note is watched for longer than a beat before it counts as abandoned where the two clocks
+disagree, where the process runs, or where the beat is only just old: a note that changes has a live writer, whatever the clocks
+say. Times in the future, or missing ones, are ignored: then the note is watched for LEASE beats of our own clock.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = [
 ]
 
 BEAT: Final = 10.0  # seconds between two beats
-STALE: Final = 60.0  # seconds after which a writer has not been heard from for too long
+STALE: Final = 60.0  # seconds without a beat after which a writer counts as dead
 WATCH: Final = 12.0  # seconds in which a live writer beats at least once
-LEASE: Final = 2.5  # beats that a note is watched for where its times tell nothing
+LEASE: Final = 2.5  # beats that a note is watched for where its times are useless
 CERTAIN: Final = 900.0  # seconds that no two clocks differ by: cloud storage refuses requests of such a clock
 AT_WORK: Final[set[str]] = set()
 """Tokens of the writers in this process, which runs whether they do or not."""
 
 
 def refuse_if_at_work(note: WritingNote, place: Location) -> None:
-    """Raise Locked where the writer of `note`, at `place`, is at work as far as can be told at once."""
+    """Raise Locked where the writer of `note`, at `place`, is at work as far as can be seen at once."""
     if not note.left and _runs(note) is not False:
         ages = _ages(note, place)
         if not _tell_nothing(ages) and max(ages) <= STALE:
@@ -51,7 +51,7 @@ def refuse_if_at_work(note: WritingNote, place: Location) -> None:
 
 
 def holder_at_work(note: WritingNote, place: Location) -> Mapping[str, Any] | None:
-    """Who the writer of `note` is, and the age of its beat, where it is at work as far as can be told at once; else None."""
+    """Who the writer of `note` is, and the age of its beat, where it is at work as far as can be seen at once; else None."""
     try:
         refuse_if_at_work(note, place)
     except Locked as error:
@@ -92,12 +92,12 @@ def runs_here(note: WritingNote) -> bool:
 
 
 def heard_from(age: float | None) -> str:
-    """How many seconds ago a writer gave a sign of life, in words to go on a sentence with; "" where nobody knows."""
+    """How many seconds ago a writer last beat, as words to end a sentence with; "" where unknown."""
     return "" if age is None else f", last heard from {max(0.0, age):.0f} s ago"
 
 
 def locked(note: WritingNote, place: Location, age: float | None) -> Locked:
-    """What somebody is told who would write where the writer of `note` does; `age` of its beat in seconds."""
+    """The error for a second writer where the writer of `note` is at work; `age` of its beat in seconds."""
     since = f"process {note.pid} on {note.host}, since {note.started}{heard_from(age)}"
     what = f"another writer is at work here: {since}: {note.command}"
     fix = (
@@ -109,12 +109,12 @@ def locked(note: WritingNote, place: Location, age: float | None) -> Locked:
 
 
 def _changing(place: Location) -> Locked:
-    what = "somebody writes this note, which says nothing that can be read"
-    return Locked(what, where=place.url, fix="wait until it does not change any more, or end who writes it")
+    what = "another process writes this note, which cannot be read"
+    return Locked(what, where=place.url, fix="wait until it stops changing, or end the process that writes it")
 
 
 def _tell_nothing(ages: list[float]) -> bool:
-    """Whether no time is known, or one lies in the future by more than clocks differ: nobody can say how old a beat is."""
+    """Whether no time is known, or one lies in the future by more than clocks differ: the age of a beat is unknown."""
     return min(ages, default=-math.inf) < -BEAT
 
 

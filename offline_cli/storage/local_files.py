@@ -1,11 +1,11 @@
-"""Files of this machine: opened, synced, put aside without a name; and what a dangling link is.
+"""Files of this machine: opening, syncing and temporary ones; and what a dangling link is.
 
-* `open_plain`, `read_plain`: files of bytes only. Whoever can put a file into a folder can put a named pipe there, or a
-  link to a terminal, which keeps its reader waiting for ever. What is piped in on purpose comes as `-`.
-* `sync_bytes`, `sync_names`: what a disk is told to keep, by path: the bytes of a file, the names in a folder. A disk
-  that knows no such thing for folders (some network filesystems) says EINVAL or ENOTSUP, and is written to all the same.
-  Any other failure raises OSError: what comes after may remove what the names are needed for.
-* `TempFile`: bytes put aside on disk. The file is deleted as soon as it is open (Windows: when it is closed), so that not
+* `open_plain`, `read_plain`: regular files only. Whoever can put a file into a folder can put a named pipe there, or a link to
+  a terminal, which blocks its reader forever. Data that is piped in on purpose comes as `-`.
+* `sync_bytes`, `sync_names`: sync to disk, by path: the bytes of a file, the names in a folder. A disk that cannot sync a
+  folder (some network filesystems) answers EINVAL or ENOTSUP, and is written to all the same. Any other failure raises OSError,
+  because the caller may go on to remove what the names replace.
+* `TempFile`: bytes in a temporary file. The file is deleted as soon as it is open (Windows: when it is closed), so that not
   even a killed process leaves bytes behind.
 * `dangling_link`: a link whose target is missing, which a listing shows and no program can open.
 """
@@ -35,9 +35,21 @@ __all__ = [
     "sync_names",
 ]
 
+UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+KINDS: Final = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+OPTION: Final = "--temp-dir"
+
 
 def not_found(path: str | os.PathLike[str], what: str, *, where: str, fix: str) -> StorageNotFound:
-    """The error of a place where nothing is: `what`, unless it or a folder above is a link without its target."""
+    """The error of a missing place: `what`, unless it or a folder above is a link without its target."""
     return dangling_link(path) or StorageNotFound(what, where=where, fix=fix)
 
 
@@ -62,11 +74,8 @@ def _with_parents(path: str) -> Iterator[str]:
         path = os.path.dirname(path)
 
 
-UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-
-
 def sync_bytes(file: str) -> None:
-    """Have the disk keep the bytes of a file."""
+    """Sync the bytes of a file to disk."""
     handle = os.open(file, os.O_RDWR)
     try:
         os.fsync(handle)
@@ -75,12 +84,12 @@ def sync_bytes(file: str) -> None:
 
 
 def sync_names(folder: str) -> None:
-    """Have the disk keep the names in a folder."""
+    """Sync the names in a folder to disk."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # of folders that may be written to and not read, nobody can ask it
+    except PermissionError:  # a folder that may be written to and not read cannot be synced
         os.sync()
         return
     try:
@@ -92,20 +101,12 @@ def sync_names(folder: str) -> None:
         os.close(handle)
 
 
-KINDS: Final = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-
-
 def open_plain(path: str, *, shown: str) -> BinaryIO:
-    """The file at `path`, called `shown` in messages. Raises BadData for what is no file of bytes, OSError."""
+    """The file at `path`, called `shown` in messages. Raises BadData for anything but a regular file, OSError."""
     _refuse(os.stat(path).st_mode, shown)  # before anything is opened: that alone sets some devices to work
     handle = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  its user closes it
     try:
-        _refuse(os.fstat(handle.fileno()).st_mode, shown)  # what was opened, if somebody has exchanged it since
+        _refuse(os.fstat(handle.fileno()).st_mode, shown)  # what was opened, if it was replaced since
     except BaseException:
         handle.close()
         raise
@@ -134,20 +135,16 @@ def read_start(path: str, most: int, *, shown: str) -> tuple[bytes, int]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # of a pipe, waits for nobody; of a file, changes nothing
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not block on a pipe; changes nothing for a file
 
 
 def _refuse(mode: int, shown: str) -> None:
     kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
     if kind is not None:
         fix = "name a file; recordings alone can be piped in: `command | offline-cli convert - --out D`"
-        raise BadData(f"{kind}, not a file: it could be waited for for ever", where=shown, fix=fix)
+        raise BadData(f"{kind}, not a file: reading it could block forever", where=shown, fix=fix)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
-
-
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-OPTION: Final = "--temp-dir"
 
 
 class TempFile:
@@ -217,7 +214,7 @@ class TempFile:
 
 
 def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:
-    """The folder of `--temp-dir` as text, before there is need of it; None: the system's.
+    """The folder of `--temp-dir` as text, checked before it is needed; None: the system's.
 
     Raises StorageNotFound where it does not exist, StorageError where no file can be made in it.
     """
@@ -228,6 +225,6 @@ def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:
 
 
 def _bytes_of(data: Any) -> memoryview:
-    """Of an array without elements: none, which `cast` refuses to give."""
+    """Of an array without elements: none, for which `cast` raises."""
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(bytearray())

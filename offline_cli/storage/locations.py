@@ -1,12 +1,12 @@
-"""Places by URL, and what is done with one: what is in it, its bytes, folders made and removed.
+"""Places by URL: their contents and bytes, and folders created and removed.
 
-The URL chooses the filesystem: of a path, or of any provider that is known to us, to other packages or to fsspec. Nothing above
-this module asks what kind of filesystem it is. Failures are StorageError, missing places StorageNotFound. Local paths are
-shown as the user wrote them.
+The URL chooses the filesystem: a path, or any provider known to us, to other packages or to fsspec. No module above this one
+asks what kind of filesystem it is. Failures raise StorageError, missing places StorageNotFound. Local paths are shown as the
+user wrote them.
 
 An unknown scheme is UsageError, and so is a URL that carries a password, names no bucket or has lost a slash: clients take what
-stands before `@` for a part of the bucket's name and repeat it in their errors, list every bucket where none is named, and
-take `s3:/bucket` for a folder of this machine.
+stands before `@` for a part of the bucket's name and repeat it in their errors, list every bucket where none is named, and take
+`s3:/bucket` for a folder of this machine.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ from offline_cli.storage.providers import HERE, buckets, provider_of
 from offline_cli.storage.stored_versions import StoredVersion
 
 __all__ = ["REPLACED", "Location", "Sources", "check_url", "expand", "is_of_bucket", "is_web", "open_location"]
+
+_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
+_WEB: Final = re.compile(r"https?://")
+
+REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
+
+SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
+
+Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class Location(Place):
 
         found = self.ask("looking for matches", request)
         if not found:
-            if self._has_no_bucket():  # which clients take for an empty one
+            if self._has_no_bucket():  # which clients take for an empty listing
                 raise no_bucket(self.url)
             fix = "check the pattern; quote it so that the shell does not expand it"
             raise StorageNotFound(f"nothing matches {self.url}", where=self.url, fix=fix)
@@ -96,7 +105,7 @@ class Location(Place):
 
     @property
     def as_source(self) -> Location:
-        """The same place for who reads it as a source: what has been said of it is not asked again, small files come once.
+        """The same place for a reader of a source: known facts are not asked again, small files are fetched once.
 
         Only stores of buckets are remembered so; a change in the middle of reading is an error, or is not seen.
         """
@@ -121,11 +130,11 @@ class Location(Place):
     def open(self, ahead: Ahead | None = None) -> BinaryIO:
         """This file, opened for reading and seeking. Raises StorageNotFound, StorageError; BadData for a pipe or a device.
 
-        `ahead`: of files that are read one after the other; it bounds what is fetched of them beforehand.
+        `ahead`: of files that are read one after the other; it bounds what is prefetched of them.
         """
         if self.is_local:
             return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
-        if self.is_memory:  # its own files share one position between all who read them
+        if self.is_memory:  # its own files share one position between all readers
             return io.BytesIO(self.read_bytes())
         if self.is_in_bucket:
             return StoredVersion.of(self).open(ahead or Ahead())
@@ -159,7 +168,7 @@ class Location(Place):
             self.ask("removing it", lambda: self.fs.rm_file(self.path))
 
     def make_folder(self) -> list[Location]:
-        """Make this folder and those above it, whose names a disk keeps from then on.
+        """Make this folder and those above it, and sync their names to disk.
 
         Gives the ones that were not there before, outermost first (none in object stores).
         """
@@ -204,12 +213,8 @@ class Location(Place):
         return replace(self, path=above, url=self._url_of(above), known=None) if above else None
 
 
-_ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
-_WEB: Final = re.compile(r"https?://")
-
-
 def check_url(text: str) -> None:
-    """Raise UsageError for a URL that cannot be meant; of a chain (`zip://a::s3://...`), for any link of it."""
+    """Raise UsageError for a URL that must be a mistake; of a chain (`zip://a::s3://...`), for any link of it."""
     for link in text.split("::"):
         scheme, mark, rest = link.partition("://")
         if mark and provider_of(scheme).container:
@@ -242,13 +247,6 @@ def _check_bucket(scheme: str, bucket: str) -> None:
         raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
 
 
-REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
-
-SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
-
-Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
-
-
 def open_location(
     url: str | os.PathLike[str] | Location,
     storage_options: Mapping[str, Any] | None = None,
@@ -259,8 +257,8 @@ def open_location(
     """The place that `url` names, which need not exist.
 
     `beside`: other places that the same options are for. `filesystem`: one of fsspec or `pyarrow.fs`, in which `url` is a path;
-    of the options it takes only `time_limit`, `cache`, `cache_size`. Raises UsageError for a scheme that nobody knows and for
-    an option that none of these places takes, BadConfig for inner ones (`client_kwargs`) that its client cannot hand on,
+    of the options it takes only `time_limit`, `cache`, `cache_size`. Raises UsageError for an unknown scheme and for an
+    option that none of these places takes, BadConfig for inner ones (`client_kwargs`) that its client cannot pass on,
     MissingPackage where a client is not installed, StorageError where it cannot be set up.
     """
     if isinstance(url, Location):
@@ -292,7 +290,7 @@ def open_location(
 
 
 def _check_client(scheme: str, url: str) -> None:
-    """Raise UsageError for a scheme that nobody knows, MissingPackage where its client is not installed."""
+    """Raise UsageError for an unknown scheme, MissingPackage where its client is not installed."""
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as err:

@@ -1,7 +1,6 @@
-"""manifest.json as a typed value: what a dataset is, which shards make it, and how it came to be (its provenance).
+"""manifest.json as a typed value: what a dataset is, which shards it has, and how it was made (its provenance).
 
-A broken one is refused, and all mistakes are listed. Two runs of one command need not share the provenance, and share all
-else.
+A broken manifest raises with a list of all mistakes. Two runs of one command may differ in provenance, and in nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from offline_cli.storage.layout import SHARD_PATH
 
 __all__ = ["Counts", "Environment", "Manifest", "Shard", "is_column", "is_shard", "now", "with_defaults"]
 
-VERSION = 2  # that is written; those before are read for ever
+VERSION = 2  # that is written; earlier ones stay readable
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
 SHARD: Final = re.compile(r"^shards\.(\d+)")  # the place of a mistake
@@ -38,6 +37,8 @@ SHARD_KEYS: Final = frozenset({"path", "sha256", "episodes", "rows", "steps", "b
 FIGURES: Final = ("nan", "infinite", "min", "max", "mean", "std")
 COLUMN_KEYS: Final = frozenset({"dtype", "shape", "pooled", "count", *FIGURES})
 FIX = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
+
+PACKAGES = ("numpy", "pyarrow", "gymnasium")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Environment:
 
     @property
     def blanked(self) -> list[str]:
-        """Dotted names of the arguments that are not known here: nothing can be made with them."""
+        """Dotted names of the arguments whose values are missing here: no environment can be made with them."""
         return blanked_keys(self.kwargs)
 
 
@@ -125,7 +126,7 @@ class Manifest:
         text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False).encode()
         wrong = _mistakes(json.loads(text))
         if wrong:
-            raise ValueError(f"a manifest that nobody could read: {wrong}")
+            raise ValueError(f"this manifest would be unreadable: {wrong}")
         return text + b"\n"
 
     @staticmethod
@@ -159,7 +160,7 @@ class Manifest:
 
 
 def schema_of(version: Any) -> str:
-    """The schema of a manifest that says it has this version; that of the newest where nobody knows the version."""
+    """The schema of a manifest of this declared version; that of the newest where the version is unknown."""
     known = version if isinstance(version, int) and 1 <= version <= VERSION else VERSION
     return f"manifest.v{int(known)}.json"
 
@@ -179,7 +180,7 @@ def _parsed(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _mistakes(document: dict[str, Any]) -> list[str]:
-    """Every mistake against the schema, which need not see the columns and shards that are plainly right: they may be many."""
+    """Every mistake against the schema, which skips columns and shards that are valid at a glance: they may be many."""
     statistics, shards = document.get("statistics"), document.get("shards")
     columns = statistics.get("columns") if isinstance(statistics, dict) else None
     if isinstance(statistics, dict) and isinstance(columns, dict):
@@ -194,7 +195,7 @@ def _mistakes(document: dict[str, Any]) -> list[str]:
 
 
 def _contradictions(document: dict[str, Any]) -> list[str]:
-    """What no schema can say: sums that disagree, a shard listed twice."""
+    """Mistakes beyond any schema: sums that disagree, a shard listed twice."""
     shards, counts = document["shards"], document["counts"]
     wrong = [f"shards: {path} is listed {n} times" for path, n in Counter(shard["path"] for shard in shards).items() if n > 1]
     wrong += [f"shards: {shard['path']!r} is no shard's name" for shard in shards if not SHARD_PATH.fullmatch(shard["path"])]
@@ -273,16 +274,13 @@ def _are_figures(value: Any) -> bool:
     return value is None or type(value) in (int, float) or value in ("inf", "-inf")
 
 
-PACKAGES = ("numpy", "pyarrow", "gymnasium")
-
-
 def now() -> str:
     """This moment in ISO text, UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def with_defaults(given: Mapping[str, Any], *, started: str) -> dict[str, Any]:
-    """`given` with commands, times, host and versions filled in where it does not say them."""
+    """`given` with commands, times, host and versions filled in where they are missing."""
     return {
         "commands": [this_command()],
         "started": started,

@@ -1,13 +1,11 @@
-"""Files that change their place within a dataset, and names that are synced before anything depends on them.
+"""Moves files within a dataset, and syncs names before anything depends on them.
 
-* `keep_names` and the like: disks of this machine are asked to keep what is named (`local_files.py`); other storage keeps
-  what it has answered for.
+* `keep_names` and the like: disks of this machine are synced (`local_files.py`); other storage is durable once it has answered.
 * `set_aside`: into `quarantine/`; what cannot be moved stays where it was.
-* `retire`: shards that a new manifest has replaced leave `data/`, because other tools read all of it, and are kept in
-  `_replaced/` until the next write, for readers with the older manifest. A disk, and the memory of this process, give a
-  file another name in one step. Object stores would copy every shard while the lock is held, and charge for both: there
-  replaced shards are removed, and a reader with the older manifest ends with an error. It never reads other episodes: no
-  name comes back (`target_folder.py`).
+* `retire`: shards that a new manifest has replaced leave `data/`, because other tools read all of it, and stay in `_replaced/`
+  until the next write, for readers with the older manifest. Local disks and memory:// rename in one step. Object stores would
+  copy every shard while the lease is held, and charge for both: there replaced shards are removed, and a reader with the older
+  manifest fails. It never reads other episodes: no name is reused (`target_folder.py`).
 """
 
 from __future__ import annotations
@@ -37,13 +35,13 @@ __all__ = [
 
 
 def keep_bytes(file: Location) -> None:
-    """Have the disk keep the bytes of a file. Raises StorageError."""
+    """Sync the bytes of a file to disk. Raises StorageError."""
     if file.is_local:
         file.ask("writing", partial(sync_bytes, file.path))
 
 
 def keep_names(*folders: Location) -> None:
-    """Have the disk keep the names in folders, in this order; one that is not there has none. Raises StorageError."""
+    """Sync the names in folders to disk, in this order; a missing folder is skipped. Raises StorageError."""
     for folder in folders:
         if folder.is_local and folder.exists():
             folder.ask("writing", partial(sync_names, folder.path))
@@ -58,7 +56,7 @@ def free_place(folder: Location, name: str) -> Location:
 def set_aside(file: Location, folder: Location) -> Location:
     """Move `file` of dataset `folder` into its quarantine; where it is now.
 
-    Object stores know no move: there it is copied, and then removed. `keep_moves` makes it last. Raises StorageError.
+    Object stores know no move: there it is copied, and then removed. `keep_moves` syncs it. Raises StorageError.
     """
     folder.join(QUARANTINE).make_folder()
     target = free_place(folder, file.name)
@@ -71,7 +69,7 @@ def set_aside(file: Location, folder: Location) -> Location:
 
 
 def keep_moves(files: Sequence[Location], folder: Location) -> None:
-    """Have the disk keep that `files` of dataset `folder` were set aside: their new names, then that the old ones are gone.
+    """Sync to disk that `files` of dataset `folder` were set aside: their new names, then that the old ones are gone.
 
     Raises StorageError.
     """
@@ -86,7 +84,7 @@ def replaced_place(folder: Location, shard: Location) -> Location | None:
 
 
 def replaced_files(folder: Location) -> list[Location]:
-    """The shards that are kept of the dataset before; other files in `_replaced/` are somebody's."""
+    """The shards that are kept of the dataset before; other files in `_replaced/` belong to the user."""
     kept = folder.join(REPLACED).children() if _keeps(folder) else []
     return [file for file in kept if SHARD_PATH.fullmatch(f"{DATA}/{file.name}") and begins_as(file, file.name)]
 

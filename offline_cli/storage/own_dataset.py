@@ -1,16 +1,14 @@
-"""What is a file of ours, by name and content; refuses to take a link, a folder or somebody's own file for one.
+"""Which files and folders are ours to replace or remove, by name and content; and rows set aside in quarantine/.
 
-Before a file is removed, or its place is taken, it is looked at: its name is one that we give, it is a regular file, and it
-begins as such a file does. Folders of earlier versions carry no other mark. A file that is damaged in these first bytes is
-nobody's, as far as can be told: it stays, and the user is asked.
-
-What in a folder is a dataset's own, or a set of train batches', by name and content.
-
-`FolderKind` (layout.py) has the names that differ. Of data files those count that the commit lists, under a name that a
-writer gives, and others of such names that begin as such files do: what a killed writer left. They lie right in `data/`:
-copies in folders below are somebody's. Links are none of ours, whatever they lead to.
-
-Rows that were set aside are Parquet files under `quarantine/`: place, error code, reason and the row as it stood.
+* `is_own_part`, `is_note`, `begins_as`: before a file is removed or replaced, it is checked: its name is one that we give, it
+  is a regular file, and it begins as such a file does. Folders of earlier versions carry no other mark. A file that is damaged
+  in these first bytes cannot be recognised: it stays, and the user is asked.
+* `refuse_foreign_folder`, `refuse_foreign_data`: what in a folder belongs to a dataset, or to a set of train batches;
+  `FolderKind` (layout.py) has the names that differ. Data files count that the commit lists under a name that a writer gives,
+  and others of such names that begin as such files do, which a killed writer left. They lie directly in `data/`; copies in
+  folders below belong to the user. Links are never ours, whatever they point to.
+* `write_rejects`: rows that were set aside, as Parquet files under `quarantine/`: place, error code, reason and the row as it
+  stood.
 """
 
 from __future__ import annotations
@@ -84,6 +82,16 @@ PART: Final = re.compile(f"{PART_PREFIX}(?:[0-9a-f]{{8}}-)?(?P<name>{_STAGED})",
 TAKING_OVER: Final = f"{PART_PREFIX}taking-over"
 TOKEN: Final = re.compile(rb"[0-9a-f]{32}")
 
+SCHEMA = pa.schema([(name, pa.string()) for name in ("where", "code", "reason")] + [("raw", pa.binary())])
+COMPRESSION = "zstd"
+
+MARKS: Final = {
+    MANIFEST: (b'"shards"', b'"observation_space"', b'"action_scale"'),
+    BATCHES: (b'"train-batches"', b'"batches"', b'"pipeline"'),
+}
+ENOUGH: Final = 2  # of these: one may be damaged
+PATH: Final = re.compile(rb'"path":\s*"([^"]+)"')
+
 
 def is_link(place: Location) -> bool:
     """Whether a symbolic link is here, whatever it leads to. Only disks of this machine have any."""
@@ -135,7 +143,7 @@ def is_own_part(place: Location) -> bool:
 
 
 def is_note(place: Location) -> bool:
-    """Whether a writer's note is here, or what is left of one: JSON that says something else is somebody's."""
+    """Whether a writer's note is here, or what is left of one: other JSON belongs to the user."""
     found = whole_file(place) if is_regular(place) else None
     if found is None:
         return False
@@ -144,10 +152,6 @@ def is_note(place: Location) -> bool:
     except ValueError:
         return begins_as(place, place.name)
     return WritingNote.if_any(found, where=place.url) is not None
-
-
-SCHEMA = pa.schema([(name, pa.string()) for name in ("where", "code", "reason")] + [("raw", pa.binary())])
-COMPRESSION = "zstd"
 
 
 def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> Location:
@@ -169,7 +173,7 @@ def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> L
 
 
 def quarantine_files(folder: Location) -> dict[int, Location]:
-    """Files of rows set aside in dataset `folder`, by number; copies in folders below are somebody's."""
+    """Files of rows set aside in dataset `folder`, by number; copies in folders below belong to the user."""
     where = folder.join(QUARANTINE)
     matches = {file: QUARANTINE_PATH.fullmatch(f"{QUARANTINE}/{file.name}") for file in where.children()}
     return {int(match["number"]): file for file, match in matches.items() if match}
@@ -180,16 +184,8 @@ def next_number(folder: Location) -> int:
     return max(quarantine_files(folder), default=-1) + 1
 
 
-MARKS: Final = {
-    MANIFEST: (b'"shards"', b'"observation_space"', b'"action_scale"'),
-    BATCHES: (b'"train-batches"', b'"batches"', b'"pipeline"'),
-}
-ENOUGH: Final = 2  # of these: one may be damaged
-PATH: Final = re.compile(rb'"path":\s*"([^"]+)"')
-
-
 def all_but_parts(folder: Location) -> list[Location]:
-    """What is in the folder, but for half-written files of ours, which are nothing yet, or nothing any more."""
+    """What is in the folder, but for half-written files of ours, which do not count."""
     return [child for child in folder.children() if not is_own_part(child)]
 
 

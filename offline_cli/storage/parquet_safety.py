@@ -1,10 +1,10 @@
-"""What keeps a Parquet file from filling memory, and where its column chunks lie, by a footer that may lie itself.
+"""Bounds what a Parquet file may unfold to in memory, and finds its column chunks, although its footer may lie.
 
-Parquet writes a run of equal values as one, and a text that repeats as a number: 800 bytes can stand for 200 MiB, and
-what the file says of its sizes (of encoded pages) does not show it. Here numbers are counted as they will be in memory, and
-texts that a dictionary may repeat are added up by its entries, which takes no more than these. Files may unfold to `MAX_BYTES`
-whatever their size, and to `MAX_RATIO` times their own bytes: a column that never changes takes nearly nothing, and is no
-bomb. It is the one bound for readers and writers: `row_group_cuts` makes no file that is refused here.
+Parquet run-length encodes equal values and replaces a repeated text by a number: 800 bytes can stand for 200 MiB, and the sizes
+in the file (of encoded pages) do not show it. Here numbers are counted at their size in memory, and texts that a dictionary may
+repeat are added up by its entries, which takes no more memory than these. A file may unfold to `MAX_BYTES` whatever its size,
+and to `MAX_RATIO` times its own bytes: a column that never changes takes nearly nothing, and is no bomb. Readers and writers
+share this bound: `row_group_cuts` makes no file that is refused here.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ __all__ = [
     "with_ends",
 ]
 
-NEAR: Final = 256 << 10  # bytes that are rather fetched than left out
+NEAR: Final = 256 << 10  # gaps of up to so many bytes are fetched too
 Opening = Callable[[], AbstractContextManager[Any]]
 
-MEMORY_LIMIT: Final = byte_size(
-    shared.MEMORY_LIMIT.default, option="--memory-limit"
-)  # bytes that reading may take, unless told otherwise
+MEMORY_LIMIT: Final = byte_size(shared.MEMORY_LIMIT.default, option="--memory-limit")  # bytes that reading may take by default
 MAX_BYTES: Final = 64 << 20
 MAX_RATIO: Final = 1000
-SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take without a look at its dictionary
+SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take before its dictionary is checked
 PREFIXES: Final = "DELTA_BYTE_ARRAY"
 PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
 WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 5}
@@ -98,7 +96,7 @@ def with_ends(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, i
 
 
 class Unfolded(NamedTuple):
-    """What the looked at columns of a file take in memory."""
+    """The memory that the checked columns of a file take."""
 
     nbytes: int  # at least; texts that repeat are counted once, unless `apart`
     apart: bool  # whether row groups have to be held one at a time: the file is trusted, and beyond the bound
@@ -115,8 +113,8 @@ def refuse_bomb(
 ) -> Unfolded:
     """Raise UnsafeData where the `columns` (top-level names; None: all) of a file of `size()` bytes are a bomb.
 
-    `opening` gives the file, and `size` its bytes as stored, if they have to be looked at. `metadata`: its footer. `group`:
-    look at that row group alone, for readers that hold no more. Arrow's errors go to the caller.
+    `opening` gives the file, and `size` its bytes as stored, if they have to be read. `metadata`: its footer. `group`:
+    check that row group alone, for readers that hold one at a time. Arrow's errors go to the caller.
     """
     chunks = _chunks(metadata, columns, range(metadata.num_row_groups) if group is None else [group])
     plain = sum(chunk.memory for chunk in chunks)
@@ -191,7 +189,7 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int]) -> list[_Chunk]:
-    """Each fact is asked for once: small files come by the thousand."""
+    """Each fact is looked up once: there may be thousands of small files."""
     chosen = chosen_columns(metadata, columns)
     found = []
     for group in groups:
@@ -200,7 +198,7 @@ def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int
         for column in chosen:
             told = row_group.column(column)
             width = WIDTHS.get(told.physical_type) or max(1, metadata.schema.column(column).length)
-            values = max(told.num_values, rows)  # as many as rows are read, whatever a chunk says of itself
+            values = max(told.num_values, rows)  # as many as rows are read, whatever a chunk declares
             found.append(_Chunk(group, told, max(told.total_uncompressed_size, values * width)))
     return found
 
@@ -225,7 +223,7 @@ def _at_most(opening: Opening, metadata: Any, plain: int, chunks: Collection[_Ch
 
 
 def _longest_entry(stream: Any, metadata: Any, group: int, path: str) -> int | None:
-    """Bytes of the longest text in the one dictionary that a column chunk has; None where the dictionary does not show.
+    """Bytes of the longest text in the one dictionary that a column chunk has; None where the dictionary is not visible.
 
     It comes with the first row. That row alone, where it stands outside of the dictionary, is a dictionary of one entry: two
     entries are the chunk's own, and all of them.

@@ -1,8 +1,8 @@
-"""What a place is called and what is there, asked of its filesystem; never says no where it cannot know.
+"""The name of a place and what is there, asked of its filesystem; a failure is never taken for "no such file".
 
-Everything that is asked of a remote filesystem goes through `Place.ask`: under the watchdog (`timeouts.py`), and with
-failures in one language (`failures.py`). What a place is, is asked by `info` alone: the clients' own `exists`, `isfile` and
-`isdir` take any failure for a no.
+Every request to a remote filesystem goes through `Place.ask`: under the watchdog (`timeouts.py`), and with failures translated
+(`failures.py`). Only `info` is used to ask what a place is: the clients' own `exists`, `isfile` and `isdir` turn any failure
+into False.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from offline_cli.storage.timeouts import Patience, Pending
 
 __all__ = ["Asked", "Place"]
 
-LOCAL: Final = Patience()  # which asks of this machine do not need
+LOCAL: Final = Patience()  # which local requests do not need
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T]):
-    """Something that has been asked of a remote filesystem."""
+    """A request to a remote filesystem, under way."""
 
     url: str
     doing: str
@@ -139,7 +139,7 @@ class Place:
                 raise refused from err
 
     def _info(self, doing: str) -> Mapping[str, Any] | None:
-        """What the filesystem says of this place, or has said to the reader of this source; None where nothing is here."""
+        """The filesystem's record of this place, or the one it gave the reader of this source; None where nothing is here."""
         if self.known is not None and self.known.found is not None:
             return self.known.found
 
@@ -161,12 +161,12 @@ class Place:
         return found
 
     def _ask_for_a_reason(self, refused: Exception) -> None:
-        """Raise why a question about an object was `refused`, if the store says so: answers to HEAD have no words."""
+        """Raise why a question about an object was `refused`, if the store gives the reason: answers to HEAD have no body."""
         if self.is_in_bucket and not has_code(refused):
             self.fs.ls(self.path.partition("/")[0], refresh=True)
 
     def exists(self) -> bool:
-        """Whether a file or folder is here. Raises StorageNotFound where the bucket is missing, if the store tells."""
+        """Whether a file or folder is here. Raises StorageNotFound where the bucket is missing, if the store reports it."""
         return bool(self.fs.exists(self.path)) if self.is_local else self._info("looking it up") is not None
 
     def is_dir(self) -> bool:
@@ -206,11 +206,11 @@ class Place:
             return False
 
     def stored(self, doing: str = "opening it") -> Mapping[str, Any]:
-        """What the filesystem says of this file: `size`, and more by client. Raises StorageNotFound."""
+        """The filesystem's record of this file: `size`, and more by client. Raises StorageNotFound."""
         found = self._info(doing)
         if found is None:
             raise self.missing()
         return found
 
     def _forget_listings(self) -> None:
-        self.fs.invalidate_cache()  # cloud clients remember listings, and somebody else may have written since
+        self.fs.invalidate_cache()  # cloud clients cache listings, and another process may have written since

@@ -1,8 +1,8 @@
-"""Parts of remote files, fetched before they are read; refuses to hold, or have under way, more than a few.
+"""Prefetches parts of remote files, within a bound on bytes held and requests under way.
 
-Several files that are read one after the other share one `Ahead`. Parts are asked for in the order in which they were added;
-a part that is read before its turn is fetched at once. The first requests go out two at a time; while their answers come
-quickly, so do twice as many, up to eight, and on a slow connection fewer: each of them has to end within the time limit.
+Several files that are read one after the other share one `Ahead`. Parts are requested in the order in which they were added; a
+part that is read before its turn is fetched at once. The first requests go out two at a time; while answers come quickly, twice
+as many, up to eight, and on a slow connection fewer: each request has to end within the time limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias
 __all__ = ["PART", "WINDOW", "Ahead", "Begin", "Coming", "Part", "parts_of"]
 
 PART: Final = 8 << 20  # bytes of a request
-WINDOW: Final = 64 << 20  # bytes under way, or fetched and not given up yet
+WINDOW: Final = 64 << 20  # bytes under way, or fetched and not released yet
 FIRST: Final = 2  # requests at once, to begin with
 MOST: Final = 8  # requests at once, when answers come quickly: more than s3fs has connections for would only queue
 SLOW: Final = 6.0  # seconds for a part that call for fewer at once
@@ -84,7 +84,7 @@ class Part:
 def parts_of(ranges: Iterable[Range], size: int, begin: Begin, *, hole: int, align: int = 1) -> list[Part]:
     """Parts that cover `ranges` of a file of `size` bytes, sorted, none of them overlapping.
 
-    `hole`: bytes between two ranges that are rather fetched than left out. Parts begin and end at multiples of `align`.
+    `hole`: bytes between two ranges that are fetched rather than skipped. Parts begin and end at multiples of `align`.
     """
     joined: list[list[int]] = []
     for start, end in sorted((start // align * align, min(size, -(-end // align) * align)) for start, end in ranges):
@@ -102,11 +102,11 @@ class Ahead:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._waiting: deque[Part] = deque()
-        self._begun: list[Part] = []  # and not given up
+        self._begun: list[Part] = []  # and not released
         self._at_once = FIRST
 
     def add(self, parts: Iterable[Part]) -> None:
-        """Parts that will be read after all that have been added before."""
+        """Add parts that will be read after all added before."""
         with self._lock:
             self._waiting.extend(parts)
             self._push()
@@ -127,7 +127,7 @@ class Ahead:
         return data
 
     def drop(self, parts: Iterable[Part]) -> None:
-        """Give up parts: their bytes are not held any longer, nor asked for."""
+        """Release parts: their bytes are dropped, and no longer requested."""
         gone = set(parts)
         if not gone:
             return

@@ -1,7 +1,7 @@
-"""Storage providers: one record for each, with all that differs between S3, Google's storage, Azure and others.
+"""Storage providers: one record each, with all that differs between S3, Google Cloud Storage, Azure and others.
 
-A package adds a provider by registering such a record under the entry points `offline_cli.providers`, once for each
-scheme; it is imported when a URL of that scheme is named, and at no other time. A scheme of ours stays ours.
+A package adds a provider by registering such a record under the entry points `offline_cli.providers`, once for each scheme; it
+is imported only when a URL of that scheme is named. It cannot replace a scheme of ours.
 """
 
 from __future__ import annotations
@@ -29,9 +29,19 @@ __all__ = [
 Names: TypeAlias = "Callable[[], frozenset[str] | None]"
 """Gives the names that a library takes, importing it; None: it takes any."""
 
+HERE: Final = frozenset({"file", "local", "memory"})  # schemes that need no client
+
+_REGION: Final = (
+    "AWS_DEFAULT_REGION in the environment, or "
+    """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
+)
+_REGIONS: Final = ("region", "region_name", "aws_region", "default_region")
+_NEAR: Final = {**dict.fromkeys(_REGIONS, "region_name"), "endpoint": "endpoint_url"}
+_TEXT: Final = {"": (str,), "use_ssl": (bool,), "verify": (bool, str)}
+
 
 class Fault(Enum):
-    """What a provider means by an error. `provider_errors` has the words for each."""
+    """The meaning of a provider's error. `failures.py` has the message for each."""
 
     NO_BUCKET = "no bucket"
     NO_CREDENTIALS = "no credentials"
@@ -53,7 +63,7 @@ class InnerOptions:
 
     names: Names
     kinds: Mapping[str, tuple[type, ...]] | None = None  # that values may be of, "" for names not listed; None: any
-    near: Mapping[str, str] = field(default_factory=dict)  # what people write, and what it is called here
+    near: Mapping[str, str] = field(default_factory=dict)  # what people write, and its name here
     repeats_options: bool = False  # whether a name here may be an option of the client too, and has to be equal then
 
 
@@ -87,7 +97,7 @@ class Provider:
     checks_options: bool = False  # whether the parameters of its client's class are all the options that there are
     more_options: frozenset[str] = frozenset()  # that the client passes on
     inner_options: Mapping[str, InnerOptions] = field(default_factory=dict)
-    advice: Mapping[str, str] = field(default_factory=dict)  # what to do in place of an option that it has not, by name
+    advice: Mapping[str, str] = field(default_factory=dict)  # what to do instead of an option that it lacks, by name
     prepare: Callable[[Mapping[str, Any]], None] = lambda options: None  # before the client is imported: no look-ups, say
 
     # ---- errors ----
@@ -96,8 +106,6 @@ class Provider:
     vague: frozenset[str] = frozenset()  # codes of errors whose reason is in a body, which answers to HEAD lack
     in_text: tuple[str, ...] = ()  # patterns with one group: a code within the text of an error
 
-
-HERE: Final = frozenset({"file", "local", "memory"})  # schemes that need no client
 
 # ---- S3 ----
 
@@ -116,14 +124,6 @@ def _of_s3_config() -> frozenset[str]:
     named = inspect.signature(AioConfig.__init__).parameters
     return frozenset({*named, *Config.OPTION_DEFAULTS, *Config.NON_LEGACY_OPTION_DEFAULTS}) - {"self", "kwargs"}
 
-
-_REGION: Final = (
-    "AWS_DEFAULT_REGION in the environment, or "
-    """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
-)
-_REGIONS: Final = ("region", "region_name", "aws_region", "default_region")
-_NEAR: Final = {**dict.fromkeys(_REGIONS, "region_name"), "endpoint": "endpoint_url"}
-_TEXT: Final = {"": (str,), "use_ssl": (bool,), "verify": (bool, str)}
 
 _S3: Final = Provider(
     "s3",
@@ -175,7 +175,7 @@ def _of_http_session() -> frozenset[str]:
 def _without_question_of_bucket(options: Mapping[str, Any]) -> None:
     """Keep gcsfs from asking what kind of bucket this is where the endpoint is not Google's, which takes it a minute.
 
-    It asks over gRPC, which other servers do not answer, unless told otherwise before it is imported. What the user has set
+    It asks over gRPC, which other servers do not answer, unless configured before it is imported. What the user has set
     stays.
     """
     if options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -284,9 +284,9 @@ def known_providers() -> tuple[Provider, ...]:
 
 
 def provider_of(scheme: str) -> Provider:
-    """The provider of a scheme; a plain one where nobody has registered any.
+    """The provider of a scheme; a plain one where none is registered.
 
-    Raises BadConfig for a registered object that is no provider of this scheme, MissingPackage where it cannot be imported.
+    Raises BadConfig for a registered object that is not a provider of this scheme, MissingPackage where it cannot be imported.
     """
     found = _known.get(scheme)
     if found is None:
@@ -326,7 +326,7 @@ def _registered(scheme: str) -> Provider | None:
         return None
     provider = found.load()
     if not isinstance(provider, Provider) or scheme not in provider.schemes:
-        what = f"provider {scheme!r} of the package {found.package} is {provider!r}, and no Provider of {scheme}://"
+        what = f"provider {scheme!r} of the package {found.package} is {provider!r}, not a Provider of {scheme}://"
         raise BadConfig(what, where=f"provider {scheme}, registered by {found.package}", fix="see docs/storage.md")
     if provider.filesystem:
         fsspec.register_implementation(scheme, provider.filesystem, clobber=True)

@@ -1,4 +1,4 @@
-"""One shard as batches of whole episodes, streamed by row groups; refuses a shard that is not what its manifest says."""
+"""One shard as batches of whole episodes, streamed by row groups, and checked against its manifest entry."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ShardReader:
     action_space: Space | None
     keep: Sequence[str] | None = None  # extra model outputs to read, and "infos"; None: all
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
-    declared: bool = False  # `episodes` only: the episodes may say no other spaces
+    declared: bool = False  # `episodes` only: the episodes may not state other spaces
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
 
     def read(
@@ -54,7 +54,7 @@ class ShardReader:
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
-        `size`, `rows`, `trust`: what its manifest says of it. `whole`: compare its sha256 by the end of the last batch.
+        `size`, `rows`, `trust`: what its manifest states. `whole`: compare its sha256 by the end of the last batch.
         `opening`: the shard, if it has been opened. `scope` owns it. Raises BadData, naming the shard, where it is missing, has
         another size or content, is cut, or has other columns than its spaces ask for; MemoryLimitExceeded for row groups
         that are no bomb only because the sha256 is true.
@@ -140,7 +140,7 @@ def _check_columns(have: Any, want: Any, location: Location) -> None:
 
 
 def _check_further_columns(have: Any, location: Location) -> None:
-    """Raise BadData, naming every one, for infos that are no text and extra model outputs that are no numbers."""
+    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
     kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
     wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
     infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]
@@ -159,7 +159,7 @@ def _wrong_columns(what: str, location: Location) -> BadData:
 def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:
     """The rows of `tables` again, cut where an episode ends, each table of `target_steps` rows or more but for the last."""
     pending: list[Any] = []
-    rows = cut = 0  # rows pending, and those of them before the episode that may go on
+    rows = cut = 0  # rows pending, and those of them before the episode that may continue
     last_id: Any = None
     for table in tables:
         if not table.num_rows:
@@ -179,7 +179,7 @@ def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:
 
 
 def _last_start(ids: Any, before: Any) -> int | None:
-    """The last row at which an id begins that is not that of the row before; None: all go on with `before`."""
+    """The last row at which an id begins that is not that of the row before; None: all continue `before`."""
     if isinstance(ids, pa.ChunkedArray):
         ids = ids.chunk(0)
     changes = np.flatnonzero(pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False))

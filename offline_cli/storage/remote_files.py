@@ -1,9 +1,9 @@
-"""A remote file for reading, by ranges of bytes; refuses to fetch much more than is asked for.
+"""A remote file for reading, by ranges of bytes, fetching little more than the caller needs.
 
-It looks ahead as far as reading goes on in one direction: 256 KiB at first, twice as much each time, up to 8 MiB; from then on
-the parts that follow are fetched beforehand, several at once. So the head of a file costs little, and lines stream. A file of
-at most 1 MiB comes whole. Who knows what will be read, as a Parquet footer tells, says so with `expect`: then that is fetched,
-nothing between, and several parts at once.
+Read-ahead grows while reading continues in one direction: 256 KiB at first, twice as much each time, up to 8 MiB; from then on
+the parts that follow are prefetched, several at once. So the head of a file costs little, and lines stream. A file of at most 1
+MiB is fetched whole. A caller that knows what it will read, from a Parquet footer for instance, calls `expect`: then exactly
+that is fetched, with several requests at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from offline_cli.storage.timeouts import REQUEST_BYTES
 
 __all__ = ["SMALL_FILE", "Fetch", "PartsInOrder", "buffered_reader", "expect", "fetch_end", "follow", "ready", "rest_of"]
 
-FIRST_AHEAD: Final = 256 << 10  # also what is rather fetched between two ranges than left out
+FIRST_AHEAD: Final = 256 << 10  # also the gap between two ranges that is fetched rather than skipped
 SMALL_FILE: Final = 1 << 20
 BUFFER: Final = 64 << 10
 
 Fetch: TypeAlias = Callable[[int, int], bytes]
 """The bytes from one offset to before another, both within the file: as many as asked for, or an exception."""
 OnClose: TypeAlias = Callable[[bool], None]
-"""Told once that nobody reads the file any longer, and whether that is because of an error."""
+"""Called once when reading has ended, with whether an error ended it."""
 
 
 def buffered_reader(
@@ -41,14 +41,14 @@ def buffered_reader(
 ) -> BinaryIO:
     """A file of `size` bytes whose ranges `fetch` gives. Reading raises what `fetch` raises.
 
-    `begin`: as `fetch`, without waiting for the bytes; None: nothing is fetched beforehand. `ahead`: shared by files that are
+    `begin`: as `fetch`, without waiting for the bytes; None: nothing is prefetched. `ahead`: shared by files that are
     read one after the other. `align`: ranges begin and end at multiples of it.
     """
     return _Buffered(_RangeReader(fetch, size, begin, ahead or Ahead(), align, on_close), BUFFER)
 
 
 def expect(stream: Any, ranges: Callable[[], list[Range]]) -> None:
-    """Say which `ranges()` of `stream` will be read, about in this order: of a remote file, they come beforehand."""
+    """Say which `ranges()` of `stream` will be read, about in this order: of a remote file, they are prefetched."""
     raw = getattr(stream, "raw", None)
     if isinstance(raw, _RangeReader):
         raw.expect(ranges())
@@ -57,7 +57,7 @@ def expect(stream: Any, ranges: Callable[[], list[Range]]) -> None:
 def ready(stream: Any, ranges: Callable[[], list[Range]]) -> None:
     """Wait until `ranges()`, which were expected, are here; those before them will not be read again.
 
-    Raises what fetching raises. For who gives `stream` to code that no Ctrl-C can interrupt.
+    Raises what fetching raises. For callers that give `stream` to code that Ctrl-C cannot interrupt.
     """
     raw = getattr(stream, "raw", None)
     if isinstance(raw, _RangeReader):
@@ -65,7 +65,7 @@ def ready(stream: Any, ranges: Callable[[], list[Range]]) -> None:
 
 
 def fetch_end(stream: Any) -> None:
-    """Have the last bytes of `stream` here, where a Parquet file has its footer, if it is a remote file."""
+    """Fetch the last bytes of `stream`, where a Parquet file has its footer, if it is a remote file."""
     raw = getattr(stream, "raw", None)
     if isinstance(raw, _RangeReader):
         raw.fetch_end()
@@ -179,7 +179,7 @@ class _RangeReader(io.RawIOBase):
             self._on_close(sys.exc_info()[0] not in (None, GeneratorExit))
 
     def drop(self) -> None:
-        """Be closed without a word, where nobody has closed it: the garbage collector may wait for no lock, and no storage."""
+        """Close silently what nobody has closed: the garbage collector may wait for no lock, and no storage."""
         self._shared, self._on_close = Ahead(), None
         self._parts = []
 
@@ -208,7 +208,7 @@ class _RangeReader(io.RawIOBase):
                 self._taken(part)
 
     def pass_to_end(self) -> None:
-        """Have `followed` see all that it has not seen."""
+        """Pass `followed` all bytes that it has not seen."""
         assert self.followed is not None, "it is followed"
         if self._start <= self.followed.at:  # small files are here whole
             self.followed.add(self._start, self._held, self._fetch)
@@ -229,7 +229,7 @@ class _RangeReader(io.RawIOBase):
         self._hold_range(start, self._size)
 
     def _pass(self, position: int) -> None:
-        """Give up the parts that end before `position`."""
+        """Release the parts that end before `position`."""
         count = next((i for i, part in enumerate(self._parts) if part.end > position), len(self._parts))
         self._shared.drop(self._parts[:count])
         del self._parts[:count]
@@ -264,7 +264,7 @@ class _RangeReader(io.RawIOBase):
             self._streams = True
             self._hold(wanted)
             return
-        if self._streams:  # reading goes on elsewhere
+        if self._streams:  # reading continues elsewhere
             self._shared.drop(self._parts)
             self._parts, self._expected, self._streams = [], [], False
         self._ahead = min(2 * self._ahead, most) if goes_on else FIRST_AHEAD

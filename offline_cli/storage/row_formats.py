@@ -1,8 +1,8 @@
-"""The two formats as what a writer needs of them: rows per episode, and batches as tables; refuses batches that fit no table.
+"""The two row formats as a writer uses them: rows per episode, and batches as tables.
 
-`columns` has one schema for the whole dataset. Extra model outputs, and whether there are ids of the source, are fixed by the
-first block. Infos get their two columns from the first episode on that has any; shards before it are given empty ones at the
-commit (`lacks`).
+`columns` has one schema for the whole dataset; a batch that does not fit it raises. The first block fixes the extra model
+outputs and whether there are ids of the source. Infos get their two columns from the first episode on that has any; shards
+before it get empty ones at the commit (`lacks`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RowFormat(Protocol):
         """Whether a shard of this pa.Schema has fewer columns than the dataset."""
 
     def adopt(self, schema: Any) -> None:
-        """Go on as the pa.Schema of a shard written before says."""
+        """Continue with the pa.Schema of a shard written before."""
 
 
 class EpisodeRows:
@@ -130,14 +130,14 @@ class StepRows:
             self._tally.assume("multi-agent-id-not-kept", sum(name is not None for name in batch.multi_agent_ids))
 
     def first_change(self, batch: EpisodeBatch) -> int | None:
-        """The first episode with an info that says something, if none had one before."""
+        """The first episode with an info that is not empty, if none had one before."""
         if self._has_infos or batch.infos is None:
             return None
         row = next((row for row, info in enumerate(batch.infos) if info), None)
         return None if row is None else int(np.searchsorted(batch.obs_starts, row, side="right")) - 1
 
     def add_columns(self) -> None:
-        """From now on tables have the columns of infos."""
+        """Give tables the columns of infos from now on."""
         self._has_infos = True
 
     def lacks(self, schema: Any) -> bool:

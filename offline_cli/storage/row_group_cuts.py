@@ -1,18 +1,16 @@
-"""Where a table is cut into row groups, so that readers take the file, and how its columns are stored.
+"""Where a table is cut into row groups so that readers accept the file, how its columns are stored, and column statistics.
 
-Readers refuse a file that unfolds beyond the bound of `parquet_safety`, as one of frames in which nothing moves does. A
-table that would bring a shard there begins another one, where it may unfold to more. Where it is beyond by itself, an
-episode of hundreds of MiB, it is cut into more row groups, each of which adds some bytes to the file. Where that does not
-do either, because single cells are that large, its shard is written without compression and dictionaries: no manifest is
-needed then to know that it is no bomb. All other tables are cut, and written, as they always were.
-
-Floats are stored plain, text and integers with a dictionary; `item` never has one. Every page carries a checksum.
-
-What the footer of a Parquet file says of each column chunk: nulls and bounds, as bytes; refuses to decode them.
-
-Arrow's own `chunk.statistics` decodes bounds where nothing catches what it throws: one that is too short, or of another type
-than its column, and the process is aborted. Here they are read as they stand, from the footer's own Thrift, of which only
-structs, lists, integers, flags, numbers and bytes are known: there is nothing else in a footer.
+* `Cuts`, `cuts_of`: readers refuse a file that unfolds beyond the bound of `parquet_safety`, as one of frames in which nothing
+  moves does. A table that would bring a shard there begins another one, where it may unfold to more. A table beyond the bound
+  by itself, an episode of hundreds of MiB, is cut into more row groups, each of which adds some bytes to the file. Where that
+  is not enough, because single cells are that large, its shard is written without compression and dictionaries (`alone`): no
+  manifest is needed then to know that it is no bomb. All other tables are cut, and written, as they always were.
+* `parquet_options`: floats are stored plain, text and integers with a dictionary; `item` never has one. Every page carries a
+  checksum.
+* `chunk_statistics`: nulls and bounds of each column chunk from a Parquet footer, as undecoded bytes. Arrow's own
+  `chunk.statistics` decodes bounds where nothing catches its C++ exceptions: a bound that is too short, or of another type than
+  its column, aborts the process. So the footer's Thrift is parsed here, of which only structs, lists, integers, flags, numbers
+  and bytes are known: a footer has nothing else.
 """
 
 from __future__ import annotations
@@ -33,6 +31,19 @@ from offline_cli.storage.row_groups import BLOCK_BYTES
 
 __all__ = ["ChunkStatistics", "Cuts", "Held", "alone", "chunk_statistics", "cuts_of", "parquet_options"]
 
+SURE: Final = 2  # so many times the wanted bytes, packed in parts, are never fewer packed as a whole
+PIECE: Final = 1 << 20  # bytes packed at a time
+LIMITED: Final = ("lz4", "snappy", "none")  # these unfold to at most 255 times their bytes
+LIMIT: Final = 255
+
+ROW_GROUPS, COLUMNS, META_DATA, STATISTICS = 4, 1, 3, 12  # numbers of fields in parquet.thrift
+NULL_COUNT, HIGH, LOW, OLD_HIGH, OLD_LOW = 3, 5, 6, 1, 2
+DEEPEST: Final = 32  # structs and lists in one another; a footer has a third of that
+
+T = TypeVar("T")
+
+_FLAGS: Final = {1: True, 2: False}
+
 
 def parquet_options(schema: Any, compression: str, *, is_plain: bool) -> dict[str, Any]:
     """For a pa.Schema. `is_plain`: without compression and dictionaries, so that the file is as large as what it holds."""
@@ -46,7 +57,7 @@ def parquet_options(schema: Any, compression: str, *, is_plain: bool) -> dict[st
 
 
 def _repeating(schema: Any) -> list[str]:
-    """Paths of Parquet columns worth a dictionary: text and integers, wherever they stand.
+    """Paths of Parquet columns worth a dictionary: text and integers, wherever they are.
 
     Parquet has no 8-bit numbers: an image's bytes take four each. As indices into a dictionary they take one again.
     """
@@ -65,12 +76,6 @@ def _paths(kind: Any, path: str) -> Iterator[str]:
         yield path
 
 
-SURE: Final = 2  # so many times the bytes that are wanted, packed in parts, are no fewer as a whole
-PIECE: Final = 1 << 20  # bytes packed at a time
-LIMITED: Final = ("lz4", "snappy", "none")  # no more than 255 times as much unfolds from what these pack
-LIMIT: Final = 255
-
-
 @dataclass(frozen=True, slots=True)
 class Cuts:
     """How a table is written."""
@@ -84,7 +89,7 @@ class Held:
     """What is in a shard before a table."""
 
     in_memory: int = 0  # bytes, as readers count them
-    by_now: int = 0  # bytes of the file that are surely written
+    by_now: int = 0  # bytes of the file that are certainly written
     stored: Callable[[], int] = int  # bytes of the file, once all is written: waits for it
 
 
@@ -190,13 +195,6 @@ def _size(table: Any, groups: Sequence[int], compression: str) -> int:
     return int(sink.size())
 
 
-ROW_GROUPS, COLUMNS, META_DATA, STATISTICS = 4, 1, 3, 12  # numbers of fields in parquet.thrift
-NULL_COUNT, HIGH, LOW, OLD_HIGH, OLD_LOW = 3, 5, 6, 1, 2
-DEEPEST: Final = 32  # structs and lists in one another; a footer has a third of that
-
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkStatistics:
     """Of one column in one row group; None: the footer does not say."""
@@ -259,7 +257,7 @@ def _integer(data: bytes, at: int, depth: int) -> tuple[int, int]:
 def _binary(data: bytes, at: int, depth: int) -> tuple[bytes, int]:
     length, at = _varint(data, at)
     if at + length > len(data):
-        raise ValueError("bytes that go on beyond the end")
+        raise ValueError("bytes that extend beyond the end")
     return data[at : at + length], at + length
 
 
@@ -303,7 +301,6 @@ def _flag(data: bytes, at: int, depth: int) -> tuple[bool, int]:
     return data[at] == 1, at + 1
 
 
-_FLAGS: Final = {1: True, 2: False}
 _VALUES: Final[dict[int, Callable[[bytes, int, int], tuple[Any, int]]]] = {
     1: _flag,
     2: _flag,

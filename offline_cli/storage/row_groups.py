@@ -1,8 +1,8 @@
-"""A stream of batches cut into blocks and shards by episodes alone, so that data/ does not depend on how they arrived.
+"""Cuts a stream of batches into blocks and shards by episodes alone, so that data/ does not depend on how they arrived.
 
-A block is what becomes one table, and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of
-blocks within the limits that the user gave. An episode larger than a limit has a block, or a shard, of its own. Refuses to
-join episodes of two structures: the block ends where the structure changes.
+A block becomes one table, and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of blocks
+within the limits that the user gave. An episode larger than a limit has a block, or a shard, of its own. Episodes of two
+structures are never joined: the block ends where the structure changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROW_OVERHEAD = 64  # bytes: id, t, reward and flags of a step
 LARGE = 64 << 10  # bytes of one value in an info that are counted
 MAY_BE_LARGE = frozenset({np.ndarray, bytes, str, list})
 VALUES = methodcaller("values")
-INFO_KEY_BYTES = 64  # of JSON text, a guess: infos are counted by their keys, so as not to write them twice
+INFO_KEY_BYTES = 64  # of JSON text, an estimate: infos are counted by their keys, so as not to write them twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class BlockCutter:
         self._end_shard()
 
     def take_back(self, block: Block) -> None:
-        """Begin a shard with the episodes of a block just given, as a cutter does that gets them first.
+        """Start a shard with the episodes of a block just given, as a cutter does that gets them first.
 
-        They come again, maybe with more after them.
+        They are passed again, maybe with more after them.
         """
         sizes, rows = raw_bytes(block.batch), self._rows_of(block.batch)
         self._end_shard()
@@ -149,7 +149,7 @@ def _signature(batch: EpisodeBatch) -> list[tuple[str, Any, tuple[int, ...]]]:
 
 
 def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
-    """(E,) bytes of each episode before compression: observations twice, as in a row; infos: a guess, and what is large."""
+    """(E,) bytes of each episode before compression; observations count twice, as in a row, and infos are estimated."""
     step = ROW_OVERHEAD + 2 * _row_bytes(batch.obs) + _row_bytes(batch.actions) + sum(map(_row_bytes, batch.extra.values()))
     sizes: NDArray[np.int64] = (batch.lengths + 1) * step
     if batch.infos is not None:

@@ -1,7 +1,7 @@
-"""Remote shards in their order, opened before their turn: what is broken about one is told when its turn comes.
+"""Remote shards in their order, opened before their turn; what is wrong with one is reported when its turn comes.
 
-While a shard is read, the footers of the next ones come, and then the row groups that will be read of them: one `Ahead` bounds
-what is fetched of all.
+While a shard is read, the footers of the next ones are fetched, and then the row groups that will be read of them: one `Ahead`
+bounds the bytes fetched of all.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ShardsAhead:
         return self._coming.popleft() if self._coming else _Coming(*self._places.popleft(), self._ahead)
 
     def advance(self) -> None:
-        """Go on with those whose turn has not come; to be called now and then. Waits for nothing."""
+        """Advance those whose turn has not come; to be called now and then. Does not block."""
         while self._places and len(self._coming) < SHARDS:
             self._coming.append(_Coming(*self._places.popleft(), self._ahead))
         for shard in self._coming:
             if not shard.advance(self._columns_of):
-                return  # in their order: what is fetched beforehand is wanted first to last
+                return  # in their order: what is prefetched is wanted first to last
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +57,7 @@ class ShardsAhead:
 
 
 class _Coming:
-    """A remote shard that is being opened, in a thread that nothing waits for at the end of the process."""
+    """A remote shard that is being opened, in a thread that does not keep the process alive."""
 
     def __init__(self, place: Location, size: int, ahead: Ahead) -> None:
         self._place, self._size, self._ahead = place, size, ahead
@@ -83,7 +83,7 @@ class _Coming:
                 self._close()
 
     def advance(self, columns_of: ColumnsOf) -> bool:
-        """Have its row groups come, once its footer has; False before that."""
+        """Prefetch its row groups, once its footer is here; False before that."""
         if not self._is_here.is_set():
             return False
         if self._file is None and self._error is None and self._stream is not None:
@@ -110,7 +110,7 @@ class _Coming:
         self.give_up()
 
     def give_up(self) -> None:
-        """Nobody will read it, or go on reading."""
+        """Nobody will read it, or continue reading."""
         with self._lock:
             self._given_up = True
             if self._is_here.is_set():

@@ -1,8 +1,8 @@
-"""The shards that a writer has finished and the one it is at, those of an interrupted write included.
+"""The shards that a writer has finished and the current one, including those of an interrupted write.
 
-A shard counts once it is under its name. Complete shards of an earlier writer are read again (`adopt`): their episodes
-pass through the same row groups as when they were written, so that statistics come out the same to the last bit. One that
-cannot be read is an error.
+A shard counts once it has its final name. Complete shards of an earlier writer are read again (`adopt`): their episodes pass
+through the same row groups as when they were written, so that statistics are equal to the last bit. A shard that cannot be read
+is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ShardSequence:
         compression: str,
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`folder`: the dataset's. `guard`: around each moment in which a shard gets its name; may refuse."""
+        """`folder`: the dataset's. `guard`: around each moment in which a shard gets its name; may raise."""
         self._folder = folder
         self._generation = generation
         self._compression = compression
@@ -88,7 +88,7 @@ class ShardSequence:
         self._episodes = self._steps = 0
 
     def discard(self) -> None:
-        """Leave nothing of the open shard."""
+        """Discard the open shard."""
         if self._open is not None:
             self._open.discard()
             self._open = None
@@ -127,7 +127,7 @@ class ShardSequence:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A shard that an earlier writing finished."""
+    """A shard that an earlier write finished."""
 
     shard: Shard
     schema: Any  # pa.Schema
@@ -146,13 +146,13 @@ def adopt(
 ) -> Adopted:
     """Read the shard at `place`, add its episodes to `statistics`, its columns to `rows`.
 
-    `known`: its bytes and sha256, if they have been read. `said`: the sha256 that a manifest says it has.
+    `known`: its bytes and sha256, if they have been read. `said`: the sha256 in a manifest.
     `opening`: the shard, if it has been opened. Raises BadData, StorageError, and as `check_bound` does.
     """
     cutter = BlockCutter(rows.rows_of, max_rows=None, max_bytes=None)
     ids: list[str] = []
     steps = 0
-    known = known or (None if said is None else fingerprint(place))  # nothing is said: it is hashed while it is read
+    known = known or (None if said is None else fingerprint(place))  # no sha256 is known: it is hashed while it is read
     with opening or opened(place, size=known and known[0]) as file:
         schema, row_count = file.schema_arrow, file.metadata.num_rows
         rows.adopt(schema)

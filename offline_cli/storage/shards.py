@@ -1,10 +1,10 @@
 """One Parquet file: written so that it exists only when whole, read row group by row group.
 
 Every page carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be read as
-another value. Whatever a broken or hostile file makes the Parquet reader raise becomes BadData that names the shard.
+another value. Whatever the Parquet reader raises on a broken or hostile file becomes BadData that names the shard.
 
-Row groups are compressed one at a time in a thread (`BackgroundWriter`) while the caller prepares the next; what that raises is
-raised by the next one, or at the end. A writer that gives up waits for no storage.
+A thread compresses row groups one at a time (`BackgroundWriter`) while the caller prepares the next; an exception in it is
+raised by the next row group, or at the end. A writer that gives up does not wait for storage.
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ __all__ = [
     "read_row_groups",
 ]
 
+COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
+FIX: Final = "restore the file from a copy, or write the dataset again from its source"
+MISSING: Final = "the shard is missing"
+Moved: TypeAlias = Callable[[Location], Location | None]
+"""Where a shard is that is no longer in its place; None: nowhere."""
+READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
+
 
 class BackgroundWriter:
     """Calls made in a thread, one after the other; ended by exactly one of `finish` and `give_up`."""
@@ -68,7 +75,7 @@ class BackgroundWriter:
         self._coming: Future[None] | None = None
 
     def begin(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Have the thread make the call, once the one before it is done. Raises what that raised."""
+        """Queue the call in the thread, after the one before it. Raises what that raised."""
         self.wait()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="offline-cli-writing")
@@ -80,7 +87,7 @@ class BackgroundWriter:
         self._end()
 
     def give_up(self) -> None:
-        """Wait until no call is being made: waits for a storage end at once, and what the call raises concerns nobody."""
+        """Wait until no call is running: waits for a storage end at once, and what the call raises is ignored."""
         self._stop.set()
         self._end()
 
@@ -97,14 +104,6 @@ class BackgroundWriter:
     def _make(self, call: Callable[..., None], *arguments: Any) -> None:
         with ended_by(self._stop):
             call(*arguments)
-
-
-COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
-FIX: Final = "restore the file from a copy, or write the dataset again from its source"
-MISSING: Final = "the shard is missing"
-Moved: TypeAlias = Callable[[Location], Location | None]
-"""Where a shard is that is not in its place any more; None: nowhere."""
-READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
 
 
 def check_compression(name: str) -> str:
@@ -156,21 +155,21 @@ class ShardWriter:
         return self._file.bytes
 
     def settle(self) -> None:
-        """Wait for the last table, so that `commit` takes but a moment. Raises what writing it raised."""
+        """Wait for the last table, so that `commit` takes only a moment. Raises what writing it raised."""
         self._behind.wait()
 
     def commit(self) -> tuple[int, str]:
-        """Put the shard under its name, footer and all; its bytes and sha256."""
+        """Publish the shard under its name, footer included; its bytes and sha256."""
         self._behind.finish()
         self._parquet.close()
         self._file.commit()
         return self._file.bytes, self._file.sha256
 
     def discard(self) -> None:
-        """Leave nothing of the shard."""
+        """Discard the shard."""
         self._behind.give_up()
         self._file.discard()
-        with suppress(pa.ArrowException, OSError):  # after a failed write it may complain once more
+        with suppress(pa.ArrowException, OSError):  # after a failed write it may raise once more
             self._parquet.close()
 
 
@@ -192,7 +191,7 @@ class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
 class opened:  # noqa: N801  reads as what it gives, as in contextlib
     """The Parquet file at a location, closed at the end; a context manager that does nothing when it is dropped.
 
-    Entering it raises BadData where the shard is missing, has another size, or is no Parquet.
+    Entering it raises BadData where the shard is missing, has another size, or is not Parquet.
     """
 
     def __init__(
@@ -252,7 +251,7 @@ def parsed(stream: BinaryIO, location: Location, source: Any = None, *, is_own: 
 
 
 def expect_row_groups(file: OpenShard, location: Location, columns: Sequence[str] | None = None) -> None:
-    """Have the row groups of a remote shard come beforehand, and what stands before and after them, to be hashed.
+    """Prefetch the row groups of a remote shard, and what is before and after them, to be hashed.
 
     Raises BadData where the footer is broken.
     """
@@ -323,7 +322,7 @@ def check_bound(
 
 @contextmanager
 def _parquet_failures(location: Location) -> Iterator[None]:
-    """Within it, what Arrow finds wrong with the bytes raises BadData, what storage finds wrong StorageError."""
+    """Within it, errors of Arrow about the bytes raise BadData, errors of storage StorageError."""
     try:
         with storage_failures(location.url, "reading it"):
             try:

@@ -1,22 +1,20 @@
-"""Files that get their name whole or not at all, and small ones that are made only where none is.
+"""Files that get their name whole or not at all, and small ones that are created only where there is none.
 
 `StagedFile`, by kind of storage; bytes are counted and hashed on their way:
 
 * Object stores and other remote filesystems: an upload that `commit` completes and `discard` aborts (`uploads.py`).
-* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of
-  the machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final
-  name.)
+* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
+  machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
 * memory://: bytes kept aside. (fsspec publishes a memory file when it is opened, `autocommit` or not.)
 
-`create_only`, by kind of storage; of many who try at once, one succeeds:
+`create_only`, by kind of storage; of many concurrent tries, one succeeds:
 
-* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard
-  links (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
-* Providers that say so (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match,
-  ifGenerationMatch=0).
-* Anything else, `pyarrow.fs` too: a look beforehand, which two can do at once. So can two on servers that do not know the
-  condition. A client that loses the answer to its first try, and tries again, is told that the file is there: whose it is
-  decides.
+* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard links
+  (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
+* Providers that declare it (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match, ifGenerationMatch=0).
+* Anything else, `pyarrow.fs` too: a check beforehand, which two can pass at once. So can two on servers that do not know the
+  condition. A client that loses the answer to its first try, and retries, is told that the file exists: its content shows whose
+  it is.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class StagedFile:
     """A file-like object for writing; exactly one of `commit` and `discard` ends it. Raises StorageError throughout."""
 
     def __init__(self, target: Location, *, folder: Location) -> None:
-        """`folder`: the dataset folder, where a local file may stand until it is whole."""
+        """`folder`: the dataset folder, where a local file may be until it is whole."""
         self.target = target
         self.bytes = 0
         self._sha256 = hashlib.sha256()
@@ -102,14 +100,14 @@ class StagedFile:
         return False
 
     def commit(self) -> None:
-        """Put the file under its name, whole."""
+        """Publish the file under its name, whole."""
         assert self._stage is not None, "the file was committed or discarded"
         with writing_failures(self.target):
             self._stage.commit()
         self._stage = None
 
     def discard(self) -> None:
-        """Leave nothing of the file; a second time, or after `commit`, nothing happens."""
+        """Discard the file; a second time, or after `commit`, nothing happens."""
         stage, self._stage = self._stage, None
         if stage is not None:
             self._discarded = True
@@ -119,7 +117,7 @@ class StagedFile:
 
 @contextlib.contextmanager
 def writing_failures(target: Location, doing: str = "writing") -> Iterator[None]:
-    """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client says of the file."""
+    """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client blames the file."""
     try:
         with storage_failures(target.url, doing):
             yield
@@ -151,7 +149,7 @@ def _stage(target: Location, folder: Location) -> _Stage:
 
 
 def part_name(name: str) -> str:
-    """A name for a file that is to be called `name`: another one for each writer, as one may write while another wakes up."""
+    """A name for a file that is to be called `name`: different for each writer, as one may write while another wakes up."""
     return f"{PART_PREFIX}{secrets.token_hex(4)}-{name}"
 
 
@@ -196,7 +194,7 @@ class _MemoryStage:
 def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
     """Write `data`, which nobody else would write, to `target`; False where something is there already.
 
-    `folder`: the dataset folder, where a local file may stand until it is whole. Raises StorageError.
+    `folder`: the dataset folder, where a local file may be until it is whole. Raises StorageError.
     """
 
     def request() -> bool:
@@ -212,7 +210,7 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
         except OSError:
             if target.is_local or not target.fs.exists(target.path):
                 raise
-            return False  # refused in words that say nothing: radosgw does
+            return False  # refused without a usable message: radosgw does
         return True
 
     if not creates_only(target) and target.exists():
@@ -222,7 +220,7 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
 
 
 def creates_only(target: Location) -> bool:
-    """Whether the client of this storage can make a file only where none is."""
+    """Whether the client of this storage can create a file only where there is none."""
     return target.is_local or (target.provider.creates_only and not is_arrow(target))
 
 
@@ -258,5 +256,5 @@ def _link(final: str, part: str, data: bytes) -> None:
     try:
         sync_names(os.path.dirname(final) or ".")
     except OSError:
-        os.remove(final)  # who asked is told that it was not made
+        os.remove(final)  # the caller learns that it was not created
         raise

@@ -1,9 +1,9 @@
 """Statistics of every column in one pass, in float64: count, min and max exact, mean and std to 1e-12; merged in shard order.
 
 Each block is centred on its own mean before it is squared, blocks are joined by Chan's formula, and a mean is kept in two
-parts, so that a large offset costs no digits. Leaves of up to 1,024 elements have figures per element, larger ones (images)
-one figure for all elements together. NaN and infinities are counted and left out of mean and std. std divides by n. Refuses
-columns that change shape.
+parts, so that a large offset costs no digits. Leaves of up to 1,024 elements have figures per element, larger ones (images) one
+figure for all elements together. NaN and infinities are counted and left out of mean and std. std divides by n. A column that
+changes shape raises.
 
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
@@ -45,7 +45,7 @@ class ColumnStatistics:
     min: NDArray[Any]  # in the column's own dtype; NaN left out
     max: NDArray[Any]
     mean: NDArray[np.float64]
-    mean_rest: NDArray[np.float64]  # what rounding took from the mean: far from zero, it would cost std its digits
+    mean_rest: NDArray[np.float64]  # the rounding error of the mean: far from zero, it would cost std its digits
     m2: NDArray[np.float64]  # sum of squared distances from the mean
 
     @staticmethod
@@ -67,7 +67,7 @@ class ColumnStatistics:
         """Figures of these values and the `later` ones together."""
         finite = self.finite + later.finite
         share = np.divide(later.finite, finite, out=np.zeros(len(finite)), where=finite > 0)
-        with np.errstate(all="ignore"):  # values near the largest float64 may overflow, which inf says
+        with np.errstate(all="ignore"):  # values near the largest float64 may overflow, which inf shows
             delta = (later.mean - self.mean) + (later.mean_rest - self.mean_rest)
             mean, rest = _two_sum(self.mean, self.mean_rest + delta * share)
             m2 = self.m2 + later.m2 + delta * delta * self.finite * share
@@ -120,7 +120,7 @@ def _moments(rows: NDArray[Any], dtype: str, shape: tuple[int, ...], pooled: boo
 def _centred(
     values: NDArray[np.float64], finite: NDArray[np.int64], good: NDArray[np.bool_] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Mean (d,), what rounding took from it, and the sum of squared distances from it, of values (d, N) where `good`."""
+    """Mean (d,), its rounding error, and the sum of squared distances from it, of values (d, N) where `good`."""
     known = np.maximum(finite, 1)
     with np.errstate(all="ignore"):  # overflow, as above
         kept = values if good is None else np.where(good, values, 0.0)
@@ -128,7 +128,7 @@ def _centred(
         apart = kept - mean[:, None]
         if good is not None:
             apart[~good] = 0.0
-        left = apart.sum(1)  # zero, but for rounding
+        left = apart.sum(1)  # zero, except for rounding
         squares = np.square(apart, out=apart).sum(1)
         return *_two_sum(mean, left / known), np.maximum(squares - left * left / known, 0.0)
 

@@ -1,14 +1,13 @@
 """EpisodeBatch to Arrow table of the `columns` format and back: one row per step, whole columns at a time.
 
 A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
-`new_obs` of each episode's last. Refuses episodes without a step, which have no row (the writer drops and counts them),
-extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row
-has no place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts
-it.
+`new_obs` of each episode's last. These raise: episodes without a step, which have no row (the writer drops and counts them),
+extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row has no
+place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts it.
 
-Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`;
-what JSON has no word for (bytes, complex numbers) is refused. NaN and infinities are written as Python's json module
-writes and reads them: a null would lose them.
+Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`; what
+JSON cannot express (bytes, complex numbers) raises. NaN and infinities are written as Python's json module writes and reads
+them: a null would lose them.
 """
 
 from __future__ import annotations
@@ -46,6 +45,12 @@ __all__ = [
     "with_empty_infos",
 ]
 
+INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
+NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
+"""Names that are not those of extra model outputs."""
+EMPTY_INFOS_BYTES: Final = 2 * WIDTHS["BYTE_ARRAY"]  # of a row in memory, in the two columns
+FIX = "write the dataset again from its source"
+
 
 def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
     """`info` as JSON text, None for an empty one. `where` names episode and step. Raises BadData, naming them."""
@@ -70,25 +75,18 @@ def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | 
 
 
 def info_from_text(text: str, *, where: str) -> dict[str, Any]:
-    """The info that `text` stands for. Raises BadData where it is no JSON object."""
+    """The info in `text`. Raises BadData where it is no JSON object."""
     try:
         info = from_json(text)
     except ValueError as err:
-        raise BadData(f"infos that are no JSON: {err}", where=where, fix="write the dataset again from its source") from err
+        raise BadData(f"infos that are not JSON: {err}", where=where, fix="write the dataset again from its source") from err
     if not isinstance(info, dict):
-        raise BadData("infos that are no JSON object", where=where, fix="write the dataset again from its source")
+        raise BadData("infos that are not a JSON object", where=where, fix="write the dataset again from its source")
     return info
 
 
 def _name(value: Any) -> str:
     return f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-
-
-INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
-NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
-"""Names that are not those of extra model outputs."""
-EMPTY_INFOS_BYTES: Final = 2 * WIDTHS["BYTE_ARRAY"]  # of a row in memory, in the two columns
-FIX = "write the dataset again from its source"
 
 
 def step_schema(
@@ -175,7 +173,7 @@ def _info_columns(batch: EpisodeBatch, tally: Tally) -> dict[str, Any]:
     if batch.infos is None:
         return {name: pa.nulls(batch.num_steps, pa.string()) for name in INFO_COLUMNS}
     texts = np.full(len(batch.infos), None, object)
-    for row, info in enumerate(batch.infos):  # a loop over those that say something: JSON is text
+    for row, info in enumerate(batch.infos):  # a loop over those that are not empty: JSON is text
         if info:
             texts[row] = info_to_text(info, tally=tally, where=_info_place(batch, row))
     resets = np.full(batch.num_steps, None, object)
@@ -254,7 +252,7 @@ class _Rows:
         """The texts of an array, None for null."""
         try:
             found: list[Any] = column.to_pylist()
-        except UnicodeDecodeError as err:  # Arrow takes the bytes of a file on trust
+        except UnicodeDecodeError as err:  # Arrow does not check the bytes of a file
             raise BadData(f"text that is not UTF-8: {err}", where=self._where, fix=FIX) from err
         return found
 

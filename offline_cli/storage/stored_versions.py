@@ -1,4 +1,4 @@
-"""One version of a file in a bucket, opened for reading, through a cache or not: never bytes of two, all that were asked for.
+"""One version of a file in a bucket, opened for reading, with or without a cache: complete, and never bytes of two versions.
 
 The store is asked once more at the end, unless all bytes came in one answer: a file may be replaced by one of the same size.
 """
@@ -26,7 +26,7 @@ class StoredVersion:
 
     place: Place
     size: int
-    tag: str  # empty: the store does not say, and nothing of it is kept
+    tag: str  # empty: the store does not report it, and nothing is cached
 
     @classmethod
     def of(cls, place: Place) -> StoredVersion:
@@ -143,7 +143,7 @@ def _tag(place: Place, found: Mapping[str, Any]) -> str:
 
 
 def _address(place: Place) -> list[str]:
-    """What tells a file from those of the same name elsewhere; no credentials."""
+    """What distinguishes a file from those of the same name elsewhere; no credentials."""
     endpoints = [os.environ.get(name, "") for name in place.provider.endpoints]
     said = [getattr(place.fs, name, None) for name in place.provider.endpoint_attributes]
     return [*sorted(place.protocols), *endpoints, *(str(name or "") for name in said), place.path]

@@ -1,14 +1,14 @@
-"""The folder that is being written into, from the first note to the last clean-up; refuses to touch anything unasked.
+"""The folder being written into, from the first note to the last clean-up; nothing unasked for is touched.
 
-What is said here of datasets holds for train batches too: `FolderKind` (layout.py) has the names that differ.
+Everything here said of datasets holds for train batches too: `FolderKind` (layout.py) has the names that differ.
 
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
-shards stay until the new manifest is written, and removing the note brings it back. The note is the lock that keeps a second
-writer out (`lease.py`); what was found before it was held is looked at again once it is.
+shards stay until the new manifest is written, and removing the note brings it back. The note is the lease that keeps a second
+writer out (`lease.py`); whatever was checked before the lease was held is checked again after.
 
 The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
 one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
-salted at random: old and new shards stand side by side until the manifest changes, and no name ever comes back, under which a
+salted at random: old and new shards exist side by side until the manifest changes, and no name is ever reused, under which a
 reader with an older manifest would find other episodes.
 """
 
@@ -44,10 +44,10 @@ from offline_cli.storage.uploads import open_uploads
 
 __all__ = ["REPAIRED_FIX", "UNFINISHED_WRITING", "TargetFolder", "check_apart", "check_target", "exclusive"]
 
-TRIES = 10  # at beginning in a folder where others begin and end meanwhile
+TRIES = 10  # tries to begin in a folder where others begin and end meanwhile
 
 REPAIRED_FIX: Final = "write what is missing to another --out, or everything again with --overwrite"
-UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to go on from
+UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
 
 
 def check_apart(places: Sequence[Location], target: Location) -> None:
@@ -60,9 +60,9 @@ def check_apart(places: Sequence[Location], target: Location) -> None:
 def check_target(
     folder: Location, *, overwrite: bool = False, resume: bool = False, kind: FolderKind = DATASET
 ) -> WritingNote | None:
-    """The note to go on from, with `resume`; None where writing begins anew.
+    """The note to resume from, with `resume`; None where writing starts anew.
 
-    Nothing is changed. `resume` where nothing was begun begins; `overwrite` replaces a dataset, never foreign files. Raises
+    Nothing is changed. `resume` where nothing was begun starts; `overwrite` replaces a dataset, never foreign files. Raises
     OutputExists where what is there may not be touched, Locked where another writer is at work, UsageError for both at once,
     StorageError for a local folder that could not be written to.
     """
@@ -90,7 +90,7 @@ def check_target(
         refuse_foreign_data(folder, kind)
     elif all_but_parts(folder):
         late = _note(folder, needed=False)
-        if late is not None:  # since the look above
+        if late is not None:  # since the check above
             refuse_if_at_work(late, folder.join(WRITING))
         raise _exists(folder, kind, resume=resume)
     folder.check_writable()
@@ -98,7 +98,7 @@ def check_target(
 
 
 def exclusive(url: str, noun: str) -> UsageError:
-    """What to raise where one call asks for `resume` and `overwrite`."""
+    """The error for a call with both `resume` and `overwrite`."""
     fix = f"--resume to resume the {noun}, or --overwrite to begin it again"
     return UsageError("--resume and --overwrite are mutually exclusive", where=url, fix=fix)
 
@@ -137,7 +137,7 @@ def _is_complete(folder: Location) -> bool:
 
 
 def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
-    where, go_on = folder.url, "--resume to go on with it, " if kind.resumable else ""
+    where, go_on = folder.url, "--resume to continue it, " if kind.resumable else ""
     if folder.join(WRITING).exists():
         fix = f"{go_on}--overwrite to begin again, or another --out"
         return OutputExists(f"an unfinished {kind.noun} is here", where=where, fix=fix)
@@ -147,7 +147,7 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
         fix = f"{go_on}--overwrite to replace it, or another --out"
         return OutputExists(f"a {kind.noun} is here that was committed before it was complete", where=where, fix=fix)
     if resume and kind.resumable and not _is_complete(folder):
-        what = f"the {kind.noun} here is not complete, and nothing in it says how to go on: it was repaired"
+        what = f"the {kind.noun} here is not complete, and nothing in it says how to continue: it was repaired"
         return OutputExists(what, where=where, fix=REPAIRED_FIX)
     if resume:
         fix = "the command that wrote it has nothing left to do; for another one: --overwrite to replace it, or another --out"
@@ -166,7 +166,7 @@ def _shards(folder: Location, kind: FolderKind) -> dict[str, dict[int, Location]
 
 
 class TargetFolder:
-    """One writing; `begin`, then either `finish` (after the manifest), `leave` or `leave_no_trace`."""
+    """One write; `begin`, then either `finish` (after the manifest), `leave` or `leave_no_trace`."""
 
     def __init__(self, folder: Location, command: str, kind: FolderKind = DATASET) -> None:
         """`command`: what writes, without secrets."""
@@ -178,14 +178,14 @@ class TargetFolder:
         self._lock = WritingLock(folder)
         self._first_quarantine = 0
         self._made: list[Location] = []  # folders that were not there before, outermost first
-        self._note_before: bytes | None = None  # of a crashed writing that this one overwrites
+        self._note_before: bytes | None = None  # of a crashed write that this one overwrites
         self._salt = secrets.token_hex(8)
         self._listed: set[str] | None = None  # paths of the shards of the dataset that this one overwrites; None: not known
 
     # ---- beginning ----
 
     def begin(self, options: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
-        """Write the note, or take up the one that is there.
+        """Write the note, or take over the one that is there.
 
         Raises OutputExists, Locked where another writer is at work, BadConfig for other options, StorageError.
         """
@@ -212,7 +212,7 @@ class TargetFolder:
             self._lock.acquire(self.note(options), instead_of=self._note_before)
             if not overwrite and (self.folder.join(self.kind.commit).exists() or _shards(self.folder, self.kind)):
                 self._lock.release()
-                raise Changed  # a whole writing has taken place since `check_target`
+                raise Changed  # a whole write has taken place since `check_target`
             if self._choose_names(options, overwrite=overwrite):
                 self._lock.rewrite(generation=self.generation, first_quarantine=self._first_quarantine)
             self._remove_parts()
@@ -229,7 +229,7 @@ class TargetFolder:
         """Remove what the write before this one has replaced."""
         old = replaced_files(self.folder)
         if old:
-            with self._lock.guard():  # asks after the listing
+            with self._lock.guard():  # checked after the listing
                 forget_replaced(old, self.folder)
 
     def _choose_names(self, options: Mapping[str, Any], *, overwrite: bool) -> bool:
@@ -256,13 +256,13 @@ class TargetFolder:
         self._remove_parts()
         self.folder.join(DATA).make_folder()
         keep_names(self.folder.join(DATA))  # of shards that are to be adopted: their writer may have been killed before that
-        for number, file in quarantine_files(self.folder).items():  # its rows will be met, and set aside, again
+        for number, file in quarantine_files(self.folder).items():  # its rows will be seen, and set aside, again
             if number >= self._first_quarantine:
                 file.remove()
 
     def _remove_parts(self) -> None:
         """Remove files that a killed writer left half written, and on S3 abort its uploads."""
-        with self._lock.guard():  # so that none is that of a writer that is trying to begin
+        with self._lock.guard():  # so that none belongs to a writer that is starting
             for child in self.folder.children():
                 if is_own_part(child):
                     child.remove()
@@ -272,11 +272,11 @@ class TargetFolder:
                         upload.abort()
 
     def note(self, options: Mapping[str, Any]) -> WritingNote:
-        """The note of this writing: also what a manifest keeps of one that is committed before it is complete."""
+        """The note of this write: also what a manifest keeps of one that is committed before it is complete."""
         return WritingNote.of_this_process(self.generation, options, self._first_quarantine, self._command, self.kind)
 
     def own_shards(self) -> list[Location]:
-        """The complete shards of this writing, in order. Raises BadData where one is missing between others."""
+        """The complete shards of this write, in order. Raises BadData where one is missing between others."""
         found = self.own_files()
         for number, file in enumerate(found):
             match = numbered(file, self.folder, self.kind)
@@ -286,7 +286,7 @@ class TargetFolder:
         return found
 
     def own_files(self) -> list[Location]:
-        """The complete files of this writing, by number, whichever are there."""
+        """The complete files of this write, by number, whichever are there."""
         return [file for _, file in sorted(_shards(self.folder, self.kind).get(self.generation, {}).items())]
 
     # ---- meanwhile ----
@@ -310,7 +310,7 @@ class TargetFolder:
         """End what the new manifest has replaced, and then remove the note: the dataset is committed."""
         replaced, forgotten = self._old_shards()
         forgotten += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
-        with self._lock.guard():  # asks after the listing: none of these is another writer's
+        with self._lock.guard():  # checked after the listing: none of these is another writer's
             for file in forgotten:
                 file.remove()
             retire(replaced, self.folder)
@@ -320,7 +320,7 @@ class TargetFolder:
             self._lock.release()
 
     def _old_shards(self) -> tuple[list[Location], list[Location]]:
-        """Those in `data/` that were the dataset until now, and others, which no reader has ever known of."""
+        """Those in `data/` that were the dataset until now, and others, which no reader has ever seen."""
         replaced: list[Location] = []
         forgotten: list[Location] = []
         for generation, shards in _shards(self.folder, self.kind).items():
@@ -330,12 +330,12 @@ class TargetFolder:
         return replaced, forgotten
 
     def leave(self) -> None:
-        """End the writing, so that it can be gone on with at once; nothing where another writer has taken over."""
+        """End the write, so that it can be resumed at once; nothing where another writer has taken over."""
         if self._lock.held:
             self._lock.leave()
 
     def leave_no_trace(self) -> None:
-        """Put everything back as it was before `begin`; for a writing that has no complete shard.
+        """Put everything back as it was before `begin`; for a write that has no complete shard.
 
         Nothing where another writer has taken over: it may be about to write into a folder that is empty now.
         """
@@ -343,7 +343,7 @@ class TargetFolder:
             return
         if self._lock.held:
             mine = [file for number, file in quarantine_files(self.folder).items() if number >= self._first_quarantine]
-            with self._lock.guard():  # asks after the listing
+            with self._lock.guard():  # checked after the listing
                 for file in mine:
                     file.remove()
                 self.folder.join(QUARANTINE).remove_empty_folder()

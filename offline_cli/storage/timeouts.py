@@ -1,15 +1,14 @@
-"""The watchdog over requests to a storage: ends the wait for one that is never answered. The clients retry, this does not.
+"""The watchdog over requests to a storage: ends the wait for one that is never answered. Clients retry; this module does not.
 
-Clients try again by themselves, some of them for minutes, and one waits for ever where a server stops reading. So each of
-our requests moves a bounded number of bytes (`REQUEST_BYTES`), runs in a thread of its own, and is waited for a limited
-time, whatever the client does meanwhile. A request that is given up is not taken back: its thread stays until the client
-lets go, and never keeps the process alive.
+Clients retry by themselves, some of them for minutes, and one waits forever where a server stops reading. So each of our
+requests moves a bounded number of bytes (`REQUEST_BYTES`), runs in a thread of its own, and is waited for a limited time,
+whatever the client does meanwhile. An abandoned request is not cancelled: its thread stays until the client returns, and never
+keeps the process alive.
 
-Right after a request that failed, the next ones get a tenth of the time until one is answered: cleaning up after a server
-that has gone takes several requests, and must not take several times as long.
+Right after a request that failed, the next ones get a tenth of the time until one is answered: cleaning up after a server that
+is gone takes several requests, and must not take several times as long.
 
-`ReadingPool`: threads that read several files at once, and do not wait at the end for requests whose answers nobody
-needs.
+`ReadingPool`: threads that read several files at once, and do not wait at the end for requests whose answers nobody needs.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ __all__ = [
     "waits_told_to",
 ]
 
-SECONDS: Final = 60.0  # that a request may take, unless told otherwise; clients get over a short outage in up to 20
+SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
 AFTERWARDS: Final = 5.0  # seconds after a failure in which requests are taken for clean-up
-FIRST_WORD: Final = 5.0  # seconds before somebody is told of a wait, and between two such words
-NOTICED: Final = 0.1  # seconds until a wait that may be stopped is
+FIRST_WORD: Final = 5.0  # seconds before a wait is reported, and between two reports
+NOTICED: Final = 0.1  # seconds within which a stoppable wait ends
 
 T = TypeVar("T")
 OnWait: TypeAlias = Callable[[str, float, float], None]
-"""Told of a wait: for which URL, seconds so far, seconds at most."""
+"""Called about a wait: for which URL, seconds so far, seconds at most."""
 
 _ANSWERS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _listeners: list[OnWait] = []
@@ -62,7 +61,7 @@ class NoAnswer(TimeoutError):
 
 
 class Stopped(Exception):
-    """Nobody wants the answer any more that this thread waits for."""
+    """The wait was cancelled."""
 
 
 class Patience:
@@ -86,14 +85,14 @@ class Patience:
         return Pending(request, url, limit, self)
 
     def told(self, error: BaseException | None) -> None:
-        """Take note of how a request ended: None, or an error that says no, means that the storage works."""
+        """Record how a request ended: None, or a negative answer, means that the storage works."""
         answered = error is None or isinstance(error, _ANSWERS)
         if answered or isinstance(error, Exception):
             self._failed = -math.inf if answered else time.monotonic()
 
 
 class Pending(Generic[T]):
-    """A request under way, in a thread that nothing waits for at the end of the process."""
+    """A request under way, in a thread that does not keep the process alive."""
 
     __slots__ = ("_began", "_limit", "_outcome", "_patience", "_url")
 
@@ -163,7 +162,7 @@ def ended_by(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def waits_told_to(listener: OnWait) -> Iterator[None]:
-    """Within it, `listener` is told every few seconds of a request that is not answered, from whatever thread waits."""
+    """Within it, `listener` is called every few seconds about a request that is not answered, from whatever thread waits."""
     _listeners.append(listener)
     try:
         yield
@@ -172,10 +171,10 @@ def waits_told_to(listener: OnWait) -> Iterator[None]:
 
 
 class ReadingPool:
-    """Gives calls to threads; a context manager, at whose end what has not begun is not, and waits for a storage end at once.
+    """Gives calls to threads; a context manager, whose exit cancels calls that have not begun and ends waits for a storage at
 
-    So Ctrl-C, an error, or a caller that has seen enough wait for no server. One that is dropped without that does what it has
-    been given, and ends.
+    once. So Ctrl-C, an error, or a caller that has seen enough wait for no server. A pool that is dropped without it finishes
+    its calls, and ends.
     """
 
     def __init__(self, threads: int) -> None:

@@ -1,11 +1,11 @@
-"""What a manifest says of a shard's bytes, and whether it is true: the SHA-256 of a file, found while somebody else reads it.
+"""Checks a shard's bytes against the SHA-256 in its manifest, where possible while somebody else reads the file.
 
-Two shards of the same size that changed places, or a shard that another writing put there, look whole in every other way. A
-file is read a second time only where that cannot be helped:
+Two shards of the same size that changed places, or a shard that another write put there, look whole in every other way. A file
+is read a second time only where that cannot be avoided:
 
-* A larger file of this machine is hashed by a thread, from the same open file: hashlib and the system let go of Python's
-  lock, and the disk is asked once, because whoever comes second finds the bytes in the system's memory.
-* Of a file in a bucket, the parts that come for the reader are hashed on their way; what lies between them, and after the last,
+* A thread hashes a larger file of this machine, from the same open file: hashlib and the system release Python's lock, and the
+  disk is read once, because the second reader finds the bytes in the system's memory.
+* Of a file in a bucket, the parts that the reader fetches are hashed on their way; what lies between them, and after the last,
   is fetched at the end.
 * Any other file, and a small one, is read again, through the same open file.
 """
@@ -30,7 +30,7 @@ __all__ = ["OTHER_SHARD", "Hashing", "Trust", "fingerprint"]
 OTHER_SHARD: Final = "shard-hash"  # the code of the problem
 CHUNK: Final = 4 << 20  # bytes
 SMALL: Final = 256 << 10  # bytes of a file that is hashed before it is read
-BESIDE: Final = 3 << 19  # bytes of a file from which on a thread hashes it: fewer take less time than to begin one
+BESIDE: Final = 3 << 19  # bytes of a file from which on a thread hashes it: hashing fewer takes less time than starting one
 BUFFER: Final = 1 << 20  # bytes that the thread reads at a time; to fill more with zeros first takes longer than to ask again
 FIX: Final = (
     "offline-cli validate, which names every shard that differs; then restore them from a copy, or make a dataset "
@@ -39,7 +39,7 @@ FIX: Final = (
 
 
 class Trust:
-    """What a manifest says of one shard: where it is true, the shard is the writer's own, however little it is packed to."""
+    """The manifest's entry for one shard: where it matches, the shard is the writer's own, however well it is packed."""
 
     def __init__(self, sha256: str, memory_limit: int = MEMORY_LIMIT, *, found: str | None = None) -> None:
         """`sha256`: hex. `memory_limit`: bytes that reading a row group may take all the same: a manifest can be hostile too.
@@ -110,7 +110,7 @@ def _read_through(file: BinaryIO) -> tuple[int, str]:
 class Hashing:
     """The hash of a file that is open, from entering it on; its end as a context manager is the end of hashing.
 
-    One that is dropped does nothing: its thread ends with the file's last byte.
+    Dropping it does nothing: its thread ends with the file's last byte.
     """
 
     def __init__(self, stream: BinaryIO, location: Location) -> None:
@@ -134,7 +134,7 @@ class Hashing:
 
     @property
     def is_begun(self) -> bool:
-        """Whether waiting for `digest` is sooner than to read the file again."""
+        """Whether waiting for `digest` is faster than reading the file again."""
         return self._parts is None
 
     def digest(self) -> str:
@@ -152,14 +152,14 @@ class Hashing:
 
 
 class _Thread:
-    """Hashes a file of this machine in a thread that nobody waits for at the end of the process."""
+    """Hashes a file of this machine in a thread that does not keep the process alive."""
 
     def __init__(self, handle: int) -> None:
         self._digest = hashlib.sha256()
         self._error: Exception | None = None
         self._stop = threading.Event()
         self._is_done = threading.Event()
-        own = os.dup(handle)  # whoever reads the file may close it sooner
+        own = os.dup(handle)  # the reader may close the file sooner
         try:
             threading.Thread(target=self._hash, args=(own,), name="offline-cli-hashing", daemon=True).start()
         except BaseException:

@@ -1,14 +1,14 @@
-"""Uploads to remote storage: of which nothing shows until they are committed, and those that were never completed.
+"""Uploads to remote storage: invisible until they are committed; and those that were never completed.
 
 * Clients of fsspec: its `autocommit=False`. Blocks of `BLOCK` bytes, each one request under the watchdog, are a multipart
-  upload on S3, a resumable one on Google's storage, staged blocks on Azure. `discard` aborts it on S3; the others forget
-  what was never completed by themselves, within a week.
-* `pyarrow.fs`: bytes wait in a temporary file of this machine and are uploaded by `commit`, because its streams can only
-  be closed, which publishes what they hold. What a failed upload left under a name that was free (Azure: an empty file)
-  goes.
+  upload on S3, a resumable one on Google Cloud Storage, staged blocks on Azure. `discard` aborts it on S3; the others drop
+  incomplete uploads by themselves, within a week.
+* `pyarrow.fs`: bytes wait in a temporary file of this machine and are uploaded by `commit`, because its streams can only be
+  closed, which publishes what they hold. What a failed upload left under a name that was free (Azure: an empty file) is
+  removed.
 
-A process that is killed cannot abort its upload, which nobody sees and S3 bills for until somebody aborts it, or a
-lifecycle rule of the bucket does (docs/storage.md). `open_uploads` lists those of S3.
+A killed process cannot abort its upload, which nobody sees and S3 bills for until somebody aborts it, or a lifecycle rule of
+the bucket does (docs/storage.md). `open_uploads` lists those of S3.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class UploadStage:
         self._target.ask(WRITING, partial(self._file.write, part))
 
     def commit(self) -> None:
-        """Put the file under its name."""
+        """Publish the file under its name."""
         self._send()
         self._target.ask(WRITING, self._file.close)
         self._target.ask(WRITING, self._file.commit)
@@ -78,7 +78,7 @@ class UploadStage:
             if not self._target.forgets_uploads:
                 self._target.ask("aborting the upload", self._file.discard)
         finally:
-            with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need no such help
+            with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need none of this
                 self._file.closed = True  # else the garbage collector would close it, and closing uploads what is left
 
 
@@ -100,7 +100,7 @@ class ArrowStage:
             self._upload()
         except BaseException:
             if not was_there:
-                with contextlib.suppress(StorageError):  # the failure itself is told
+                with contextlib.suppress(StorageError):  # the failure itself is reported
                     self._target.remove()
             raise
         self._waiting.close()
@@ -113,7 +113,7 @@ class ArrowStage:
         self._target.ask(WRITING, stream.close)
 
     def discard(self) -> None:
-        """Forget what waits."""
+        """Drop what waits."""
         self._waiting.close()
 
 
@@ -129,7 +129,7 @@ class Upload:
     bucket: str
     key: str
     id: str
-    begun: str  # ISO time, as the store says it
+    begun: str  # ISO time, from the store
 
     def abort(self) -> None:
         """Drop what was uploaded; one that is gone already is no error. Raises StorageError."""

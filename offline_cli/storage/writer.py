@@ -1,4 +1,4 @@
-"""Writing a dataset so that it exists only when whole: note, shards, manifest, and only then the end of what was there before.
+"""Writes a dataset so that it exists only when whole: note, shards, manifest, and only then removal of what was there before.
 
     with DatasetWriter(open_location("D"), format="columns", ...) as writer:
         for batch in batches:
@@ -6,10 +6,10 @@
         manifest = writer.commit()
 
 Order of events: `_writing.json`, shards one by one, `manifest.json`, removal of the shards of an overwritten generation,
-removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the
-new one (plus the note), or complete shards that `resume` goes on from. Leaving the block by an exception, or without
-`commit`, keeps the note and the complete shards; where no shard was complete yet it leaves no trace. Refuses an existing
-target without `overwrite` or `resume`, and one that another writer is at work on.
+removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the new one
+(plus the note), or complete shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps
+the note and the complete shards; where no shard was complete yet it leaves no trace. An existing target raises without
+`overwrite` or `resume`, and so does one that another writer is at work on.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class DatasetWriter:
 
         Spaces may be None for `episodes` only. `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file`
         counts arrays before compression; one episode larger than either has a file of its own. `provenance`: see
-        schemas/manifest.v2.json; what it lacks is filled in. `identity`: what is written, in a word that is the same for
-        the same content (`resume` asks for the same). `check_ids`: refuse an id that is there already; False where the caller
+        schemas/manifest.v2.json; missing parts are filled in. `identity`: what is written, as a text that is the same for the
+        same content (`resume` asks for the same). `check_ids`: raise for an id that is there already; False where the caller
         knows that all differ. Raises UsageError, UnsupportedSpace.
         """
         self._location = location
@@ -154,7 +154,7 @@ class DatasetWriter:
         return self._adopted_ids
 
     def _options(self) -> dict[str, Any]:
-        """What must be equal for a writing to be gone on with; plain JSON values."""
+        """What must be equal for a write to be resumed; plain JSON values."""
         obs, actions = (space and space_to_json(space) for space in self._spaces)
         return {
             "format": self._rows.name,
@@ -171,7 +171,7 @@ class DatasetWriter:
     # ---- writing ----
 
     def write(self, batch: EpisodeBatch) -> None:
-        """Append whole episodes, with new ids; their arrays may wait here, so they are not to be changed afterwards.
+        """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards.
 
         Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
         where another writer has taken over.
@@ -190,7 +190,7 @@ class DatasetWriter:
         self._put(self._cutter.push(batch))
 
     def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` with the spaces of the manifest, where both say some: readers refuse episodes that contradict it."""
+        """`batch` with the spaces of the manifest, where both have some: readers refuse episodes that contradict it."""
         if self._spaces_inferred:
             return batch
         observations, actions = (
@@ -202,7 +202,7 @@ class DatasetWriter:
         return replace(batch, observation_space=observations, action_space=actions)
 
     def rehearse(self, batch: EpisodeBatch) -> None:
-        """Refuse and count what `write` would, and keep nothing but the ids. Raises as `write` does."""
+        """Raise and count as `write` would, and keep only the ids. Raises as `write` does."""
         self._take_ids(self._rows.prepare(batch).ids)
 
     def _take_ids(self, ids: tuple[str, ...]) -> None:
@@ -262,7 +262,7 @@ class DatasetWriter:
 
         `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. Spaces given here
         replace those given first: an inferred one may be known better at the end, as long as its columns are the same.
-        `provenance`: what is known of it at the end alone. `episodes_lost`: how many of the source are not in it; None: not
+        `provenance`: what is known only at the end. `episodes_lost`: how many of the source are not in it; None: not
         known. `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one.
         """
         self._given_provenance.update(provenance or {})

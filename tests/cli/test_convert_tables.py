@@ -87,7 +87,7 @@ def test_a_text_cell_in_a_column_of_numbers_is_exit_3_with_file_row_column_and_t
     command = ("convert", robot, "--out", tmp_path / "D", "--mapping", TABLES / "robot_log.toml")
     code, told = call_json(*command)
     assert code == 3
-    assert told["error"]["what"] == "column joint_a holds 'jammed', and not a number"
+    assert told["error"]["what"] == "column joint_a holds 'jammed', not a number"
     assert told["error"]["where"] == f"{robot} row 2"
     assert not (tmp_path / "D").exists()
     code, told = call_json(*command, "--on-error", "quarantine")

@@ -42,7 +42,7 @@ def begun(space: Space, *observations: Any) -> list[SingleAgentEpisode]:
         (gym.spaces.Discrete(3), 3, r"a value of 3 is outside Discrete\(3\) \(0 to 2\)"),
         (gym.spaces.Discrete(3), -1, "a value of -1 is outside"),
         (gym.spaces.Discrete(3, start=4), 0, r"a value of 0 is outside .* \(4 to 6\)"),
-        (gym.spaces.Discrete(3), 1.5, r"a value of 1\.5 is no whole number, as a choice of Discrete\(3\) \(0 to 2\)"),
+        (gym.spaces.Discrete(3), 1.5, r"a value of 1\.5 is not a whole number, as a choice of Discrete\(3\) \(0 to 2\)"),
     ],
 )
 def test_a_choice_outside_its_space_is_an_error_that_names_value_and_component(
@@ -96,7 +96,7 @@ def test_a_getter_names_the_component_that_is_outside(numpy: bool) -> None:
 
 def test_a_getter_does_not_round_a_fraction_to_a_choice() -> None:
     episode = SingleAgentEpisode(observations=[0, 1], actions=[0.7], rewards=[0.0], action_space=CHOICES, len_lookback_buffer=0)
-    with pytest.raises(BadEpisode, match=r"a value of 0\.7 is no whole number"):
+    with pytest.raises(BadEpisode, match=r"a value of 0\.7 is not a whole number"):
         episode.get_actions(0, one_hot_discrete=True)
 
 

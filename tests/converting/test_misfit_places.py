@@ -39,7 +39,7 @@ def mapping(folder: Path, text: str = MAPPING) -> str:
 
 
 def test_a_category_that_does_not_exist_is_blamed_on_its_own_episode_and_row_and_not_on_the_first(tmp_path: Path) -> None:
-    with pytest.raises(SpaceMismatch, match="actions holds 7, which is no category") as caught:
+    with pytest.raises(SpaceMismatch, match="actions holds 7, which is not a category") as caught:
         convert(table(tmp_path, action="7"), tmp_path / "out", mapping=mapping(tmp_path))
     assert caught.value.where.endswith("-b, step 1")
     assert "steps.csv row 2" in caught.value.where
@@ -52,7 +52,7 @@ def test_a_space_that_a_mapping_says_is_not_ascribed_to_the_source(tmp_path: Pat
 
 
 def test_a_broken_number_is_blamed_on_its_own_episode(tmp_path: Path) -> None:
-    with pytest.raises(SpaceMismatch, match=r"actions holds 1\.5, which is no whole number") as caught:
+    with pytest.raises(SpaceMismatch, match=r"actions holds 1\.5, which is not a whole number") as caught:
         convert(table(tmp_path, action="1.5"), tmp_path / "out", mapping=mapping(tmp_path))
     assert caught.value.where.endswith("-b, step 1")
 

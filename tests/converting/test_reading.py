@@ -112,8 +112,8 @@ def test_an_unknown_environment_is_refused_with_near_matches(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("columns", "what"),
     [
-        (episode_columns("a", dim=3), r"observations has values of shape \(3,\), and not \(4,\)"),
-        (episode_columns("a", action=2), "actions holds 2, which is no category"),
+        (episode_columns("a", dim=3), r"observations has values of shape \(3,\), not \(4,\)"),
+        (episode_columns("a", action=2), "actions holds 2, which is not a category"),
         (episode_columns("a", action=[0.5]), r"actions has values of shape \(1,\)"),
     ],
 )
@@ -127,7 +127,7 @@ def test_an_environment_that_does_not_fit_the_data_is_refused_with_both_shapes(
 
 
 def test_an_environment_must_fit_the_data_even_where_the_source_declares_its_spaces(real_data: Path) -> None:
-    with pytest.raises(SpaceMismatch, match=r"values of shape \(16,\), and not \(4,\)"):
+    with pytest.raises(SpaceMismatch, match=r"values of shape \(16,\), not \(4,\)"):
         read_episodes(str(real_data / "rllib_episodes_frozenlake"), env="CartPole-v1")
 
 

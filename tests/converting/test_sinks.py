@@ -147,7 +147,7 @@ def test_errors_of_ours_that_a_sink_raises_keep_their_exit_code(diary: Any, tabl
 
 def test_an_interruption_aborts_and_does_not_promise_what_only_our_datasets_do(diary: Any, table: Path, tmp_path: Path) -> None:
     diary.raising = "write", KeyboardInterrupt()
-    with pytest.raises(Interrupted, match="what was written is not whole"):
+    with pytest.raises(Interrupted, match="what was written is incomplete"):
         convert(table, tmp_path / "out", to="diary")
     assert diary.calls[-1] == ("abort",)
 
@@ -202,7 +202,7 @@ def test_a_sink_that_cannot_be_imported_is_a_missing_package(install: Install, t
 
 def test_what_is_registered_and_is_no_sink_is_refused(install: Install) -> None:
     install("odd", {"sinks": {"odd": "odd:x"}}, odd="x = 3")
-    with pytest.raises(BadConfig, match="sink 'odd' of the package odd is 3, and no SinkKind"):
+    with pytest.raises(BadConfig, match="sink 'odd' of the package odd is 3, not a SinkKind"):
         sink_named("odd")
 
 
@@ -218,7 +218,7 @@ def test_a_sink_of_ones_own_file_is_written_to(table: Path, tmp_path: Path, monk
     ("name", "error", "what"),
     [
         ("python:nowhere_at_all:x", BadConfig, "there is no module"),
-        ("python:sys:maxsize", BadConfig, "it is int, and makes no writer"),
+        ("python:sys:maxsize", BadConfig, "it is int, which makes no writer"),
         ("python:sys", BadConfig, "names no module and attribute"),
     ],
 )

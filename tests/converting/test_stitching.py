@@ -100,7 +100,7 @@ def test_rows_that_follow_directly_are_joined_over_a_broken_chain_and_it_is_coun
 
 
 def test_rows_that_neither_chain_nor_follow_are_refused_by_both_places() -> None:
-    with pytest.raises(BadEpisode, match="do not go on from those at file-0") as caught:
+    with pytest.raises(BadEpisode, match="do not continue those at file-0") as caught:
         stitch(fragment("a", 0, 2, start=UNKNOWN), fragment("a", 7, 1, start=UNKNOWN, end="terminated"))
     assert caught.value.where == "file-1"
 
@@ -221,7 +221,7 @@ def test_observations_that_stand_still_are_no_missing_ones() -> None:
 def test_fragments_of_still_observations_without_timesteps_are_not_joined_where_nothing_says_that_they_follow() -> None:
     still = fragment("a", 0, 2, start=UNKNOWN)
     still.obs[-1] = still.obs[-2]
-    with pytest.raises(BadEpisode, match="do not go on from those at file-0"):
+    with pytest.raises(BadEpisode, match="do not continue those at file-0"):
         stitch(still, fragment("a", 7, 1, start=UNKNOWN, end="terminated"))
 
 

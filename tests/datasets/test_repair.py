@@ -261,7 +261,7 @@ class TestOfADatasetThatWasBeingOverwritten:
         generations = {file.name[6:14] for file in both.shards()}
         both.put("manifest.json", b"{")
         both.put("_writing.json", b"{")
-        with pytest.raises(UsageError, match="shards of 2 writings"):
+        with pytest.raises(UsageError, match="shards of 2 writes"):
             both.repair()
         with pytest.raises(UsageError, match="no shards of 'ffffffff'"):
             both.repair(keep="ffffffff")
@@ -383,7 +383,7 @@ class TestOfADamagedDataset:
         folder.repair(drop_broken=True)
         (problem,) = (one for one in validate(folder.place).problems if one.code == "incomplete-dataset")
         assert (problem.severity, "repair left out 1 shard" in problem.what) == ("warning", True)
-        with pytest.raises(OutputExists, match="is not complete, and nothing in it says how to go on") as caught:
+        with pytest.raises(OutputExists, match="is not complete, and nothing in it says how to continue") as caught:
             folder.write(resume=True)
         assert caught.value.fix == problem.fix == "write what is missing to another --out, or everything again with --overwrite"
 

@@ -49,7 +49,7 @@ def test_observations_and_steps_line_up() -> None:
     ("change", "what"),
     [
         ({"starts": np.array([0, 2, 5])}, "starts has 3"),
-        ({"starts": np.array([0, 3, 2, 5])}, "starts go back"),
+        ({"starts": np.array([0, 3, 2, 5])}, "starts decrease"),
         ({"obs": {"x": np.zeros(5)}}, r"obs\.x has 5 rows, 8 wanted"),
         ({"actions": np.zeros(8)}, "actions has 8"),
         ({"extra": {"logp": {"h": np.zeros(4)}}}, r"logp\.h has 4"),

@@ -105,9 +105,9 @@ def test_timesteps_may_be_whole_floats(tmp_path: Path) -> None:
     [
         ({"t": ["0", "1", "2"]}, "column t holds string"),
         ({"t": pa.array([0, 1, 2], pa.timestamp("s"))}, "column t holds timestamp"),
-        ({"t": [0.0, 0.5, 1.0]}, "column t holds 0.5, and not the number of a step"),
-        ({"t": [-1, 0, 1]}, "column t holds -1, and not the number of a step"),
-        ({"t": [-2, -1, 0]}, "column t holds -2, and not the number of a step"),
+        ({"t": [0.0, 0.5, 1.0]}, "column t holds 0.5, not the number of a step"),
+        ({"t": [-1, 0, 1]}, "column t holds -1, not the number of a step"),
+        ({"t": [-2, -1, 0]}, "column t holds -2, not the number of a step"),
         ({"eps_id": [["a"]] * 3}, "column eps_id holds list"),
         ({"rewards": pa.nulls(3)}, "no column rewards"),
         ({"rewards": [[1.0, 2.0]] * 3}, "column rewards holds more than one value per step"),

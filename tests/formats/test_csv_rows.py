@@ -139,7 +139,7 @@ def test_a_short_row_in_a_file_of_many_blocks_is_refused_with_row_and_remedy(
     assert ended.stderr.splitlines() == [
         "error: a row of 2 cells under 5 columns",
         f"  at:  {path} row 50000",
-        "  try: fill in the cells that are missing, or --on-error skip to go on without its episode; converting with quarantine"
+        "  try: fill in the cells that are missing, or --on-error skip to leave out its episode; converting with quarantine"
         " keeps the row",
     ]
     assert not (tmp_path / "out").exists()

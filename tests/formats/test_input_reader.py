@@ -254,7 +254,7 @@ def test_a_reader_without_a_batch_is_no_data(given: Any) -> None:
 def test_what_makes_no_reader_is_refused(given: Any) -> None:
     with pytest.raises(BadConfig, match=r"it makes Nothing, which has no next\(\)"):
         whole("any", from_="python:given_objects:Nothing")
-    with pytest.raises(BadConfig, match="it is int, and makes no reader"):
+    with pytest.raises(BadConfig, match="it is int, which makes no reader"):
         whole("any", from_="python:given_objects:NUMBER")
 
 
@@ -290,7 +290,7 @@ def test_write_gets_each_episode_with_rllibs_columns(given: Any, table: str, tmp
 def test_a_writer_that_cannot_say_what_it_wrote_neither_resumes_nor_replaces(
     given: Any, table: str, tmp_path: Path, option: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"--{option} with a writer that cannot say what it has written"):
+    with pytest.raises(UsageError, match=f"--{option} with a writer that does not report what it has written"):
         convert(table, tmp_path / "out", to="python:given_objects:Written", **{option: True})
 
 

@@ -213,8 +213,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a datetime": (pickle.dumps(np.array(["2026-01-01"], "M8[D]")), "M8"),
     "a subclass": (pickle.dumps(np.ma.array([1])), "numpy.ma"),
     "an encoding that runs code": (global_("_codecs", "encode") + b"(X\x01\x00\x00\x00aX\x06\x00\x00\x00base64tR.", "base64"),
-    "a name left over": (NDARRAY + b".", "something else than numbers"),
-    "an array never filled": (RECONSTRUCT + b".", "something else than numbers"),
+    "a name left over": (NDARRAY + b".", "anything but numbers"),
+    "an array never filled": (RECONSTRUCT + b".", "anything but numbers"),
     "a list in itself": (b"]q\x00h\x00a.", "without end"),
     "a dict in itself": (b"}q\x00K\x01h\x00s.", "without end"),
 }

@@ -49,7 +49,7 @@ def read(item: Any) -> list[Fragments]:
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "a bare batch": (WHOLE, "yields EpisodeBatch, and not Fragments"),
+    "a bare batch": (WHOLE, "yields EpisodeBatch, not Fragments"),
     "something else in it": (Fragments("a"), "Fragments of str"),  # type: ignore[arg-type]
     "a column of rewards": (Fragments(replace(WHOLE, rewards=np.ones((STEPS, 1)))), r"rewards .* float64 \[2, 1\]"),
     "whole rewards": (Fragments(replace(WHOLE, rewards=np.ones(STEPS, np.int64))), "rewards that are no array"),
@@ -125,7 +125,7 @@ def test_what_a_reader_of_the_users_own_file_raises_is_its_own_with_its_line(mod
     [
         (
             {"write": "pass", "arguments": ", *, assumptions, episodes_lost", "commit": "pass"},
-            "returned NoneType, and no Written",
+            "returned NoneType, not a Written",
         ),
         ({"write": "pass", "arguments": "", "commit": "return Written(1, 1, 1, 1)"}, "unexpected keyword argument"),
     ],

@@ -190,7 +190,7 @@ def test_what_is_registered_and_is_no_reader_is_refused_by_name_and_a_note_under
     install: Install, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("odd", {"readers": {"odd": "odd:x"}}, odd="x = 3")
-    with pytest.raises(BadConfig, match="reader 'odd' of the package odd is 3, and no Reader"):
+    with pytest.raises(BadConfig, match="reader 'odd' of the package odd is 3, not a Reader"):
         reader_named("odd")
     with caplog.at_level(logging.WARNING):
         assert ReaderChoice().reader_for(listing(Path(table))) is OURS["table"]
@@ -207,7 +207,7 @@ def test_what_a_plugin_raises_while_it_opens_is_told_with_its_package(
 
 def test_a_plugin_that_opens_no_source_is_refused(notes: Callable[[str], None], table: str) -> None:
     notes("OPENS_NOTHING")
-    with pytest.raises(BadConfig, match="the reader 'notes' opens a NoneType, which is no Source"):
+    with pytest.raises(BadConfig, match="the reader 'notes' opens a NoneType, which is not a Source"):
         open_source(table, from_="notes")
 
 
@@ -284,7 +284,7 @@ def test_a_reader_of_ones_own_file_reads(table: str) -> None:
         ("python:own_notes:SURLY", BadConfig, "own_notes has no 'SURLY'"),
         ("python:own_notes", BadConfig, "names no module and attribute"),
         ("python:nowhere_at_all:x", BadConfig, "there is no module 'nowhere_at_all'"),
-        ("python:own_notes:LIKELY", BadConfig, "it is float, and makes no reader"),
+        ("python:own_notes:LIKELY", BadConfig, "it is float, which makes no reader"),
     ],
 )
 def test_what_names_no_reader_is_refused_before_anything_is_opened(name: str, error: type[Exception], what: str) -> None:

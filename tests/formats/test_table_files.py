@@ -49,7 +49,7 @@ def test_another_delimiter_is_not_guessed_and_the_refusal_shows_what_was_read(re
 
 def test_a_point_is_no_decimal_where_the_mapping_says_comma(read_table: Read, write_lines: Write) -> None:
     path = write_lines("a.csv", "e;x;y;a", "7;0,5;1;0", "7;1.500;1;0", "7;0,5;1;0")
-    with pytest.raises(BadData, match=r"column x holds '1\.500', and not a number"):
+    with pytest.raises(BadData, match=r"column x holds '1\.500', not a number"):
         read_table(path, MAPPING + '[csv]\ndelimiter = ";"\ndecimal = ","\n')
 
 

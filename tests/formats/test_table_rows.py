@@ -39,12 +39,12 @@ def refused(read: Read, source: Path | str, mapping: str | None, kind: type[Offl
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ("e1,1,n/a,1,0,1,0", "column x holds 'n/a', and not a number"),
+        ("e1,1,n/a,1,0,1,0", "column x holds 'n/a', not a number"),
         ("e1,1,,1,0,1,0", "column x has no value"),
-        ("e1,1,1.5,1,0,much,0", "column r holds 'much', and not a number"),
-        ("e1,1,1.5,1,left,1,0", "column a holds 'left', and not a number"),
-        ("e1,soon,1.5,1,0,1,0", "column t holds 'soon', and not a number"),
-        ("e1,1,1.5,1,0,1,maybe", "column d holds 'maybe', and not a flag: 0, 1, true or false"),
+        ("e1,1,1.5,1,0,much,0", "column r holds 'much', not a number"),
+        ("e1,1,1.5,1,left,1,0", "column a holds 'left', not a number"),
+        ("e1,soon,1.5,1,0,1,0", "column t holds 'soon', not a number"),
+        ("e1,1,1.5,1,0,1,maybe", "column d holds 'maybe', not a flag: 0, 1, true or false"),
         (",1,1.5,1,0,1,0", "column ep has no value"),
         ("e1,1,1.5,1,0,1", "a row of 6 cells under 7 columns"),
         ('"e1,1",1,1.5,1,0,1,0,0', "a row of 8 cells under 7 columns"),
@@ -138,10 +138,10 @@ def test_numbers_printed_by_numpy_are_refused_with_the_remedy(read_table: Read, 
 @pytest.mark.parametrize(
     ("cell", "what"),
     [
-        ("[0.1]", "holds '[0.1]', and not 2 numbers as in other rows"),
-        ('"[0.1, ""a""]"', "holds '[0.1, \"a\"]', and not 2 numbers"),
-        ('"[0.1, null]"', "and not 2 numbers"),
-        ("0.5", "holds '0.5', and not a JSON list"),
+        ("[0.1]", "holds '[0.1]', not 2 numbers as in other rows"),
+        ('"[0.1, ""a""]"', "holds '[0.1, \"a\"]', not 2 numbers"),
+        ('"[0.1, null]"', "not 2 numbers"),
+        ("0.5", "holds '0.5', not a JSON list"),
         ("", "has no value"),
     ],
 )
@@ -158,7 +158,7 @@ def test_ragged_lists_of_parquet_are_refused_by_row(read_table: Read, tmp_path: 
     columns = {"ep": ["a"] * 3, "s": [[0.0, 1.0], [0.0], [0.0, 1.0]], "a": [0, 1, 0]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     error = refused(read_table, tmp_path / "a.parquet", '[columns]\neps_id = "ep"\nobs = "s"\nactions = "a"\n')
-    assert error.what == "column s holds [0.0], and not 2 numbers as in other rows"
+    assert error.what == "column s holds [0.0], not 2 numbers as in other rows"
     assert error.where.endswith("a.parquet row 1")
 
 
@@ -265,7 +265,7 @@ def test_an_end_flag_before_the_end_is_refused_with_the_remedy(read_table: Read,
     lines[1] = lines[1][:-1] + "1"
     path = write_lines("a.csv", HEADER, *lines)
     error = refused(read_table, path, MAPPING)
-    assert error.what == "episode e0 has an end flag at t = 1 and goes on at t = 2"
+    assert error.what == "episode e0 has an end flag at t = 1 and continues at t = 2"
     assert error.where == f"{path} row 1"
     assert "--on-error" not in error.fix
     assert 'episode_ends = "flags"' in error.fix

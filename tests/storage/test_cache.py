@@ -291,10 +291,10 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "word"),
         [
-            ({"cache": "s3://bucket/cache"}, "no local folder"),
-            ({"cache": ""}, "no local folder"),
-            ({"cache": "c", "cache_size": 0}, "no number of bytes"),
-            ({"cache": "c", "cache_size": "10GiB"}, "no number of bytes"),
+            ({"cache": "s3://bucket/cache"}, "not a local folder"),
+            ({"cache": ""}, "not a local folder"),
+            ({"cache": "c", "cache_size": 0}, "not a number of bytes"),
+            ({"cache": "c", "cache_size": "10GiB"}, "not a number of bytes"),
         ],
     )
     def test_what_can_be_no_cache_is_refused(self, options: dict[str, Any], word: str) -> None:

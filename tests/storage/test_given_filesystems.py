@@ -77,7 +77,7 @@ def test_a_place_that_is_not_there_is_named(given: Location) -> None:
 
 
 def test_other_objects_are_refused() -> None:
-    with pytest.raises(UsageError, match="dict is no filesystem"):
+    with pytest.raises(UsageError, match="dict is not a filesystem"):
         open_location("D", filesystem={})
 
 

@@ -142,7 +142,7 @@ class TestOneFile:
         bucket.fails = lambda path, start, end: None if start < 10 * MIB else bool(hang.wait(30)) and None
         where = Location(bucket, "bucket/a", "s3://bucket/a", Patience(1.5))
         began = time.monotonic()
-        with pytest.raises(StorageError, match=r"no good answer within 1\.5 s"), where.open() as file:
+        with pytest.raises(StorageError, match=r"timed out after 1\.5 s"), where.open() as file:
             expect(file, lambda: [(0, len(DATA))])
             file.read()
         hang.set()

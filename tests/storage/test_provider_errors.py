@@ -90,7 +90,7 @@ def test_an_azure_account_without_a_key_ends_with_the_time_limit() -> None:
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_a_server_that_cannot_be_reached_ends_with_the_time_limit(scheme: str) -> None:
     place, began = place_at(NOBODY, scheme, time_limit=2), time.monotonic()
-    with pytest.raises(StorageError, match=r"cannot be reached|no good answer within 2 s") as caught:
+    with pytest.raises(StorageError, match=r"cannot be reached|timed out after 2 s") as caught:
         place.exists()
     assert time.monotonic() - began < 10
     assert caught.value.where == place.url

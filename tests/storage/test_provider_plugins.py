@@ -94,11 +94,11 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("code", "error", "what"),
     [
-        ("SHOP = 1", BadConfig, "is 1, and no Provider of mall://"),
+        ("SHOP = 1", BadConfig, "is 1, not a Provider of mall://"),
         (
             "from offline_cli.storage.providers import Provider\nSHOP = Provider('other', ('other',))",
             BadConfig,
-            "no Provider of mall://",
+            "not a Provider of mall://",
         ),
         ("raise RuntimeError('broken')", MissingPackage, "cannot be imported: RuntimeError"),
     ],

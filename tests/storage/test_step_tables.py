@@ -202,7 +202,7 @@ def damaged(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
         ("rewards", [1.0, None, 1.0], "'rewards' are null"),
         ("eps_id", ["a", None, "b"], "'eps_id' are null"),
         ("obs", [None, [0.0] * 4, [0.0] * 4], "'obs' are null"),
-        ("infos", ["{}", "[1]", "{}"], "no JSON object"),
+        ("infos", ["{}", "[1]", "{}"], "not a JSON object"),
         ("infos", ["{}", "{", "{}"], "no JSON"),
     ],
 )

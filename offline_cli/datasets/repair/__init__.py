@@ -1,4 +1,4 @@
-"""Dataset folders that a writer left, or something damaged, made into datasets again; refuses to throw an episode away."""
+"""Repairs dataset folders that an interrupted writer left or that were damaged; no episode is thrown away."""
 
 from offline_cli.datasets.repair.plan import RepairResult
 from offline_cli.datasets.repair.repairing import repair

@@ -1,4 +1,4 @@
-"""Shards read to the last episode: which are whole, and what they hold; refuses none of them, but says why one is broken."""
+"""Shards read to the last episode: which are whole, and what they hold; a broken one is reported with the reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A shard whose turn it is."""
+    """The shard whose turn it is."""
 
     fingerprint: tuple[int, str]
     opening: AbstractContextManager[OpenShard] | None  # None: not begun
@@ -128,7 +128,7 @@ def _adopted(
     said: Said | None,
     ids: KnownIds,
 ) -> Adopted:
-    """Raises BadData where the shard cannot be read, is not what was said of it, or repeats an episode."""
+    """Raises BadData where the shard cannot be read, differs from its manifest entry, or repeats an episode."""
     sha256 = None if said is None else said.sha256
     adopted = adopt(place, reader, rows, statistics, known=ready.fingerprint, said=sha256, opening=ready.opening)
     if said is not None and (refusal := said.refusal(adopted.shard.bytes, adopted.shard.sha256)):

@@ -1,6 +1,6 @@
-"""All of a manifest that its shards do not count: of a manifest, the writer's note, or the shards; refuses to guess spaces.
+"""Recovers what a manifest knows beyond its shards' counts: from a manifest, the writer's note, or the shards.
 
-What is left of a broken manifest is taken part by part: each one that is as it should be counts.
+What is left of a broken manifest is taken part by part: each valid part counts. Spaces are never guessed.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Known:
     compression: str = COMPRESSION.default
     assumptions: Mapping[str, int] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    episodes_lost: int | None = None  # of the source, on writing; None: nothing says it
-    complete: bool = False  # whether a manifest that cannot be read otherwise says so, and of which shards
-    go_on_from: WritingNote | None = None  # what --resume would go on from, if all of its shards are whole
+    episodes_lost: int | None = None  # of the source, on writing; None: unknown
+    complete: bool = False  # from a manifest that is otherwise unreadable, and for which shards
+    go_on_from: WritingNote | None = None  # the note that --resume would continue from, if all of its shards are whole
 
 
 def what_is_known(found: Survey, choice: Choice, env: str | None) -> Known:
-    """Of the shards of `choice`. `env`: an environment whose spaces are theirs, if nothing else says them.
+    """Of the shards of `choice`. `env`: an environment whose spaces are theirs, if nothing else does. Raises
 
-    Raises BadConfig where spaces are needed and nothing says them, BadData where no shard can be read, and what
+    BadConfig where spaces are needed and unknown, BadData where no shard can be read, and what
     `spaces_of_env` raises.
     """
     manifest, note = choice.by_manifest, found.note
@@ -96,7 +96,7 @@ def _of_note(note: WritingNote, found: Survey) -> Known:
     """From the options that `DatasetWriter` keeps in its note."""
     known = _of_document(note.options, found.folder.join(WRITING).url)
     if known is None:
-        what = "the note of the writer says neither format nor spaces that can be read"
+        what = "the note of the writer has no readable format or spaces"
         fix = f"the command that wrote it, with --overwrite: {note.command}"
         raise BadData(what, where=found.folder.join(WRITING).url, fix=fix)
     provenance = {"commands": [note.command], "started": note.started, "host": note.host}
@@ -107,7 +107,7 @@ def _of_note(note: WritingNote, found: Survey) -> Known:
 
 
 def _left_note(document: Mapping[str, Any], choice: Choice, where: str) -> WritingNote | None:
-    """What a broken manifest says of how to go on, if it is of the shards that were chosen."""
+    """The note in a broken manifest to resume from, if it is of the shards that were chosen."""
     provenance = document.get("provenance")
     kept = provenance.get(UNFINISHED_WRITING) if isinstance(provenance, dict) else None
     try:
@@ -184,7 +184,7 @@ def _of_shards(folder: Location, shards: Sequence[Location], env: str | None, le
         stream = read_opened([source], on_error="skip", env=env, env_spaces=env_spaces)
     except NoData as err:
         raise BadData("no episode can be read from the shards", where=folder.url, fix=err.fix) from err
-    stream.close()  # its spaces are all that is wanted of it
+    stream.close()  # only its spaces are needed
     known = Known(
         said_by="shards",
         format="episodes" if packed else "columns",
@@ -216,5 +216,5 @@ def _check_spaces(known: Known, shard: Location) -> None:
         with opened(shard) as file:
             reader.check_columns(file, shard)
     except BadData as err:
-        what = f"nothing says the spaces of the dataset, and they do not follow from its columns: {err.what}"
+        what = f"the spaces of the dataset are unknown, and they do not follow from its columns: {err.what}"
         raise BadConfig(what, where=shard.url, fix="name the environment with --env") from err

@@ -1,12 +1,11 @@
-"""What a repair found and did, or would do; refuses to hold anything that JSON cannot.
+"""The plan of a repair, made before anything changes; its execution, under the writer's lease; and the result.
 
-What a repair will change, told before anything is; refuses to decide twice: a dry run shows the same plan.
-
-A plan carried out, under the writer's lock; refuses to begin where anything has changed since the plan was made.
-
-Order: half-written files and uploads go; shards get the columns that later ones have; manifests that will not stand are copied
-aside; the manifest; only then what is not part of the dataset moves to quarantine; the disk keeps all of that before the note
-goes. Killed at any point, the folder is one that another repair, or `--resume`, goes on from.
+* `Plan`: what a repair will change. A dry run shows the same plan.
+* `act`: carries a plan out. Raises where anything has changed since the plan was made. The order: half-written files and
+  uploads are removed; shards get the columns that later ones have; manifests that will not stay are copied aside; the manifest
+  is written; only then what is not part of the dataset moves to quarantine; all of it is synced before the note is removed.
+  Killed at any point, the folder is one that another repair, or `--resume`, continues from.
+* `RepairResult`: what a repair found and did, or would do; its fields are JSON values.
 """
 
 from __future__ import annotations
@@ -32,10 +31,13 @@ from offline_cli.tally import UNFINISHED
 
 __all__ = ["LEFT_OUT", "Plan", "RepairResult", "act"]
 
+LEFT_OUT = "broken-shard-left-out"
+"""Among the assumptions of a manifest: how many."""
+
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """A dataset after its repair; of a dry run: as it would be. None: not known, because the note alone was taken away."""
+    """A dataset after its repair; of a dry run: as it would be. None: not known, because only the note was removed."""
 
     out: str
     format: str | None  # "episodes" | "columns"
@@ -46,11 +48,11 @@ class RepairResult:
     dropped: int  # half-written files, uploads and shards that are not part of it: the lists below together
     changed: bool  # False: nothing was wrong
     complete: bool | None  # whether all that was once asked for is in it
-    resumable: bool | None  # whether --resume goes on from here
+    resumable: bool | None  # whether --resume continues from here
     broken: tuple[dict[str, str], ...]  # shards left out: path, why
-    removed: tuple[str, ...]  # half-written files and uploads, which nobody can read
+    removed: tuple[str, ...]  # half-written files and uploads, which are unreadable
     set_aside: tuple[str, ...]  # files moved to quarantine/, by their paths before
-    based_on: str | None  # where format, spaces and all that shards do not say came from: "note", "manifest", "shards"
+    based_on: str | None  # the origin of format, spaces and all that shards do not record: "note", "manifest", "shards"
     dry_run: bool  # nothing was written
     seconds: float
 
@@ -60,14 +62,10 @@ class RepairResult:
         return {**told, "broken": list(told["broken"]), "removed": list(told["removed"]), "set_aside": list(told["set_aside"])}
 
     def refused(self, otherwise: str | None = None) -> dict[str, Any]:
-        """What is told beside an error: nothing was changed. `otherwise`: the key of what could be done."""
+        """The result beside an error: nothing was changed. `otherwise`: the key of what could be done."""
         told = self.as_dict()
         kept = {name: told.pop(name) for name in ("out", "format", "broken", "dry_run", "seconds")}
         return {**kept, "changed": False, **({otherwise: told} if otherwise else {})}
-
-
-LEFT_OUT = "broken-shard-left-out"
-"""Among the assumptions of a manifest: how many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +87,7 @@ class Plan:
 
     @property
     def kept_manifest(self) -> Manifest | None:
-        """The manifest that is right as it stands."""
+        """The manifest that is correct as it is."""
         listed = self.choice.by_manifest
         return listed if listed is not None and self.choice.expected and not self.examined.broken else self._of_nothing()
 
@@ -105,7 +103,7 @@ class Plan:
 
     @property
     def removed(self) -> list[str]:
-        """What nobody can read, and goes."""
+        """Unreadable files, which are removed."""
         return [*(file.url for file in self.found.half_written), *map(str, self.found.uploads)]
 
     @property
@@ -115,7 +113,7 @@ class Plan:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether `--resume` of the command that began it would go on."""
+        """Whether `--resume` of the command that began it would continue."""
         kept = self.kept_manifest
         if kept is not None:
             return not kept.complete and UNFINISHED_WRITING in kept.provenance
@@ -124,7 +122,7 @@ class Plan:
     # ---- the manifest ----
 
     def manifest(self, rewritten: tuple[Shard, ...] | None = None) -> Manifest:
-        """The one that will stand; `rewritten`: its shards where they are not as they were read."""
+        """The one that will be written; `rewritten`: its shards where they are not as they were read."""
         kept, known, figures = self.kept_manifest, self.known, self.examined.statistics
         if kept is not None:
             return kept
@@ -145,11 +143,11 @@ class Plan:
             statistics=figures.as_json(),
             assumptions=assumptions,
             provenance=self._provenance(),
-            episodes_lost=None if left_out else known.episodes_lost,  # nobody knows which ones were in a shard that is gone
+            episodes_lost=None if left_out else known.episodes_lost,  # the ones in a shard that is gone are unknown
         )
 
     def _is_complete(self) -> bool:
-        """Whether the manifest that this one replaces says that all that was asked for is in shards that are all adopted."""
+        """Whether the manifest that this one replaces declares the dataset complete and all its shards are adopted."""
         adopted = {one.shard.path for one in self.examined.sound}
         return self.known.complete and not self.examined.broken and said_of_shards(self.found).keys() <= adopted
 
@@ -177,7 +175,7 @@ class Plan:
     # ---- in words ----
 
     def result(self) -> RepairResult:
-        """What the caller is told."""
+        """The report to the caller."""
         manifest = self.manifest()
         broken = self.examined.broken
         return RepairResult(
@@ -201,7 +199,7 @@ class Plan:
 
 
 def act(plan: Plan) -> None:
-    """Carry it out. Raises Changed where somebody was quicker, Locked, StorageError."""
+    """Carry it out. Raises Changed where another process was faster, Locked, StorageError."""
     lock = WritingLock(plan.folder)
     lock.acquire(_note(plan.found, plan.command), instead_of=plan.found.note_bytes)
     try:
@@ -218,13 +216,13 @@ def act(plan: Plan) -> None:
             lock.release()
     finally:
         if lock.held and plan.found.note_bytes is not None:
-            lock.leave()  # it says the same of the dataset as the one that it replaced
+            lock.leave()  # it describes the dataset as the one that it replaced
         elif lock.held:
             lock.release()
 
 
 def _note(found: Survey, command: str) -> WritingNote:
-    """Such that `--resume` can go on from it as from the one that is there."""
+    """One that `--resume` can continue from as from the present one."""
     before = found.note
     if before is None:
         return WritingNote.of_this_process("", {}, 0, command)

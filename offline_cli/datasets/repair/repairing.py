@@ -1,13 +1,12 @@
-"""The writer's note taken away by force; refuses while somebody writes it, and touches nothing else.
-
-For notes that no rule ends: of a process id that this machine uses for something else, on storage whose clock nobody trusts.
-What is a live writer's is known by two signs that no note can fake: its process runs here, or the bytes of the note change.
-
-`repair`: complete shards adopted, half-written files dropped, the manifest built anew; refuses to lose an episode unsaid.
+"""`repair`: adopts complete shards, drops half-written files, rebuilds the manifest; every lost episode is reported.
 
 Nothing that could hold an episode is deleted: shards that are not part of the dataset, and files that nobody listed, are moved
-to `quarantine/`. What is removed can be read by nobody: local parts, empty files, uploads that were never completed.
-Everything is read before anything is changed, and changed only while this process holds the writer's lock.
+to `quarantine/`. What is removed cannot be read by anybody: local parts, empty files, uploads that were never completed.
+Everything is read before anything is changed, and changed only while this process holds the writer's lease.
+
+`take_note_away` removes a writer's note by force, and touches nothing else: for notes that no rule ends, of a process id that
+this machine uses for something else, on storage whose clock is not trusted. It raises while somebody writes the note. A live
+writer shows two signs that no note can fake: its process runs here, or the bytes of the note change.
 """
 
 from __future__ import annotations
@@ -37,13 +36,18 @@ from offline_cli.storage.staging import whole_file
 
 __all__ = ["repair", "take_note_away"]
 
-END_IT: Final = "wait for it, or end it; a note whose process runs, or that changes, is not taken away"
+END_IT: Final = "wait for it, or end it; a note whose process runs, or that changes, is not removed"
+
+TRIES = 3  # where somebody else changes the folder while it is being read
+WAIT = f"wait for it; or end it, and repair at once where it ran on this machine, else {STALE:.0f} s after its last beat"
+RESTORE = "restore it from a copy, or write the dataset again from its source"
 
 
 def take_note_away(folder: Location, *, dry_run: bool) -> RepairResult:
     """Remove the note in `folder`, if there is one, after a watch of 25 s; nothing else is read or changed.
 
-    `dry_run`: say what would be removed. Raises StorageNotFound where there is no folder, Locked where the writer is at work.
+    `dry_run`: report what would be removed. Raises StorageNotFound where there is no folder, Locked where the writer is at
+    work.
     """
     began, place = time.monotonic(), folder.join(WRITING)
     before = whole_file(place)
@@ -60,7 +64,7 @@ def take_note_away(folder: Location, *, dry_run: bool) -> RepairResult:
     if not dry_run:
         with exclusively(folder):
             if whole_file(place) != before:
-                raise Locked("the note has just been written anew", where=place.url, fix=END_IT)
+                raise Locked("the note has just been rewritten", where=place.url, fix=END_IT)
             place.remove()
             keep_names(folder)
     return _result(folder, (place.url,), dry_run, began)
@@ -93,22 +97,17 @@ def _result(folder: Location, removed: tuple[str, ...], dry_run: bool, began: fl
     )
 
 
-TRIES = 3  # where somebody else changes the folder while it is being read
-WAIT = f"wait for it; or end it, and repair at once where it ran on this machine, else {STALE:.0f} s after its last beat"
-RESTORE = "restore it from a copy, or write the dataset again from its source"
-
-
 @takes(RepairOptions)
 def repair(
     out: str, *, on_progress: OnProgress = no_progress, command: Sequence[str] = (), **options: Unpack[RepairOptions]
 ) -> RepairResult:
-    """Make dataset folder `out` a dataset again, whatever a writer left there, or something damaged.
+    """Make dataset folder `out` a dataset again, whatever a writer left there, or damage did.
 
-    Broken shards are named and refused without `drop_broken`. `force_unlock` does nothing else, and asks neither the times nor
-    the place that the note names.
+    Broken shards raise, by name, without `drop_broken`. `force_unlock` does nothing else, and ignores the times and the machine
+    in the note.
 
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
-    BadConfig where nothing says the spaces, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
+    BadConfig where the spaces are unknown, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
     check_values(RepairOptions, options, command="offline-cli repair")
     folder, began = open_location(out, options["storage_options"]), time.monotonic()
@@ -138,13 +137,13 @@ def repair(
             except Changed:
                 continue
             return result
-    what = "others change the dataset while it is being looked at"
+    what = "other processes change the dataset while it is being read"
     raise Locked(what, where=folder.url, fix="the same command again, when they are done")
 
 
 @contextmanager
 def _told_what_repair_can_do() -> Iterator[None]:
-    """Within it, Locked says what to do of this command, which has no --resume and no other --out."""
+    """Within it, Locked advises for this command, which has no --resume and no other --out."""
     try:
         yield
     except Locked as error:
@@ -170,13 +169,13 @@ def _look(folder: Location) -> Survey:
 
 
 def _nothing_to_adopt(what: str, folder: Location, command: str) -> NoData:
-    """Of train batches: with a state that grows from batch to batch nobody could go on in the middle."""
+    """Of train batches: with a state that grows from batch to batch they cannot be continued in the middle."""
     fix = f"write it again from its recordings: {command}"
-    return NoData(f"{what}, and no dataset: train batches are not repaired", where=folder.url, fix=fix)
+    return NoData(f"{what}, not a dataset: train batches are not repaired", where=folder.url, fix=fix)
 
 
 def _refuse_broken(plan: Plan, drop_broken: bool) -> None:
-    """Raise BadData where shards would be left out that nobody said may be, or where none would be left."""
+    """Raise BadData where shards would be left out without permission, or where none would be left."""
     broken, where = plan.examined.broken, plan.folder.url
     if not broken:
         return

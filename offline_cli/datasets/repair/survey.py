@@ -1,12 +1,10 @@
-"""What a manifest, even a broken one, says of each shard: entries that are as they should be count; refuses to guess others.
+"""What is in a dataset folder, whatever state it is in, and which of its shards are the dataset; nothing is changed.
 
-What lies in a dataset folder, whatever state it is in; refuses nothing and changes nothing.
-
-Which of the shards in a folder are the dataset; refuses to choose between two datasets that are both there.
-
-Shards of one writing share a generation in their names. A manifest lists its own, and what it says of them holds even where it
-is broken elsewhere; a note names that of a writing that did not end. Where both are there and differ, a dataset was being
-overwritten, and the user says which one stays.
+* `said_of_shards`: what a manifest, even a broken one, says of each shard: valid entries count, others are not guessed.
+* `Survey`, `survey`: the files of the folder.
+* `choose`: which shards are the dataset. Shards of one write share a generation in their names. A manifest lists its own, and
+  its entries hold even where it is broken elsewhere; a note names the generation of a write that did not end. Where both exist
+  and differ, a dataset was being overwritten, and the user decides which one stays.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a shard must be; None where that cannot be read."""
+    """A shard by its manifest entry; None for what cannot be read."""
 
     bytes: int | None
     sha256: str | None  # hex
@@ -50,14 +48,14 @@ class Said:
 
 
 def said_of_shards(found: Survey) -> Mapping[str, Said]:
-    """By path below the dataset folder, in the order of the manifest; nothing of what cannot be read."""
+    """By path below the dataset folder, in the order of the manifest; without those that cannot be read."""
     if found.manifest is not None:
         return {shard.path: Said(shard.bytes, shard.sha256) for shard in found.manifest.shards}
     return {node["path"]: _said(node) for node in _nodes(found) if _is_named(node)}
 
 
 def says_all(found: Survey) -> bool:
-    """Whether a manifest says of all of its shards what they must be."""
+    """Whether a manifest describes all of its shards."""
     said = said_of_shards(found)
     return bool(said) and len(said) == len(list(_nodes(found))) and all(one.sha256 is not None for one in said.values())
 
@@ -81,7 +79,7 @@ def _said(node: Mapping[str, Any]) -> Said:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """One look at a folder."""
+    """The content of a folder at one moment."""
 
     folder: Location
     note_bytes: bytes | None
@@ -90,8 +88,8 @@ class Survey:
     manifest: Manifest | None  # None also where it cannot be read
     shards: Mapping[str, Mapping[int, Location]]  # files named as shards, with something in them: generation -> number -> place
     sizes: Mapping[str, int]  # bytes of every file in data/, by path
-    others: tuple[Location, ...]  # further files in data/ that readers of it would take in
-    half_written: tuple[Location, ...]  # files that nobody finished: parts, and empty ones under the name of a shard
+    others: tuple[Location, ...]  # further files in data/ that readers of it would include
+    half_written: tuple[Location, ...]  # unfinished files: parts, and empty ones under the name of a shard
     uploads: tuple[Upload, ...]
 
     @property
@@ -113,13 +111,13 @@ class Survey:
         return document if isinstance(document, dict) else {}
 
     def files(self) -> tuple[str, ...]:
-        """What two looks have in common where nothing has changed in between."""
+        """Equal for two surveys where nothing has changed in between."""
         shards = [place.path for numbered in self.shards.values() for place in numbered.values()]
         return tuple(sorted([*shards, *(place.path for place in self.others), str(self.manifest_bytes)]))
 
 
 def survey(folder: Location) -> Survey:
-    """Look. Raises StorageError."""
+    """List the folder. Raises StorageError."""
     note_bytes, manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
     manifest = None if manifest_bytes is None else _manifest(manifest_bytes, folder)
     listed = {folder.join(shard.path).path for shard in manifest.shards} if manifest else set()
@@ -187,7 +185,7 @@ class Choice:
     shards: tuple[Location, ...]  # in reading order; of those that a manifest lists, some may not be there
     by_manifest: Manifest | None  # the manifest that lists them, or some of them; None: none that can be read does
     expected: Mapping[str, Said] = field(default_factory=dict)  # by path: what they must be to the last byte
-    generation: str = ""  # of a writing that did not end, or whose manifest cannot be read; "": the manifest's
+    generation: str = ""  # of a write that did not end, or whose manifest cannot be read; "": the manifest's
     gaps: tuple[Gap, ...] = ()  # further ones that are missing
 
     @property
@@ -227,7 +225,7 @@ def choose(found: Survey, keep: str | None) -> Choice:
 
 
 def _beyond(found: Survey, manifest: Manifest, generation: str) -> bool:
-    """Whether shards of the manifest's own generation are there that it does not list: somebody went on after it."""
+    """Whether shards of the manifest's own generation are there that it does not list: somebody continued after it."""
     return len(found.shards[generation]) > len(manifest.shards)
 
 
@@ -244,7 +242,7 @@ def _of_writing(found: Survey, generation: str, manifest: Manifest | None = None
 
 
 def _of_ended_writing(found: Survey, generation: str, *, alone: bool = False) -> Choice:
-    """All shards of one generation that nobody was writing: what a manifest lists of it must be there, and the same.
+    """All shards of one generation that was not being written: what a manifest lists of it must be there, and the same.
 
     `alone`: shards of other generations that it lists are missing too.
     """
@@ -277,13 +275,11 @@ def _gaps(found: Survey, generation: str, there: Iterable[int], last: int) -> It
 
 def _only_generation(found: Survey) -> str:
     if not found.shards:
-        what = "no complete shard is here, and no manifest that can be read: there is nothing to repair"
-        fix = "the command that was writing here, with --resume or --overwrite"
+        what = "no complete shard is here, and no readable manifest: there is nothing to repair"
+        fix = "run the command that was writing here, with --resume or --overwrite"
         raise NoData(what, where=found.folder.url, fix=fix)
     if len(found.shards) > 1:
-        what = (
-            f"shards of {len(found.shards)} writings are here, and nothing that can be read says which of them is the dataset"
-        )
+        what = f"shards of {len(found.shards)} writes are here, and nothing readable tells which of them is the dataset"
         raise UsageError(what, where=found.folder.url, fix=f"--keep {' or --keep '.join(_described(found))}")
     return next(iter(found.shards))
 

@@ -1,4 +1,4 @@
-"""Every check of data that we know, over recordings and datasets alike; refuses to change anything."""
+"""Every check of data that we know, for recordings and datasets alike; nothing is changed."""
 
 from offline_cli.datasets.validate.checking import validate
 from offline_cli.datasets.validate.codes import CODES, Severity

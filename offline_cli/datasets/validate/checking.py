@@ -1,8 +1,8 @@
-"""`validate`: every check over every source, in one pass; refuses wrong usage only, data's faults are its result.
+"""`validate`: every check over every source, in one pass. Only wrong usage raises; faults of data are its result.
 
-Reading is that of `convert` (readers, stitching), with `--on-error skip`, and with a tally and rejects that listen. So what
-would be dropped, repaired or refused on converting is what is reported. All sources together are one recording: an episode may
-lie across them, and ids must be unique in all.
+Data is read as `convert` reads it (readers, stitching), with `--on-error skip`, and with a tally and rejects that listen. So
+whatever would be dropped, repaired or refused on converting is reported. All sources together are one recording: an episode may
+span them, and ids must be unique in all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Every problem that `validate` can report: its code, how bad it is, what it means and what to do; refuses no data itself.
+"""Every problem that `validate` can report: its code, how bad it is, what it means and what to do.
 
 Severities:
 
 * `error`: some command would refuse the data, or would learn from numbers that nobody recorded.
-* `warning`: reading repairs or bears it, and the result may not be what the user thinks it is.
+* `warning`: reading repairs or tolerates it, and the result may not be what the user thinks it is.
 * `note`: worth knowing; no dataset is worse for it.
 
 docs/validate.md is this table for people, and a test keeps the two equal.
@@ -43,7 +43,7 @@ class Code:
 CODES: Final[dict[str, Code]] = {
     # ---- places and files ----
     "unreadable-source": Code("error", ("source", "sources"), "cannot be opened as recordings", "name one format with --from"),
-    "no-episodes": Code("error", ("source", "sources"), "without an episode", "check that the recording wrote anything"),
+    "no-episodes": Code("error", ("source", "sources"), "without an episode", "check that the recording wrote any steps"),
     "unreadable-file": Code("error", ("file", "files"), "broken off or damaged", "copy or write the file again"),
     "unreadable-row": Code("error", ("row", "rows"), "cannot be read", "correct it, or convert with --on-error quarantine"),
     "length-mismatch": Code(
@@ -80,7 +80,7 @@ CODES: Final[dict[str, Code]] = {
         "correct the rows and convert the source again; or accept it with --allow-lost",
         "note with --allow-lost",
     ),
-    "steps-after-end": Code("error", EPISODES, "going on after an end flag", "set end flags on last steps only"),
+    "steps-after-end": Code("error", EPISODES, "continuing after an end flag", "set end flags on last steps only"),
     "broken-chain": Code(
         "warning",
         ("joint", "joints"),
@@ -142,7 +142,7 @@ CODES: Final[dict[str, Code]] = {
         "warning",
         ("action", "actions"),
         "outside the space",
-        "raw outputs of a policy: say so with --action-scale normalized; otherwise clip them, or correct the space",
+        "raw outputs of a policy: declare them with --action-scale normalized; otherwise clip them, or correct the space",
         "error for a category that does not exist, and where the scale is said to be the environment's (`env`)",
     ),
     "nan-in-observations": Code("error", ("observation", "observations"), "NaN", "fill it in, or leave the episode out"),
@@ -165,10 +165,10 @@ CODES: Final[dict[str, Code]] = {
         "check the scale, and what clips it",
     ),
     "spaces-inferred": Code(
-        "note", ("source", "sources"), "without declared spaces, so that nothing lies outside of them", "give --env"
+        "note", ("source", "sources"), "without declared spaces, so that nothing lies outside them", "give --env"
     ),
     "action-scale-unknown": Code(
-        "note", ("source", "sources"), "whose Box actions are of unknown scale", "say it with --action-scale"
+        "note", ("source", "sources"), "whose Box actions are of unknown scale", "give it with --action-scale"
     ),
     "assumption": Code(
         "note",
@@ -208,7 +208,7 @@ CODES: Final[dict[str, Code]] = {
     "incomplete-dataset": Code(
         "warning",
         ("dataset", "datasets"),
-        "not all that was asked for is in it, as far as its manifest says",
+        "incomplete, according to its manifest",
         "the same command with --resume",
         "note where repair built a lost manifest anew from every shard: nothing says what was asked for; error where "
         "nothing in the manifest bears it out: readers refuse that",
@@ -220,7 +220,7 @@ CODES: Final[dict[str, Code]] = {
         AGAIN,
     ),
     "damaged-quarantine": Code(
-        "warning", ("file", "files"), "of rows set aside that cannot be read (--deep)", "nothing can be done: remove it"
+        "warning", ("file", "files"), "of rows set aside that cannot be read (--deep)", "remove it: it cannot be repaired"
     ),
     "quarantined-rows": Code("note", ("file", "files"), "of rows that were set aside on writing", "see what is in quarantine/"),
 }

@@ -1,11 +1,10 @@
-"""Whether a dataset holds what its manifest counts and measures; refuses to compare where parts of it could not be read.
+"""Whether a dataset holds what its manifest counts and measures, and what its plain columns say of packed episodes.
 
-Counts must agree to the number, extremes too; means, standard deviations and quantiles to nine digits, because sums depend on
-the order and size of the blocks that they are made of.
-
-Whether the plain columns of an `episodes` dataset say what the packed bytes beside them say; refuses nothing.
-
-Other tools filter and weigh episodes by `eps_id, length, return, terminated, truncated` without unpacking them.
+* `ManifestFigures`: counts must agree exactly, extremes too; means, standard deviations and quantiles to nine digits, because
+  sums depend on the order and size of the blocks that they are made of. Nothing is compared where parts of the dataset could
+  not be read.
+* `PlainColumns`: whether the plain columns of an `episodes` dataset agree with the packed bytes beside them. Other tools filter
+  and weigh episodes by `eps_id, length, return, terminated, truncated` without unpacking them.
 """
 
 from __future__ import annotations
@@ -53,7 +52,9 @@ SPOILING: Final = (
     "shard-hash",
     "shard-columns",
 )
-"""What leaves something out of the figures, so that they differ for a reason that is told already."""
+"""What leaves something out of the figures, so that they differ for a reason that is reported already."""
+
+NAMES: Final = tuple(name for name in EPISODE_COLUMNS if name != Columns.ITEM)
 
 
 class ManifestFigures:
@@ -69,7 +70,7 @@ class ManifestFigures:
         self._has_places = True
 
     def see_fragments(self, batch: EpisodeBatch, places: Origins | None) -> None:
-        """Count the entries of `batch`, as they stand in their shards."""
+        """Count the entries of `batch`, as they are in their shards."""
         if places is None:
             self._has_places = False
             return
@@ -132,16 +133,13 @@ def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], key: str) -> bool:
 
 
 def _numbers(value: Any) -> NDArray[np.float64]:
-    """A figure, a nested list of figures, or quantiles by percent, null as NaN and "inf" as what it says."""
+    """A figure, a nested list of figures, or quantiles by percent, null as NaN and "inf" as infinity."""
     if isinstance(value, Mapping):
         value = [value[name] for name in sorted(value)]
     try:
         return np.array(value, np.float64)
-    except (TypeError, ValueError):  # ragged, or text that is no number: a manifest may say anything here
+    except (TypeError, ValueError):  # ragged, or text that is not a number: a manifest may hold anything here
         return np.full(1, np.nan)
-
-
-NAMES: Final = tuple(name for name in EPISODE_COLUMNS if name != Columns.ITEM)
 
 
 class PlainColumns:
@@ -179,7 +177,7 @@ class PlainColumns:
 
 
 def _differing(batch: EpisodeBatch, table: Any) -> dict[int, str]:
-    """By row: the first column that says something else than the episode."""
+    """By row: the first column that differs from the episode."""
     names: NDArray[Any] = np.array(batch.ids, object)
     want: dict[str, NDArray[Any]] = {
         Columns.EPS_ID: names,

@@ -1,8 +1,10 @@
-"""What `validate` found, as values for programs and as rows of a table for people; refuses data with problems when asked to.
+"""What `validate` found: collected from checks and from reading, as values for programs and rows of a table for people.
 
-Collects what checks find, one entry per code and source, with counts and first places; refuses codes without an entry.
-
-A tally and rejects that keep what reading counts in silence, with its places; refuses to stop at a bad row.
+* `Validation`, `Problem`: the result; it raises for data with problems when asked to.
+* `Findings`: collects what checks find, one entry per code and source, with counts and first places. A code without an entry in
+  `codes` raises.
+* `ListeningTally`, `ListeningRejects`: record what reading otherwise counts silently, with its places, and never stop at a bad
+  row.
 """
 
 from __future__ import annotations
@@ -18,6 +20,17 @@ from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, U
 from offline_cli.tally import DROPPED, OnError, Rejects, Tally
 
 __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
+
+PLACES: Final = 10  # shown of each problem
+
+SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
+"""Assumptions that other checks report themselves."""
+
+RENAMED: Final[dict[str, tuple[str, Severity]]] = {
+    "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
+    "duplicate-row": ("repeated-steps", "note"),
+}
+"""Assumptions that are problems of another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """All problems of one or more sources, and what was looked at."""
+    """All problems of one or more sources, and what was checked."""
 
     problems: tuple[Problem, ...]  # by source, worst first
     sources: tuple[str, ...]
@@ -69,7 +82,7 @@ class Validation:
         return [problem for problem in self.problems if problem.severity in failing]
 
     def check(self) -> None:
-        """Raise InvalidData unless `passed`; it says what is worst, and its `result` is `as_dict()`."""
+        """Raise InvalidData unless `passed`; it names the worst, and its `result` is `as_dict()`."""
         failing = self._failing()
         if not failing:
             return
@@ -99,16 +112,13 @@ class Validation:
         }
 
 
-PLACES: Final = 10  # shown of each problem
-
-
 @dataclass(slots=True)
 class _Entry:
     severity: Severity
     count: int = 0
     of: int | None = None  # how many there are in all
     places: list[str] = field(default_factory=list)
-    example: str = ""  # what the first one is, in words
+    example: str = ""  # the first one, as text
     fix: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -133,7 +143,7 @@ class Findings:
     ) -> None:
         """Count `count` more of `code` in `source`; `severity` other than usual, which stays if it is the worse one.
 
-        `places` is drawn from only as far as places are shown. `example` says what the first one is.
+        `places` is drawn from only as far as places are shown. `example` describes the first one.
         """
         entry = self._entries.setdefault((source, code), _Entry(severity or CODES[code].severity))
         entry.severity = min(entry.severity, severity or CODES[code].severity, key=SEVERITIES.index)
@@ -144,13 +154,13 @@ class Findings:
         entry.details.update(details or {})
 
     def add_error(self, source: str, error: OfflineCliError, code: str, count: int = 1) -> None:
-        """Count an error that reading raised, or handed on, by the code that it asks for, else by `code`."""
+        """Count an error that reading raised, or passed on, by its own code, else by `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
         self.add(source, code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
 
     def set_total(self, source: str, code: str, of: int) -> None:
-        """Say of how many things the count is, where the code was found."""
+        """Set the total that the count is out of, where the code was found."""
         if (source, code) in self._entries:
             self._entries[source, code].of = of
 
@@ -185,28 +195,17 @@ def _problem(source: str, code: str, entry: _Entry) -> Problem:
     )
 
 
-SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
-"""What other checks see by themselves."""
-
-
-RENAMED: Final[dict[str, tuple[str, Severity]]] = {
-    "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
-    "duplicate-row": ("repeated-steps", "note"),
-}
-"""Assumptions that are problems of another name."""
-
-
 class ListeningTally(Tally):
-    """Hands on each assumption that has a code of its own, and keeps the rest by source."""
+    """Reports each assumption that has a code of its own, and keeps the rest by source."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__()
         self._findings = findings
-        self._counted: dict[str, Counter[str]] = {}  # by source: what is told at the end
+        self._counted: dict[str, Counter[str]] = {}  # by source: what is reported at the end
         self._dropped: dict[str, dict[str, str]] = {}  # by source: columns left out, and why
 
     def assume(self, kind: str, times: int = 1, *, places: Callable[[], Iterable[str]] | None = None) -> None:
-        """Count and hand on."""
+        """Count and report."""
         super().assume(kind, times)
         if times <= 0:
             return
@@ -231,17 +230,17 @@ class ListeningTally(Tally):
             self._dropped.setdefault(self.location, {})[name] = reason
 
     def drop_duplicate(self, place: Callable[[], str]) -> None:
-        """Count and hand on."""
+        """Count and report."""
         super().drop_duplicate(place)
         self._findings.add(self.location, "duplicate-episode", 1, self._placed(lambda: [place()]))
 
     def tell_counted(self) -> None:
-        """Hand on the other assumptions as one note for each source."""
+        """Report the other assumptions as one note for each source."""
         for source, counts in self._counted.items():
             self.tell_assumptions(source, counts)
 
     def tell_assumptions(self, source: str, counts: Counter[str]) -> None:
-        """Hand on `counts`, by kind, as one note."""
+        """Report `counts`, by kind, as one note."""
         kinds = {kind: count for kind, count in sorted(counts.items()) if count > 0}
         if kinds:
             dropped = self._dropped.get(source, {}) if DROPPED in kinds else {}
@@ -253,7 +252,7 @@ class ListeningTally(Tally):
 
 
 class ListeningRejects(Rejects):
-    """Skips bad rows, and hands on each error: rows that cannot be read by row, episodes that cannot be put together once."""
+    """Skips bad rows, and reports each error: rows that cannot be read by row, episodes that cannot be put together once."""
 
     def __init__(self, findings: Findings, tally: Tally) -> None:
         super().__init__(OnError.SKIP)
@@ -261,7 +260,7 @@ class ListeningRejects(Rejects):
         self._last: BadData | UnsupportedSpace | None = None
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
-        """Count and hand on; several parts of one refused episode come with one error."""
+        """Count and report; several parts of one refused episode come with one error."""
         super().add(error, rows=rows)
         if error is not self._last:
             whole_thing = PROBLEM in error.details and error.details[PROBLEM] != "length-mismatch"

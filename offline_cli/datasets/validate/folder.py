@@ -1,15 +1,13 @@
-"""What is told of a dataset that is not complete, by how that came about; refuses to name a remedy that would be refused.
+"""Checks of a dataset folder around its episodes: commit, manifest, shards, and what else is in it.
 
-What only `--deep` looks at, beside hashes: footers against their data, rows set aside, uploads left open; refuses nothing.
-
-A footer states least and greatest values of each column, and other tools skip row groups by them: one that lies hides rows from
-them, although reading all of it, as we do, shows nothing wrong. Bounds may be wider than the data, never narrower.
-
-Checks of a dataset folder around its episodes: commit, manifest, shards, what else lies there; refuses nothing.
-
-Shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at the first
-thing that is wrong: so gaps, chains and unreadable rows in a dataset are told one by one. A shard that is not what the manifest
-says is told once, and not read.
+* `OwnFolder`: shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at
+  the first fault: so gaps, chains and unreadable rows in a dataset are reported one by one. A shard that differs from its
+  manifest entry is reported once, and not read.
+* `told_of`: the report on an incomplete dataset, by how it came about; it names only remedies that would be accepted.
+* `check_footer`, `check_leftovers`: what only `--deep` checks, beside hashes: footers against their data, rows set aside,
+  uploads left open. A footer states least and greatest values of each column, and other tools skip row groups by them: a wrong
+  one hides rows from them, although reading all of it, as we do, shows nothing wrong. Bounds may be wider than the data, never
+  narrower.
 """
 
 from __future__ import annotations
@@ -49,11 +47,23 @@ from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder", "check_footer", "check_leftovers", "told_of"]
 
+STORED_AS: Final = {
+    "BOOLEAN": "<?",
+    "INT32": "<i",
+    "INT64": "<q",
+    "unsigned INT32": "<I",
+    "unsigned INT64": "<Q",
+    "FLOAT": "<f",
+    "DOUBLE": "<d",
+    "FIXED_LEN_BYTE_ARRAY": "<e",
+}
+"""How `struct` reads the bounds of a Parquet type; half floats are the only numbers of fixed length."""
+
 
 def told_of(manifest: Manifest) -> dict[str, Any]:
-    """For `Findings.add`, of a manifest that says `complete: false`."""
+    """For `Findings.add`, of a manifest with `complete: false`."""
     if UNFINISHED_WRITING in manifest.provenance:
-        return {}  # --resume goes on from there
+        return {}  # --resume continues from there
     left_out = manifest.assumptions.get(LEFT_OUT, 0)
     if left_out:
         return {"example": f"repair left out {left_out:,} {'shard' if left_out == 1 else 'shards'}", "fix": REPAIRED_FIX}
@@ -71,21 +81,8 @@ def told_of(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-STORED_AS: Final = {
-    "BOOLEAN": "<?",
-    "INT32": "<i",
-    "INT64": "<q",
-    "unsigned INT32": "<I",
-    "unsigned INT64": "<Q",
-    "FLOAT": "<f",
-    "DOUBLE": "<d",
-    "FIXED_LEN_BYTE_ARRAY": "<e",
-}
-"""How `struct` reads the bounds of a Parquet type; half floats are the only numbers of fixed length."""
-
-
 def check_footer(shard: Location, source: str, findings: Findings, trust: Trust | None = None) -> None:
-    """Report row groups of a shard whose footer says something else; a shard that cannot be read is told elsewhere."""
+    """Report row groups of a shard whose footer says something else; a shard that cannot be read is reported elsewhere."""
     try:
         with opened(shard) as file:
             wrong = list(_wrong_groups(file, shard, trust))
@@ -98,7 +95,7 @@ def check_footer(shard: Location, source: str, findings: Findings, trust: Trust 
 def _wrong_groups(file: Any, shard: Location, trust: Trust | None) -> Iterator[str]:
     """One sentence for each row group with a fault: the first that it has."""
     names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
-    columns = {file.schema.column(i).path: i for i in range(len(file.schema))}  # what chunks call themselves may be a lie
+    columns = {file.schema.column(i).path: i for i in range(len(file.schema))}  # names in chunks may be wrong
     kinds = {name: file.schema.column(i).physical_type for name, i in columns.items()}
     try:
         statistics = chunk_statistics(file.stream, file.metadata)
@@ -129,7 +126,7 @@ def _faults(said: ChunkStatistics, physical: str, values: Any) -> Iterator[str]:
     try:
         low, high = (_bound(data, physical, values.type) for data in (said.low, said.high))
     except (ValueError, struct.error):
-        yield "what the footer says of its least and greatest value is none"
+        yield "the footer's least and greatest values are invalid"
         return
     have = pc.min_max(values)
     least, greatest = (_comparable(have[name].as_py()) for name in ("min", "max"))
@@ -140,7 +137,7 @@ def _faults(said: ChunkStatistics, physical: str, values: Any) -> Iterator[str]:
 
 
 def _bound(data: bytes, physical: str, kind: Any) -> Any:
-    """A bound of a column of Arrow type `kind`; bytes for text. Raises ValueError, struct.error where it is none."""
+    """A bound of a column of Arrow type `kind`; bytes for text. Raises ValueError, struct.error where it is invalid."""
     if physical == "BYTE_ARRAY":
         return data
     stored = STORED_AS.get(f"unsigned {physical}" if pa.types.is_unsigned_integer(kind) else physical)
@@ -169,12 +166,12 @@ def check_leftovers(folder: Location, findings: Findings) -> None:
 
 @dataclass(slots=True)
 class OwnFolder:
-    """One dataset folder; `check` looks at everything but its episodes."""
+    """One dataset folder; `check` covers everything but its episodes."""
 
     location: Location
     manifest: Manifest | None = None  # None: there is none that can be read
     readable: list[Location] = field(default_factory=list)  # shards that are worth reading
-    trusted: dict[str, Trust] = field(default_factory=dict)  # what the manifest says of these, by path
+    trusted: dict[str, Trust] = field(default_factory=dict)  # the manifest's entries of these, by path
     unhashed: int = 0  # shards whose sha256 is not compared, because they are not worth reading
     memory_limit: int = MEMORY_LIMIT
 
@@ -185,7 +182,7 @@ class OwnFolder:
         try:
             self.manifest = Dataset.open(self.location).manifest
         except Uncommitted as error:
-            said = error.what.removeprefix(NOT_FINISHED).lstrip(":, ")  # which the code says too
+            said = error.what.removeprefix(NOT_FINISHED).lstrip(":, ")  # which the code's text includes
             findings.add(self.location.url, "uncommitted", 1, [error.where], example=said, fix=error.fix)
             self._read_old_manifest(findings)
         except BadData as error:
@@ -226,14 +223,14 @@ class OwnFolder:
         for file in data.files() if data.exists() else []:
             below = file.path.removeprefix(data.path.rstrip("/")).lstrip("/")
             if f"{DATA}/{below}" not in listed:
-                hidden = any(part.startswith((".", "_")) for part in below.split("/"))  # readers pass these over
+                hidden = any(part.startswith((".", "_")) for part in below.split("/"))  # readers skip these
                 findings.add(source, "unlisted-file", 1, [file.url], severity="warning" if hidden else None)
         for child in self.location.children():
             if child.name.startswith(PART_PREFIX):
                 findings.add(source, "leftover-file", 1, [child.url])
 
     def _facts(self, findings: Findings, tally: ListeningTally, *, allow_lost: bool) -> None:
-        """What the manifest itself says."""
+        """The manifest by itself."""
         assert self.manifest is not None
         source = self.location.url
         if not self.manifest.complete:

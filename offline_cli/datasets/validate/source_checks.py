@@ -1,6 +1,6 @@
-"""What is to be validated, opened place by place; refuses wrong usage and missing places, and reports all faults of data.
+"""The sources to be validated, opened place by place, and all checks of one source's episodes, batch by batch.
 
-All checks of one source's episodes, batch by batch; refuses nothing, and holds no episode.
+Wrong usage and missing places raise; all faults of data are reported. No episode is held.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ __all__ = ["OpenGroup", "SourceChecks", "Subject", "WatchedSource", "open_subjec
 OpenGroup = Callable[[Sequence[Location]], Sequence[Source]]
 CheckFolder = Callable[[OwnFolder], None]
 
+Spaces = tuple[Space | None, Space | None]  # of observations and actions
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     """One source among those that were given."""
 
     name: str
-    source: Source | None  # None: there is nothing that could be read
+    source: Source | None  # None: nothing can be read
     own: OwnFolder | None = None  # where it is a dataset of ours
 
 
@@ -76,11 +78,8 @@ def _foreign(members: Sequence[Location], findings: Findings, open_group: OpenGr
         yield from (Subject(source.info.location, source) for source in opened)
 
 
-Spaces = tuple[Space | None, Space | None]  # of observations and actions
-
-
 class SourceChecks:
-    """The checks of one source, and how much of it there is."""
+    """The checks of one source, and its size."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class SourceChecks:
         scale: str | None,
         env: str | None,
     ) -> None:
-        """`env_spaces`: those of the environment `env` that the caller names; `scale`: of actions, as the caller says.
+        """`env_spaces`: those of the environment `env` that the caller names; `scale`: of actions, as the caller gives it.
 
         `common`: what is compared between sources.
         """
@@ -111,11 +110,11 @@ class SourceChecks:
             spaces_known=None not in self._said,
             compare_spaces=env_spaces is None and not self._inferred,
         )
-        self._values: ValueChecks | None = None  # made with the first batch, which may say the spaces
+        self._values: ValueChecks | None = None  # made with the first batch, which may declare the spaces
         self._dimensions: Dimensions | None = None
 
     def see_fragments(self, fragments: Fragments) -> None:
-        """Look at entries as they stand in the source."""
+        """Check entries as they are in the source."""
         batch, places = fragments.batch, fragments.origins
         self.entries += len(batch)
         if self._figures is not None:
@@ -124,7 +123,7 @@ class SourceChecks:
             self._plain.see_fragments(batch, places, self.findings, self.name)
 
     def see(self, batch: EpisodeBatch) -> None:
-        """Look at whole episodes."""
+        """Check whole episodes."""
         self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
         spaces = self._said[0] or batch.observation_space, self._said[1] or batch.action_space
         values, dimensions = self._begun(batch, spaces)
@@ -152,7 +151,7 @@ class SourceChecks:
         return self._values, self._dimensions
 
     def tell(self) -> None:
-        """Report what only all episodes together say."""
+        """Report what only all episodes together show."""
         if not self.entries and not self.findings.has(self.name):
             self.findings.add(self.name, "no-episodes", 1, [self.name])
         if self._dimensions is not None:
@@ -171,7 +170,7 @@ class SourceChecks:
 
 
 def _one_scale(source: Source, said: str | None) -> str:
-    """The scale that the source declares, else the one that the caller says. Raises UsageError where they differ."""
+    """The scale that the source declares, else the caller's. Raises UsageError where they differ."""
     check_scale_of(source.info, said)
     return source.info.action_scale if said is None else said
 
@@ -181,7 +180,7 @@ def _has_floats(batch: EpisodeBatch) -> bool:
 
 
 class WatchedSource:
-    """A source whose fragments are looked at on their way; what it raises about its data is reported, and ends it alone."""
+    """A source whose fragments are checked on their way; an error about its data is reported, and ends this source only."""
 
     def __init__(self, source: Source, checks: SourceChecks) -> None:
         self._source, self._checks = source, checks

@@ -1,17 +1,13 @@
-"""Whether several sources can be one dataset: structures, spaces and action scales, as `convert` compares them.
+"""Structures and spaces: within one source, between several, and dimensions that carry no information.
 
-Less strict than within one source: an extra model output may have numbers of two dtypes, and gets one that holds both.
-
-Whether all episodes have one structure and one pair of spaces, as a dataset must; refuses nothing.
-
-Dtypes of observations and actions may differ (they get those of the spaces); an extra model output has no space to say which
-dtype is right, so there a dtype that differs is another structure.
-
-Which dimensions say nothing, having one value throughout or lying on a bound of their space; refuses nothing.
-
-Observations, actions and rewards are looked at, each element of a value by itself. A dimension is saturated where a tenth or
-more of its values, but not all, lie exactly on a finite bound of its Box, as after clipping; one that knows no value between
-its bounds (one-hot, on/off) is not.
+* `CommonForm`: whether several sources can be one dataset: structures, spaces and action scales, as `convert` compares them.
+  Less strict than within one source: an extra model output may have numbers of two dtypes, and gets one that holds both.
+* `Structures`: whether all episodes have one structure and one pair of spaces, as a dataset must. Dtypes of observations and
+  actions may differ (they get those of the spaces); an extra model output has no space to say which dtype is right, so there a
+  dtype that differs is another structure.
+* `Dimensions`: which dimensions are constant, or lie on a bound of their space. Observations, actions and rewards are checked,
+  each element of a value by itself. A dimension is saturated where a tenth or more of its values, but not all, lie exactly on a
+  finite bound of its Box, as after clipping; one that knows no value between its bounds (one-hot, on/off) is not.
 """
 
 from __future__ import annotations
@@ -37,6 +33,9 @@ __all__ = ["CommonForm", "Dimensions", "Structures", "difference"]
 
 Spaces = tuple[Space | None, Space | None]
 
+SHARE: Final = 0.1  # of values on a bound
+MAX_ELEMENTS: Final = 1024  # above, a value is an image: its pixels are not counted one by one
+
 
 class CommonForm:
     """What the first source has, with which each later one is compared; one for all sources."""
@@ -48,9 +47,9 @@ class CommonForm:
         self._scale: tuple[str, str] | None = None
 
     def other_structure(self, source: str, batch: EpisodeBatch, spaces: Spaces) -> str:
-        """How `batch`, whose source has `spaces`, differs from the first source, in words; empty where it does not.
+        """How `batch`, whose source has `spaces`, differs from the first source, as text; empty where it does not.
 
-        Shapes are compared where a space is not known; where both are, `other_spaces` says it.
+        Shapes are compared where a space is not known; where both are, `other_spaces` reports it.
         """
         extra, shapes = extra_kinds(batch.extra), _shapes(batch)
         self._first = self._first or (source, extra, shapes, spaces)
@@ -62,7 +61,7 @@ class CommonForm:
         return found and f"{found} in {first}"
 
     def other_spaces(self, source: str, spaces: Spaces) -> str:
-        """How declared `spaces` differ from those of the first source, in words; after `other_structure`."""
+        """How declared `spaces` differ from those of the first source, as text; after `other_structure`."""
         if not self._compare_spaces or self._first is None or source == self._first[0]:
             return ""
         for mine, theirs in zip(spaces, self._first[3], strict=True):
@@ -71,13 +70,13 @@ class CommonForm:
         return ""
 
     def other_scale(self, source: str, scale: str) -> str:
-        """How the scale of a source with Box actions differs from the first such one's, in words."""
+        """How the scale of a source with Box actions differs from the first such one's, as text."""
         self._scale = self._scale or (source, scale)
         return "" if scale == self._scale[1] else f"{scale}, before {self._scale[1]} in {self._scale[0]}"
 
 
 def difference(mine: dict[str, str], first: dict[str, str], name: str = "") -> str:
-    """The first path at which two structures differ, in words; empty where they do not."""
+    """The first path at which two structures differ, as text; empty where they do not."""
     path = next((path for path in {**mine, **first} if mine.get(path) != first.get(path)), None)
     return "" if path is None else f"{name}{path} is {mine.get(path, 'absent')}, before {first.get(path, 'absent')}"
 
@@ -115,7 +114,7 @@ class Structures:
             self._add("mixed-spaces", batch, other)
 
     def _own_difference(self, spaces: tuple[Space | None, Space | None]) -> str:
-        """How the spaces of a batch differ from those of the first one, in words."""
+        """How the spaces of a batch differ from those of the first one, as text."""
         if self._spaces is None:
             self._spaces = spaces
         other = [pair for pair in zip(spaces, self._spaces, strict=True) if pair[0] is not pair[1] and not same_space(*pair)]
@@ -135,10 +134,6 @@ def _structure(batch: EpisodeBatch, *, shapes: bool) -> dict[str, str]:
     return found
 
 
-SHARE: Final = 0.1  # of values on a bound
-MAX_ELEMENTS: Final = 1024  # above, a value is an image: its pixels are not counted one by one
-
-
 @dataclass(slots=True)
 class _Leaf:
     """Figures of one leaf, arrays of the shape of one value."""
@@ -146,7 +141,7 @@ class _Leaf:
     rows: int
     low: NDArray[Any]
     high: NDArray[Any]
-    bounds: Bounds | None  # None: saturation means nothing here
+    bounds: Bounds | None  # None: saturation is meaningless here
     at_low: NDArray[np.int64]
     at_high: NDArray[np.int64]
 
@@ -159,7 +154,7 @@ class Dimensions:
         self._leaves: dict[str, _Leaf] = {}
 
     def see(self, batch: EpisodeBatch, known: tuple[Space | None, Space | None]) -> None:
-        """Take in the observations acted on, actions and rewards of `batch`; `known`: their spaces."""
+        """Add the observations acted on, actions and rewards of `batch`; `known`: their spaces."""
         if not batch.num_steps:
             return
         for name, tree, space in ((Columns.OBS, batch.obs, known[0]), (Columns.ACTIONS, batch.actions, known[1])):
@@ -186,7 +181,7 @@ class Dimensions:
             before.at_high += np.count_nonzero(leaf == before.bounds.high, axis=0)
 
     def tell(self, findings: Findings, source: str) -> None:
-        """Report the dimensions of all that was seen."""
+        """Report the constant and saturated dimensions."""
         for path, leaf in self._leaves.items():
             if leaf.rows < 2:
                 continue

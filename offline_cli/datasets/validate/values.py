@@ -1,20 +1,19 @@
-"""Rows of a batch that have a problem, and where they stand in words; refuses to make words of more than are shown.
-
-The smallest and largest value that a space allows, element by element; refuses nothing.
-
-Actions of the scale `normalized` lie in [-1, 1] where their Box has a bound on every side and holds floats; no other leaf has
-more than one scale.
-
-Checks of values, whole arrays at a time: NaN, infinities, spaces, dtypes, flags; refuses nothing, it only reports.
+"""Checks of values, whole arrays at a time: NaN, infinities, spaces, dtypes, flags; it only reports.
 
 Decisions:
 
 * Spaces are those of `env` where the caller names one, else those that the source declares, else those that the episodes do.
-  Where nobody says any, nothing lies outside (`spaces-inferred`).
+  Where no space is given, nothing lies outside (`spaces-inferred`).
 * A Box has no tolerance: one step beyond its bound is outside. NaN and infinities have codes of their own.
 * A Box action outside its space is an error where the scale is said to be the environment's, and a warning otherwise: raw
-  outputs of a policy may lie there. A Box observation is a warning: what was seen was seen. A category that does not exist
-  is an error in both.
+  outputs of a policy may lie there. A Box observation is a warning: what was seen was seen. A category that does not exist is
+  an error in both.
+
+The parts:
+
+* `BadRows`: rows of a batch that have a problem, and their places in words, made only for those that are shown.
+* `Bounds`: the smallest and largest value that a space allows, element by element. Actions of the scale `normalized` lie in
+  [-1, 1] where their Box has a bound on every side and holds floats; no other leaf has more than one scale.
 """
 
 from __future__ import annotations
@@ -37,10 +36,12 @@ from offline_cli.trees import Tree, flatten
 
 __all__ = ["BadRows", "Bounds", "ValueChecks", "bounds_of"]
 
+Leaf = tuple[str, NDArray[Any]]
+
 
 @dataclass(slots=True)
 class BadRows:
-    """Rows with one kind of problem among those of a tree, whose leaves are looked at one after the other."""
+    """Rows with one kind of problem among those of a tree, whose leaves are checked one after the other."""
 
     batch: EpisodeBatch
     starts: NDArray[np.int64]  # (E+1,): rows of each episode; those of observations, or of steps
@@ -48,7 +49,7 @@ class BadRows:
     _first: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = field(default_factory=list)  # leaves that have some
 
     def mark(self, path: str, leaf: NDArray[Any], bad: NDArray[np.bool_]) -> None:
-        """Take in the bad values (rows, *shape) of one leaf."""
+        """Add the bad values (rows, *shape) of one leaf."""
         rows = np.asarray(bad.reshape(len(bad), -1).any(axis=1))
         if rows.any():
             self._rows = rows if self._rows is None else np.logical_or(self._rows, rows)
@@ -79,7 +80,7 @@ class Bounds:
 
     low: NDArray[Any]  # shape of one value, or ()
     high: NDArray[Any]
-    categories: bool  # whole numbers, each of which stands for something
+    categories: bool  # whole numbers, each of which is a category
 
     @property
     def is_finite(self) -> bool:
@@ -92,7 +93,7 @@ class Bounds:
         floats = values.dtype.kind == "f"
         with np.errstate(invalid="ignore"):
             if len(values) and not (self.categories and floats):
-                low, high = values.min(axis=0), values.max(axis=0)  # NaN where there is one: then look at every value
+                low, high = values.min(axis=0), values.max(axis=0)  # NaN where there is one: then check every value
                 if not (low != low).any() and not ((low < self.low) | (high > self.high)).any():
                     return None
             bad = (values < self.low) | (values > self.high)
@@ -121,9 +122,6 @@ def bounds_of(space: Space, *, scale: str = UNKNOWN_SCALE) -> Bounds | None:
     return None
 
 
-Leaf = tuple[str, NDArray[Any]]
-
-
 class ValueChecks:
     """The checks of values of one source; a batch is seen once."""
 
@@ -136,7 +134,7 @@ class ValueChecks:
         self._known: dict[str, tuple[Space, dict[str, Space], dict[str, Bounds]]] = {}  # the last space of each tree
 
     def see(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
-        """Look at `batch`; `spaces`: of observations and actions, None where they are not known."""
+        """Check `batch`; `spaces`: of observations and actions, None where they are not known."""
         self._flags(batch)
         for name, kind, tree, starts, space in (
             (Columns.OBS, "observation", batch.obs, batch.obs_starts, spaces[0]),
@@ -195,7 +193,7 @@ class ValueChecks:
         return "error" if kind == "action" and self.scale == ENV_SCALE else "warning"
 
     def _fix(self, kind: str, *, categories: bool) -> str:
-        """What to do about values outside the space, as far as that is not what has been done: "" is what the code says."""
+        """The remedy for values outside the space, unless it has been applied; "": that of the code."""
         if categories or kind == "observation":
             if self.env is None:
                 return "correct the space, or the values" if categories else ""
@@ -207,7 +205,7 @@ class ValueChecks:
         return "clip them, or correct the space" if self.scale == ENV_SCALE else ""
 
     def _parts(self, space: Space, name: str) -> tuple[Space, dict[str, Space], dict[str, Bounds]]:
-        """A space, its leaves and their bounds, worked out anew only where the space is another object than before."""
+        """A space, its leaves and their bounds, computed again only where the space is another object than before."""
         known = self._known.get(name)
         if known is None or known[0] is not space:
             parts = leaf_spaces(space, name)
@@ -252,7 +250,7 @@ def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     """(rows, *shape) values that `dtype` cannot hold."""
     if leaf.dtype.kind not in "biuf":
         return np.ones(leaf.shape, np.bool_)
-    with np.errstate(all="ignore"):  # what does not fit is what is asked for
+    with np.errstate(all="ignore"):  # values that do not fit are what is asked for
         cast = leaf.astype(dtype)
         changed = (cast.astype(leaf.dtype) != leaf) | ((cast < 0) != (leaf < 0))
     return np.asarray(changed & np.isfinite(leaf) if leaf.dtype.kind == "f" else changed)

@@ -1,20 +1,17 @@
-"""Where indices of getters and setters lie in a buffer's data; refuses to look at the data itself.
+"""Indices of getters and setters as positions in a buffer, fill values and one-hot vectors, and checked writes.
 
-A position counts from the first record kept, lookback buffer included, and may lie outside the data: callers decide whether
-that is an error, is left out (ranges without `fill`, as in Python) or is filled. An index of 0 or more counts from timestep
-0, the first after the lookback buffer; a negative one from the end, or with `neg_index_as_lookback` back from timestep 0.
-
-What stands where an episode has no record, and one-hot vectors; refuses values that a space cannot hold.
-
-Both follow the space leaf by leaf. With `one_hot_discrete`, Discrete(n) is a float32 vector (n,) and MultiDiscrete one vector
-(sum of nvec,); a filled record is then the fill value in every slot, so that a fill of 0 gives zero-hot vectors.
-
-New values into rows of arrays, all leaves or none; refuses values that change lengths, shapes or lose fractions.
-
-Where the data has a space, the first new value must lie in it, leaf by leaf. One value is a sample: checking all of
-them is what `validate` is for, and setters run inside training loops.
-
-The data of a lookback buffer as states hold it, checked; refuses leaves that are no arrays, or of several lengths.
+* `position`, `positions`, `position_range`: a position counts from the first record kept, lookback buffer included, and may lie
+  outside the data: callers decide whether that is an error, is left out (ranges without `fill`, as in Python) or is filled. An
+  index of 0 or more counts from timestep 0, the first after the lookback buffer; a negative one from the end, or with
+  `neg_index_as_lookback` back from timestep 0.
+* `filled_item`, `one_hot`: the record where an episode has none, and one-hot vectors, leaf by leaf of the space; a value that
+  the space cannot hold raises. With `one_hot_discrete`, Discrete(n) is a float32 vector (n,) and MultiDiscrete one vector (sum
+  of nvec,); a filled record is then the fill value in every slot, so that a fill of 0 gives zero-hot vectors.
+* `overwrite`, `check_item`: new values into rows of arrays, all leaves or none; values that change lengths, shapes or lose
+  fractions raise. Where the data has a space, the first new value must lie in it, leaf by leaf. One value is a sample: checking
+  all of them is what `validate` is for, and setters run inside training loops.
+* `records_from_state`, `arrays_from_state`: the data of a lookback buffer as states hold it, checked; leaves that are no
+  arrays, or of several lengths, raise.
 """
 
 from __future__ import annotations
@@ -53,6 +50,9 @@ __all__ = [
 Indices = int | list[int] | slice | None
 """What getters and setters take: one timestep, several, a range, or None for all but the lookback buffer."""
 
+Rows = int | slice | NDArray[np.int64]
+RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds: a value of higher rank loses precision in a lower one
+
 
 def position(index: int, length: int, lookback: int, neg_index_as_lookback: bool) -> int:
     """The position of one index; below 0 or at least `length` where there is no record."""
@@ -73,7 +73,7 @@ def positions(indices: Any, length: int, lookback: int, neg_index_as_lookback: b
 
 
 def position_range(part: slice, length: int, lookback: int, neg_index_as_lookback: bool) -> range:
-    """The positions that `part` asks for, whether records are there or not; from timestep 0 to the end where it says nothing.
+    """The positions that `part` asks for, whether records are there or not; from timestep 0 to the end by default.
 
     Raises EpisodeIndexError for a step of 0.
     """
@@ -87,7 +87,7 @@ def position_range(part: slice, length: int, lookback: int, neg_index_as_lookbac
 
 
 def inside(wanted: range, length: int) -> bool:
-    """Whether every position wanted holds a record."""
+    """Whether every wanted position holds a record."""
     return not wanted or (0 <= wanted[0] < length and 0 <= wanted[-1] < length)
 
 
@@ -179,10 +179,6 @@ def _one_hot_leaf(value: Any, space: Space, path: str) -> Any:
     return one_hot_leaf(value, space, where=f"leaf {path}" if path else "a discrete part")
 
 
-Rows = int | slice | NDArray[np.int64]
-RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds: a value of higher rank loses something in a lower one
-
-
 def overwrite(data: Tree, rows: Rows, new: Tree, space: Space | None) -> None:
     """Write `new` into `rows` of `data` in place: one record for an int, a batch (len(rows), ...) otherwise.
 
@@ -226,7 +222,7 @@ def _value_for(leaf: NDArray[Any], rows: Rows, new: Any) -> NDArray[Any]:
         )
     if RANK.get(value.dtype.kind, 4) > RANK.get(leaf.dtype.kind, 4):
         raise BadEpisode(f"{value.dtype} values into {leaf.dtype} data", where="new_data", fix="round them first")
-    if not isinstance(new, (np.ndarray, np.generic)):  # Python's numbers have no type of their own to insist on
+    if not isinstance(new, (np.ndarray, np.generic)):  # Python's numbers have no dtype of their own
         value = value.astype(leaf.dtype)
     try:
         return np.broadcast_to(value, target)

@@ -1,8 +1,8 @@
-"""One kind of data of an episode (its observations, say) with a lookback buffer on the left; refuses indices beyond both.
+"""One kind of data of an episode (its observations, say) with a lookback buffer on the left.
 
-The first `lookback` records belong to an earlier chunk of the episode and are there to be looked at only: index 0 is the
-first record after them, and `len` does not count them. The data is a list of records until `finalize` turns it into
-arrays, one per leaf, (length, *shape).
+The first `lookback` records belong to an earlier chunk of the episode and are read-only context: index 0 is the first record
+after them, and `len` does not count them. The data is a list of records until `finalize` turns it into arrays, one per leaf,
+(length, *shape). An index beyond both raises.
 
 Arrays are copied before the first write when somebody else may hold them too: bytes, an EpisodeBatch, another chunk.
 """
@@ -63,7 +63,7 @@ class InfiniteLookbackBuffer:
 
     @classmethod
     def over(cls, data: Any, lookback: int, space: Space | None, *, finalized: bool) -> InfiniteLookbackBuffer:
-        """A buffer over data that others may hold too, unchecked; its arrays are copied before the first write."""
+        """A buffer over data that others may hold too, not checked; its arrays are copied before the first write."""
         buffer = cls.__new__(cls)
         buffer.data, buffer.lookback, buffer.space, buffer.finalized = data, lookback, space, finalized
         buffer._owned = not finalized
@@ -141,7 +141,7 @@ class InfiniteLookbackBuffer:
         return self.over(map_leaves(lambda leaf: leaf[start:stop], self.shared()), lookback, space, finalized=True)
 
     def shared(self) -> Tree:
-        """The data, to be held by somebody else too: from now on, writing here copies first."""
+        """The data, shared with another holder: from now on, writing here copies first."""
         self._owned = not self.finalized
         return self.data
 
@@ -160,7 +160,7 @@ class InfiniteLookbackBuffer:
         Args:
             indices: From timestep 0; negative ones from the end.
             neg_index_as_lookback: Negative ones count back from timestep 0, into the lookback buffer, instead.
-            fill: What stands for records that are not there; a list or slice then gives exactly one record per index.
+            fill: The value for missing records; a list or slice then gives exactly one record per index.
             one_hot_discrete: Discrete and MultiDiscrete parts as float32 one-hot vectors.
 
         Raises EpisodeIndexError for an int or list outside the data without `fill`, BadEpisode where `fill` or the space

@@ -1,8 +1,8 @@
-"""Lists of single steps to one array per leaf and back; refuses steps that differ in structure or shape.
+"""Lists of single steps to one array per leaf and back; steps that differ in structure or shape raise.
 
-Where numbers differ in dtype (a `reset` that gives float32 and a `step` that gives float64) the array takes one that holds
-them all, as reading packed steps does; RLlib casts every step to the dtype of the first, and loses what does not fit.
-Refused are integers that would be rounded on the way (beyond 2^53, among floats), and numbers among text.
+Where numbers differ in dtype (a `reset` that gives float32 and a `step` that gives float64) the array takes one that holds them
+all, as reading packed steps does; RLlib casts every step to the dtype of the first, and loses what does not fit. Integers that
+would be rounded on the way (beyond 2^53, among floats) raise, and so do numbers among text.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _stack_scalars(items: Sequence[Any], path: str) -> NDArray[Any]:
 
 
 def check_widening(dtypes: Set[np.dtype[Any]], arrays: Sequence[NDArray[Any]], bad: Callable[[str], BadEpisode]) -> None:
-    """Raise `bad(what)` unless arrays of these dtypes can share one without losing a value: text is none, 2^53 + 1 no float."""
+    """Raise `bad(what)` unless arrays of these dtypes can share one exactly: text is no number, 2^53 + 1 no float."""
     kinds = {"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}
     if len(kinds) > 1:
         raise bad(f"has steps of dtype {' and '.join(sorted(map(str, dtypes)))}")

@@ -1,4 +1,4 @@
-"""Episodes as bytes and back: msgpack of RLlib's state, arrays in msgpack-numpy's encoding; refuses bytes that build objects.
+"""Episodes as bytes and back: msgpack of RLlib's state, arrays in msgpack-numpy's encoding; bytes never build objects.
 
 What is written, RLlib's `SingleAgentEpisode.from_state` reads (after `msgpack.unpackb(..., object_hook=msgpack_numpy.decode)`).
 What is read may come from RLlib 2.40 to 2.60, numpy'ized or not, or from an attacker. `encode` and `decode` are for one

@@ -1,10 +1,10 @@
-"""Arrays in msgpack as msgpack-numpy writes them, built by hand; refuses whatever would build objects or run code.
+"""Arrays in msgpack as msgpack-numpy writes them, built by hand; whatever would build objects or run code is refused.
 
 msgpack-numpy's own `decode` unpickles object arrays, and numpy obeys a node's `type`, whatever its `kind` says, so bytes from
-outside never reach it. Here a dtype must match `NUMERIC_TYPE` (numbers, bools, strings), the shape must account for every
-byte, and sizes declared in the bytes can never exceed the bytes themselves. One byte of msgpack can still be a map or a list,
-of about 70 bytes in memory, and Parquet packs a gigabyte of such bytes into kilobytes: an item may have `MAX_CONTAINERS` of
-them. Python does not salt the hashes of numbers, so that keys can be made to collide: a map may have `MAX_NUMBER_KEYS`.
+outside never reach it. Here a dtype must match `NUMERIC_TYPE` (numbers, bools, strings), the shape must account for every byte,
+and sizes declared in the bytes can never exceed the bytes themselves. One byte of msgpack can still be a map or a list, of
+about 70 bytes in memory, and Parquet packs a gigabyte of such bytes into kilobytes: an item may have `MAX_CONTAINERS` of them.
+Python does not salt the hashes of numbers, so that keys can be made to collide: a map may have `MAX_NUMBER_KEYS`.
 
 Only maps with the *bytes* key `nd` are arrays: msgpack-numpy writes no other, and a user's own `{"nd": 1}` stays what it is.
 """
@@ -41,7 +41,7 @@ MAX_RANK = 32
 MAX_COMPLEX_TEXT = 128
 MAX_CONTAINERS = 1 << 24  # maps and lists in one item: the infos of 16 million steps
 SMALL_MEMORY = 128 << 20  # bytes that these may take in memory, however few bytes the item has
-MAX_GROWTH = 8  # so many times its bytes is what a larger item may take; lists of steps, as RLlib writes them, take 2 to 6
+MAX_GROWTH = 8  # a larger item may take so many times its bytes; lists of steps, as RLlib writes them, take 2 to 6
 EMPTY_MAP, FULL_MAP, ENTRY, EMPTY_LIST, ITEM, ARRAY = 64, 232, 40, 64, 24, 128  # bytes in memory, about
 MAX_NUMBER_KEYS = 1 << 16  # of one map
 LAST_CODE_POINT = 0x10FFFF
@@ -86,7 +86,7 @@ def unpack(data: bytes, *, where: str) -> Any:
 
 
 def unpack_raw(data: bytes, *, where: str) -> Any:
-    """As `unpack`, with array nodes left as plain maps: for code that looks at how a value is laid out."""
+    """As `unpack`, with array nodes left as plain maps: for code that inspects the layout of a value."""
     return _guarded(lambda: msgpack.unpackb(data, **_hooks(where, len(data), raw=True), **_limits(data)), data, where)
 
 
@@ -154,7 +154,7 @@ def _refuse_extension(code: int, _: bytes) -> Any:
 
 
 def _hooks(where: str, size: int, *, raw: bool = False) -> dict[str, Callable[[Any], Any]]:
-    """What msgpack calls for every map and every list; they count both. With `raw`, array nodes stay maps."""
+    """Callbacks of msgpack for every map and every list; they count both. With `raw`, array nodes stay maps."""
     room, memory = MAX_CONTAINERS, max(SMALL_MEMORY, MAX_GROWTH * size)
     fix = "cut the episode into pieces"
 
@@ -254,7 +254,7 @@ def shape_from_node(node: Mapping[Any, Any], *, where: str) -> tuple[int, ...]:
 
 
 def check_values(array: NDArray[Any], *, where: str) -> None:
-    """Raise BadEpisode for bit patterns that numpy takes on trust: bools other than 0 and 1, code points out of range."""
+    """Raise BadEpisode for bit patterns that numpy does not check: bools other than 0 and 1, code points out of range."""
     if array.dtype.kind == "b" and array.size and int(np.ascontiguousarray(array).view(np.uint8).max()) > 1:
         raise BadEpisode("a bool that is neither 0 nor 1", where=where, fix=FIX)
     if array.dtype.kind == "U" and array.size:
@@ -271,10 +271,10 @@ def _complex_from_node(node: Mapping[Any, Any], *, where: str) -> complex:
             raise ValueError("too long for a number")
         return complex(name)
     except ValueError as err:
-        raise BadEpisode(f"a complex number that is none: {err}", where=where, fix=FIX) from err
+        raise BadEpisode(f"an invalid complex number: {err}", where=where, fix=FIX) from err
 
 
-# ---- headers, for who packs the rest by hand ----
+# ---- headers, for callers that pack the rest by hand ----
 
 
 def map_header(size: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Packed episodes to EpisodeBatches, many at a time; refuses what `one_episode` refuses, unused spaces aside.
+"""Packed episodes to EpisodeBatches, many at a time; raises where `one_episode` does, except for unused spaces.
 
 No Python object per step, and per episode only a row of offsets: items of one layout go through an `ItemPlan`, and each leaf of
 a batch is one join of the items' payloads. An item that its plan does not know goes through the general reader, which either
-reads it or says what is wrong with it. Of a lookback buffer nothing is taken: its steps are an earlier chunk's.
+reads it or reports what is wrong with it. Lookback buffers are dropped: their steps belong to an earlier chunk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["BatchDecoder", "batch_of_state", "decode_batch"]
 FIX = "write the file again from its source"
 PLANS_BYTES = 32 << 20  # of the bounds of their spaces
 MAX_PLANS = 8  # layouts at once: each costs one attempt per item that has another
-PATIENCE = 16  # plans made in vain before one item in four earns another
+PATIENCE = 16  # useless plans before one item in four earns another
 
 
 def decode_batch(
@@ -54,7 +54,7 @@ def _as_bytes(items: Iterable[Any]) -> Sequence[Any]:
 
 
 def _that_fit(plans: list[ItemPlan]) -> list[ItemPlan]:
-    """The first plan, and those after it whose spaces there is room for."""
+    """The first plan, and those after it whose spaces fit into memory."""
     room = [PLANS_BYTES]
     for plan in plans:
         room.append(room[-1] - bound_bytes(plan.observation_space) - bound_bytes(plan.action_space))
@@ -136,7 +136,7 @@ class BatchDecoder:
         if batch is not None:
             yield batch
             return
-        for index in indices:  # one value among many: the odd episode is found by taking each alone
+        for index in indices:  # one value among many: the odd episode is found by decoding each alone
             row = plan.read_checked(items[index])
             batch = _batch_or_none(plan, [row]) if row is not None else None
             if batch is not None:
@@ -166,9 +166,9 @@ def _batch_or_none(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatc
 
 
 def batch_of_rows(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatch | None:
-    """The batch of these rows; None where buffers are not as long as their timesteps say.
+    """The batch of these rows; None where buffers are not as long as their timesteps imply.
 
-    Raises BadEpisode, without a place, where a value is none.
+    Raises BadEpisode, without a place, where a value is invalid.
     """
     columns = _Columns(plan, rows)
     if not columns.sound():
@@ -201,7 +201,7 @@ def _data_buffers(plan: ItemPlan) -> list[tuple[str, BufferSlots, Space | None]]
 
 
 class _Columns:
-    """Rows of one plan, turned on their side."""
+    """Rows of one plan, transposed."""
 
     def __init__(self, plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> None:
         self.plan = plan
@@ -213,7 +213,7 @@ class _Columns:
         return self.columns[self.plan.slots[(key,)]]
 
     def sound(self) -> bool:
-        """Whether all buffers are as long as the timesteps say."""
+        """Whether all buffers are as long as the timesteps imply."""
         own = all(self._fits(self.plan.buffers[name], more) for name, more in DATA_BUFFERS.items())
         more = all(self._fits(slots, 0) for slots in self.plan.extra.values())
         return own and more and bool((self.steps >= 0).all()) and None not in self.values("id_")

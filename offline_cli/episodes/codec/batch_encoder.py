@@ -1,8 +1,8 @@
-"""EpisodeBatches to packed episodes, a thousand at a time; refuses infos and custom data that are not plain.
+"""EpisodeBatches to packed episodes, a thousand at a time; infos and custom data that are not plain raise.
 
 An item is joined of parts, which are made column by column. Episodes of as many steps, with the same flags, are of one kind:
-between their items only ids, payloads and the like differ. What lies between these is made once per kind, so that few parts are
-left to be joined for each episode.
+between their items only ids, payloads and the like differ. The bytes between these are made once per kind, so that few parts
+are left to be joined for each episode.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["encode_batch"]
 
 Column = Iterable[bytes | memoryview]
 Field = tuple[bytes | Sequence[bytes], Column | None]
-"""A field's bytes: first what all episodes have there, or each kind of them, then what each has (None: nothing of its own)."""
+"""A field's bytes: first those that all episodes share, or each kind of them, then each episode's own (None: none)."""
 
 TOGETHER = 1024  # episodes that are packed together: the parts of short ones take several times their bytes
 SMALL = 1 << 10  # bytes of a payload, on average: smaller ones are joined faster as bytes of their own than as views
@@ -115,7 +115,7 @@ class _Fields:
         self.nothing = [b""] * len(kinds)
 
     def spread(self, of_kinds: Sequence[bytes], same: bytes) -> Column:
-        """For each episode what belongs to its kind, and then `same`."""
+        """For each episode the bytes of its kind, and then `same`."""
         return map([part + same for part in of_kinds].__getitem__, self.kind_of)
 
     def array(self, slot: Slot, field: ArrayField) -> Field:
@@ -204,7 +204,7 @@ def _one_text_each(custom_data: Sequence[Mapping[str, Any]]) -> list[bytes] | No
     (key,) = keys
     texts: list[Any] = [values.get(key) for values in custom_data]
     if type(key) is not str or set(map(type, texts)) != {str} or not (key + "".join(texts)).isprintable():
-        return None  # values that are no text, or a text that UTF-8 may not hold
+        return None  # values that are not text, or a text that UTF-8 may not hold
     head = b"\x81" + name_bytes(key)
     return [head + text for text in names_bytes(texts)]
 

@@ -1,9 +1,10 @@
-"""Ids, and names of agents and modules, as both formats can hold them; refuses lone surrogates and names of over 64 KiB.
-
-The parts of a packed episode that change from one to the next, read at a byte offset; refuses bytes of another kind.
+"""The parts of a packed episode that vary between episodes, read at a byte offset; and the limits on ids and names.
 
 Each reader takes (data, start) and gives (value, the byte after it), or raises `Mismatch`: these bytes are not what the plan
-expects, let the general reader look. A reader may run past the end, since offsets only grow and the plan checks the last one.
+expects, and the general reader takes over. A reader may run past the end, since offsets only grow and the plan checks the last
+one.
+
+`check_names`: ids, and names of agents and modules, must fit both formats: no lone surrogates, at most 64 KiB.
 """
 
 from __future__ import annotations
@@ -51,9 +52,23 @@ __all__ = [
 
 LONGEST = (1 << 16) - 1  # bytes
 
+ReadField = Callable[[bytes, int], tuple[Any, int]]
+Program = tuple[tuple[bytes, int, ReadField], ...]
+"""Of each field of an item: the bytes before it, how many these are, and its reader."""
+
+NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
+BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
+ONE_BYTE = tuple(bytes([value]) for value in range(0x100))
+NAME_HEADS = (*ONE_BYTE[0xA0:0xC0], *(b"\xd9" + ONE_BYTE[size] for size in range(0x20, 0x100)))  # by bytes of text
+KEEP_VIEW = 1 << 16  # payloads at least this large are not copied out of their item before they are joined
+INSIDE = "one packed episode"  # errors under this name never surface: the general reader raises them again, with the place
+
+StepRows = tuple[int, ItemTemplate | None, Any]
+"""Steps of one list: how many; the template of their bytes and these bytes, or None and leaves (steps, *shape)."""
+
 
 def check_names(batch: EpisodeBatch, *, where: str) -> None:
-    """Raise BadData for a name in `batch` that no file can hold."""
+    """Raise BadData for a name in `batch` that a file cannot hold."""
     for name in chain(batch.ids, batch.agent_ids or (), batch.module_ids or (), batch.multi_agent_ids or ()):
         if name is not None and (len(name) > LONGEST // 4 or not name.isascii()):
             _check(name, where)
@@ -68,20 +83,8 @@ def _check(name: str, where: str) -> None:
         raise BadData(f"a name of {len(name)} letters: {name[:40]!r}...", where=where, fix="give shorter ids")
 
 
-ReadField = Callable[[bytes, int], tuple[Any, int]]
-Program = tuple[tuple[bytes, int, ReadField], ...]
-"""Of each field of an item: the bytes before it, how many these are, and its reader."""
-
-NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
-BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
-ONE_BYTE = tuple(bytes([value]) for value in range(0x100))
-NAME_HEADS = (*ONE_BYTE[0xA0:0xC0], *(b"\xd9" + ONE_BYTE[size] for size in range(0x20, 0x100)))  # by bytes of text
-KEEP_VIEW = 1 << 16  # payloads at least this large are not copied out of their item before they are joined
-INSIDE = "one packed episode"  # errors under this name never surface: the general reader raises them again, with the place
-
-
 class Mismatch(Exception):
-    """These bytes are not laid out as the plan says."""
+    """These bytes do not have the plan's layout."""
 
 
 def read_uint(data: bytes, start: int) -> tuple[int, int]:
@@ -136,7 +139,7 @@ def names_bytes(names: Sequence[str | None]) -> list[bytes]:
 
 
 def read_flag(data: bytes, start: int) -> tuple[bool, int]:
-    """A bool, Python's or numpy's (RLlib writes what the environment gave it)."""
+    """A bool, Python's or numpy's (RLlib writes what the environment returned)."""
     code = data[start]
     if code in (FALSE, TRUE):
         return code == TRUE, start + 1
@@ -237,23 +240,19 @@ class ArrayField:
         return uint_bytes(rows) + self.middle + bin_header(rows * self.row_bytes)
 
 
-StepRows = tuple[int, ItemTemplate | None, Any]
-"""Steps of one list: how many; the template of their bytes and these bytes, or None and leaves (steps, *shape)."""
-
-
 @dataclass(slots=True)
 class StepsField:
     """A list of one value per step (data that is not finalised)."""
 
     name: str
     space: Space | None
-    tally: Tally  # of the item being read; its plan hands it on once the whole item has fitted
+    tally: Tally  # of the item being read; its plan passes it on once the whole item has fitted
     kind: Signature | None = None  # of the first list read; another one is another structure, and needs another plan
     empty: Tree = None  # leaves (0, *shape), once `kind` is known
     template: ItemTemplate | None = field(default=None, repr=False)
 
     def read(self, data: bytes, start: int) -> tuple[StepRows, int]:
-        """Takes the list to be as many times the template as it has values; whoever joins the bytes has to check that."""
+        """Assumes that the list repeats the template; the caller that joins the bytes has to check that."""
         template = self.template
         if template is None:
             raise Mismatch
@@ -264,7 +263,7 @@ class StepsField:
         return (size, template, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
 
     def read_checked(self, data: bytes, start: int) -> tuple[StepRows, int]:
-        """Looks at every value; learns the template of lists that have none yet."""
+        """Reads every value; learns the template of lists that have none yet."""
         size, first = read_list_size(data, start)
         if not size:
             return (0, None, self._accept(empty_rows(self.space)) if self.kind is None else self.empty), first

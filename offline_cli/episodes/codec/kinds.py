@@ -1,10 +1,10 @@
-"""Kinds of item: those of one layout that also agree in every length; refuses an item that differs outside its values.
+"""Kinds of item: those of one layout that also agree in every length, and in every byte outside their values.
 
 Short episodes cost more for what lies around their steps than for the steps, and one writer's episodes of one length are the
-same bytes but for ids, clocks, a text, and the payloads of arrays. So whatever an `ItemPlan` has read serves as the measure for
-the next item of as many bytes: that is cut at the same places with one call, and all that is not free is compared at once.
-Free are only bytes whose value the plan would not look at (payloads, seconds) and text, which is decoded as the plan does it:
-a kind gives the row that the plan would give, or none, and then the plan looks for itself.
+same bytes but for ids, clocks, a text, and the payloads of arrays. So an item that an `ItemPlan` has read serves as the model
+for the next item of as many bytes: that is cut at the same places with one call, and all fixed bytes are compared at once. Only
+bytes whose value the plan would not look at may vary (payloads, seconds), and text, which is decoded as the plan does it: a
+kind gives the row that the plan would give, or none, and then the plan reads the item.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["Kinds"]
 
 Make = Callable[[Any], Any]
 Free = tuple[int, str, Make]
-"""The free bytes at the end of a field: how many, what `struct` takes them for, and what makes the field's value of that."""
+"""The free bytes at the end of a field: how many, what `struct` takes them for, and how the field's value is made from it."""
 
 KINDS_BYTES = 2 << 20  # of constants that a plan keeps
 TIMES = 2  # items of a size before one of them is worth learning
 ALIKE = 4  # kinds of one size, each of which costs an attempt
-PATIENCE = 256  # kinds made, and items tried in vain, before it has to have paid: to make a kind costs what meeting two saves
+PATIENCE = 256  # kinds made, and items tried in vain, before it must have paid off: making a kind costs what two matches save
 
 
 class _NoKind(Exception):
-    """A field that is rarely the same twice, such as infos that say something."""
+    """A field that is rarely the same twice, such as infos that are not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class _Kind:
 
     cut: Callable[[bytes], tuple[Any, ...]]
     constants: tuple[bytes, ...]
-    row: list[Any]  # what all its items have, of one of them the free values
+    row: list[Any]  # what all its items share, and the free values of one of them
     payloads: tuple[tuple[int, int, int], ...]  # (slot, part, rows)
-    values: tuple[tuple[int, int, Make], ...]  # (slot, part, what makes its value)
+    values: tuple[tuple[int, int, Make], ...]  # (slot, part, how its value is made)
 
     def read(self, data: bytes) -> list[Any] | None:
         """The row of an item of the same size; None when it is of another kind."""
@@ -69,7 +69,10 @@ class _Kind:
 
 
 class Kinds:
-    """The kinds that one plan has met, by size of item. Learns as long as that pays, and forgets all when it holds too much."""
+    """The kinds that one plan has seen, by size of item.
+
+    Learns as long as that pays off, and drops all when it holds too much.
+    """
 
     def __init__(self) -> None:
         self._times: dict[int, int] = {}  # that items of a size were read at length
@@ -77,7 +80,7 @@ class Kinds:
         self._bytes = self._made = self._met = self._missed = 0
 
     def read(self, data: bytes) -> list[Any] | None:
-        """The row of an item of a kind that was met before; None for any other."""
+        """The row of an item of a kind that was seen before; None for any other."""
         alike = self._by_size.get(len(data), ())
         for kind in alike:
             row = kind.read(data)
@@ -88,12 +91,12 @@ class Kinds:
         return None
 
     def learn(self, data: bytes, row: Sequence[Any], fields: Program, arrays: Container[int]) -> None:
-        """Know items like `data` from now on, if it is at least the third of its size: more of them look like coming.
+        """Learn the kind of `data`, if it is at least the third item of its size: more are likely to come.
 
         `row` is what `fields` read from it, at the slots `arrays` arrays.
         """
         size = len(data)
-        if size >= KEEP_VIEW:  # what a kind saves is nothing beside copying the payloads
+        if size >= KEEP_VIEW:  # a kind saves little compared with copying the payloads
             return
         if self._missed > PATIENCE + self._met:
             self._by_size.clear()
@@ -148,7 +151,7 @@ class _Cuts:
         return 2 * len(self.constants) - 1
 
     def end(self) -> Callable[[bytes], tuple[Any, ...]]:
-        """What cuts an item of the same size."""
+        """The struct that cuts an item of the same size."""
         self._constant(len(self.data))
         return struct.Struct(self.form).unpack
 
@@ -158,7 +161,7 @@ class _Cuts:
 
 
 def _free(read: ReadField, value: Any, code: int) -> Free | None:
-    """What is free in the field that `read` read as `value`, and that begins with the byte `code`; None where nothing is."""
+    """The free part of the field that `read` read as `value`, and that begins with the byte `code`; None where nothing is."""
     if read is read_name and value is not None:
         return _free_text(value, bytes.decode)
     if read is read_clock and code == FLOAT64:

@@ -1,9 +1,9 @@
-"""How one packed episode is laid out: constant bytes with fields between them; refuses items that differ in a constant byte.
+"""How one packed episode is laid out: constant bytes with fields between them; items of other constant bytes do not match.
 
 Episodes of one recording differ in few places: ids, lengths, flags, array bytes. A plan is made from one item, by packing its
-parts again, and then reads and writes others: a handful of byte comparisons and slices instead of a Python object per value.
-It serves both layouts, our own (arrays) and RLlib's recorder's (lists of steps). Whatever a plan does not recognise to the
-last byte goes to the general reader, so a plan never has to judge hostile bytes: it takes what it knows, or nothing.
+parts again, and then reads and writes others: a handful of byte comparisons and slices instead of a Python object per value. It
+serves both layouts, our own (arrays) and RLlib's recorder's (lists of steps). Whatever a plan does not recognise to the last
+byte goes to the general reader, so a plan never has to judge hostile bytes: it takes what it knows, or nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MAX_NESTING = 64  # of a space's parts; deeper ones are the general reader's
 
 
 class _NoPlan(Exception):
-    """An item that only the general reader can judge."""
+    """An item that only the general reader can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ItemPlan:
     """One layout: fields, each with the constant bytes before it, and `tail` after the last."""
 
     fields: Program
-    checked_fields: Program  # the same, looking at every value of a list of steps
+    checked_fields: Program  # the same, reading every value of a list of steps
     slots: dict[Slot, int]
     arrays: dict[int, ArrayField]  # by slot
     steps: dict[int, StepsField]  # by slot
@@ -82,13 +82,13 @@ class ItemPlan:
     extra: dict[str, BufferSlots]  # by name of the output
     observation_space: Space | None
     action_space: Space | None
-    scratch: Tally  # what reading the present item assumed
+    scratch: Tally  # assumptions made in reading the present item
     kinds: Kinds  # of items that it has read
 
     def read(self, data: bytes) -> list[Any] | None:
         """The fields of an item in this layout, by slot; None when it is not in this layout.
 
-        Bytes of lists of steps are taken on trust: `batch_of_rows` compares them, many episodes at once.
+        Bytes of lists of steps are not checked here: `batch_of_rows` compares them, many episodes at once.
         """
         if self.steps:
             return self._read(data, self.fields)
@@ -121,7 +121,7 @@ class ItemPlan:
 
 
 def plan_of(data: bytes) -> ItemPlan | None:
-    """The plan of an item's layout; None where only the general reader can judge it (and say what is wrong)."""
+    """The plan of an item's layout; None where only the general reader can read it (and report what is wrong)."""
     try:
         state = unpack_raw(data, where=INSIDE)
         if not isinstance(state, dict) or not state.keys() >= NEEDED:

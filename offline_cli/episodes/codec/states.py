@@ -1,11 +1,10 @@
-"""One episode's state dict to bytes and back; refuses states whose parts are missing, of the wrong kind, or disagree in length.
+"""One episode, or its state dict, to bytes and back, exactly and without haste: the reference for the bulk codec.
 
 The state is RLlib's (`SingleAgentEpisode.get_state`, 2.40 to 2.60). What is written always has the same keys in the same order,
-plain infos and custom data, and arrays in msgpack-numpy's encoding. What is read may come from anywhere.
+plain infos and custom data, and arrays in msgpack-numpy's encoding. What is read may come from anywhere: states whose parts are
+missing, of the wrong kind, or of lengths that disagree raise, and so do unsupported spaces.
 
-One episode to bytes and back, exact and in no hurry; refuses what `states` refuses, and unsupported spaces.
-
-The way for single episodes and the measure for the bulk way, which must give the same bytes and the same values.
+`encode`, `decode` are for single episodes; the bulk codec must give the same bytes and the same values.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ def _check_buffers(state: dict[str, Any], where: str) -> None:
     state["infos"]["data"] = _infos(state["infos"]["data"], where)
     extra = _mapping(state["extra_model_outputs"], "extra_model_outputs", where)
     if not all(isinstance(name, str) for name in extra):
-        raise BadEpisode("extra model outputs whose names are no text", where=where, fix=FIX)
+        raise BadEpisode("extra model outputs whose names are not text", where=where, fix=FIX)
     state["extra_model_outputs"] = {
         name: _buffer(part, f"extra model output {name}", steps, where) for name, part in extra.items()
     } or None
@@ -213,7 +212,7 @@ def _holds_numbers(value: Any, size: int | None) -> bool:
 
 def _infos(data: Any, where: str) -> list[dict[Any, Any]]:
     if not isinstance(data, list) or not all(info is None or isinstance(info, dict) for info in data):
-        raise BadEpisode("infos that are no list of maps", where=where, fix=FIX)
+        raise BadEpisode("infos that are not a list of maps", where=where, fix=FIX)
     return [info or {} for info in data]
 
 
@@ -254,7 +253,7 @@ def _seconds(value: Any, key: str, where: str) -> float | None:
 def encode(episode: SingleAgentEpisode, *, where: str = "encode", tally: Tally | None = None) -> bytes:
     """`episode` as bytes, numpy'ized (the episode itself is left as it is), lookback buffer included.
 
-    Infos and custom data are made plain: keys that are no strings become strings, sets and tuples lists, dates and times ISO
+    Infos and custom data are made plain: keys that are not strings become strings, sets and tuples lists, dates and times ISO
     text, each counted in `tally`. Raises BadData naming episode, step and key for anything else that is not plain.
     """
     counts = tally if tally is not None else Tally()

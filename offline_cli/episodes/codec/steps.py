@@ -1,20 +1,17 @@
-"""Infos and custom data made fit for msgpack and JSON; refuses values that no other program could read back.
+"""Values recorded step by step as arrays, and infos and custom data made plain for msgpack and JSON.
 
-Kept as they are: None, bool, int, float, complex, str, bytes, lists, numpy scalars, and arrays of numbers, bools or strings.
-Changed, and each change counted by kind in the tally: keys that are no strings, sets, tuples, dates and times. Anything
-else raises BadData that names the episode, the step and the key.
-
-Numpy'ized steps of Dict and Tuple spaces as RLlib 2.40 stored them, in lists; refuses lists that are no rows of it.
-
-That version passed such buffers through `space.to_jsonable([data])`, which took the whole episode for one sample: a leaf is a
-list of one nested list, (1, T, *shape). Only Box, MultiDiscrete and MultiBinary leaves got through, and only numpy'ized ones.
-
-Values that were recorded step by step, as one array per leaf; refuses steps that do not have one structure and shape.
-
-RLlib's recorder keeps lists: one observation, action or output per step, each an array, a numpy scalar, a Python number, or
-a dict or list (once a tuple) of these. A batch wants arrays with a leading axis of steps. Where dtypes differ between steps (an
-environment whose `reset` gives float64 and whose `step` gives float32) the wider one is taken, so that nothing is lost, and
-counted as `mixed-dtypes-widened`, Python's ints among floats aside. (Integers beyond 2^53 among floats are refused.)
+* `Steps`: values that were recorded step by step, as one array per leaf; steps of several structures or shapes raise. RLlib's
+  recorder keeps lists: one observation, action or output per step, each an array, a numpy scalar, a Python number, or a dict or
+  list (once a tuple) of these. A batch wants arrays with a leading axis of steps. Where dtypes differ between steps (an
+  environment whose `reset` gives float64 and whose `step` gives float32) the wider one is taken, so that nothing is lost, and
+  counted as `mixed-dtypes-widened`, Python's ints among floats aside. (Integers beyond 2^53 among floats raise.)
+* `plain_mapping`: kept as they are: None, bool, int, float, complex, str, bytes, lists, numpy scalars, and arrays of numbers,
+  bools or strings. Changed, and each change counted by kind in the tally: keys that are no strings, sets, tuples, dates and
+  times. Anything else, which no other program could read back, raises BadData that names the episode, the step and the key.
+* `arrays_from_jsonable`: numpy'ized steps of Dict and Tuple spaces as RLlib 2.40 stored them, in lists. That version passed
+  such buffers through `space.to_jsonable([data])`, which took the whole episode for one sample: a leaf is a list of one nested
+  list, (1, T, *shape). Only Box, MultiDiscrete and MultiBinary leaves got through, and only numpy'ized ones. Lists that are no
+  rows of the space raise.
 """
 
 from __future__ import annotations
@@ -46,10 +43,17 @@ __all__ = [
     "signature",
 ]
 
-MAX_INFO_DEPTH = 64  # deeper is a cycle, or no info
+MAX_INFO_DEPTH = 64  # deeper is a cycle, or not an info
 LOWEST_INT, HIGHEST_INT = -(2**63), 2**64 - 1  # msgpack's
 
 _KEYS = (bool, int, float, type(None), np.number, np.bool_)
+
+FIX = "write the file again from its source"
+
+Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each leaf: dotted path, dtype, shape of one row
+NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
+LEAF_TYPES = (np.ndarray, np.generic, str, *NUMBERS)
+STEPS_FIX = "record values of one structure, shape and dtype, or leave this episode out"
 
 
 def plain_mapping(values: Mapping[Any, Any], *, tally: Tally, where: str) -> dict[str, Any]:
@@ -94,7 +98,7 @@ def _key(key: Any, tally: Tally, where: str, path: str) -> str:
         try:
             return key.decode("utf-8")
         except UnicodeDecodeError as err:
-            raise _refused(f"a key of bytes that are no text: {key[:20]!r}", where, path) from err
+            raise _refused(f"a key of bytes that are not text: {key[:20]!r}", where, path) from err
     if isinstance(key, tuple) and all(isinstance(part, (str, *_KEYS)) for part in key):
         return str(tuple(part.item() if isinstance(part, np.generic) else part for part in key))
     raise _refused(f"a key of type {type(key).__name__}", where, path)
@@ -148,9 +152,6 @@ def _refused(what: str, where: str, path: str) -> BadData:
     return BadData(what, where=place, fix="store numbers, text, lists and maps of these, or leave the key out before recording")
 
 
-FIX = "write the file again from its source"
-
-
 def is_jsonable(data: Any, space: Space | None) -> bool:
     """Whether `data` (numpy'ized, of a Dict or Tuple space) holds lists where its arrays belong."""
     if isinstance(space, spaces.Dict):
@@ -192,12 +193,6 @@ def _misfit(name: str, space: Space, where: str) -> BadEpisode:
     return BadEpisode(f"{name} is not one row of {type(space).__name__} per step", where=where, fix=FIX)
 
 
-Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each leaf: dotted path, dtype, shape of one row
-NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
-LEAF_TYPES = (np.ndarray, np.generic, str, *NUMBERS)
-STEPS_FIX = "record values of one structure, shape and dtype, or leave this episode out"
-
-
 def signature(tree: Tree) -> Signature:
     """What two trees of rows must share to be joined."""
     return tuple((path, leaf.dtype.str, leaf.shape[1:]) for path, leaf in flatten(tree))
@@ -212,7 +207,7 @@ class Steps:
     tally: Tally
 
     def stack(self, items: list[Any], path: str = "", depth: int = 0) -> Tree:
-        """Leaves (n, *shape) of n >= 1 values. Raises BadEpisode, naming the leaf, where they differ or are no numbers."""
+        """Leaves (n, *shape) of n >= 1 values. Raises BadEpisode, naming the leaf, where they differ or are not numbers."""
         if depth > MAX_DEPTH:
             raise self._bad(path, f"is nested deeper than {MAX_DEPTH}")
         first = items[0]
@@ -227,7 +222,7 @@ class Steps:
         if not all(isinstance(item, dict) and item.keys() == keys for item in items):
             raise self._bad(path, "has different keys at different steps")
         if not all(isinstance(key, str) for key in keys):
-            raise self._bad(path, "has keys that are no text")
+            raise self._bad(path, "has keys that are not text")
         return {key: self.stack([item[key] for item in items], f"{path}.{key}", depth + 1) for key in keys}
 
     def _stack_tuples(self, items: list[Any], path: str, depth: int) -> Tree:
@@ -240,7 +235,7 @@ class Steps:
         kinds = set(map(type, items))
         if len(kinds) == 1 and kinds <= NUMBERS.keys():
             return self._array(items, path, NUMBERS[kinds.pop()])
-        if kinds == {int, float}:  # rewards of 0 and 0.5, say: not worth a word
+        if kinds == {int, float}:  # rewards of 0 and 0.5, say: not counted
             if not all(-EXACT_INT <= item <= EXACT_INT for item in items if type(item) is int):
                 raise self._bad(path, "has integers beyond 2^53 among its floats")
             return self._array(items, path, np.float64)

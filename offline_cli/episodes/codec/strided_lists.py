@@ -1,9 +1,9 @@
-"""Lists of equally laid out values read as one array, without an object per value; refuses what differs in a single byte.
+"""Lists of equally laid out values read as one array, without an object per value; a single differing byte is a mismatch.
 
-RLlib's recorder packs one small array per step. When every step takes the same number of bytes and differs only in its
-payload, the list is a table: rows of that many bytes, some columns constant (headers, keys, dtypes, shapes), some payload.
-`ItemTemplate` is what one row looks like. It is learned from the first value by packing that value again, so that it is used
-only for bytes that the standard packer would write, and every constant byte of every row is compared with it.
+RLlib's recorder packs one small array per step. When every step takes the same number of bytes and differs only in its payload,
+the list is a table: rows of that many bytes, some columns constant (headers, keys, dtypes, shapes), some payload.
+`ItemTemplate` describes one row. It is learned from the first value by packing that value again, so that it is used only for
+bytes that the standard packer would write, and every constant byte of every row is compared with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Payload:
     start: int
     stop: int
     stored: np.dtype[Any]  # as the bytes are
-    wanted: np.dtype[Any]  # as the array shall be
+    wanted: np.dtype[Any]  # as the array will be
     shape: tuple[int, ...]  # of one step
     fixint: bool = False  # a msgpack small integer: its own type byte, so the value must stay in range
 
@@ -71,7 +71,7 @@ class ItemTemplate:
 
 
 class _OutOfRange(Exception):
-    """A byte that is no small integer, or no bool, where the template has one."""
+    """A byte that is not a small integer, or not a bool, where the template has one."""
 
 
 def _read_payload(rows: NDArray[np.uint8], payload: Payload) -> NDArray[Any]:
@@ -108,7 +108,7 @@ class _NotStrided(Exception):
 
 
 class _Builder:
-    """Packs one value again and notes where its payloads lie."""
+    """Packs one value again and records the places of its payloads."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -151,7 +151,7 @@ class _Builder:
             dtype = dtype_from_type(node.get(b"type"), kind=node.get(b"kind", b""), where=self.where)
             shape = shape_from_node(node, where=self.where) if node[b"nd"] is True else ()
         except OfflineCliError:
-            raise _NotStrided from None  # the general reader will say what is wrong
+            raise _NotStrided from None  # the general reader reports what is wrong
         data = node.get(b"data")
         if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize or dtype.kind == "U":
             raise _NotStrided  # text needs its characters checked: left to the general reader

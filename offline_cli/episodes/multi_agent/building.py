@@ -1,12 +1,11 @@
-"""A multi-agent episode from lists of dicts; refuses lists whose lengths, or agents whose turns, do not fit each other.
+"""A multi-agent episode built from lists of dicts, and its getters and setters, one pair per kind of data.
 
-The lists are lived through step by step, by the same rules as `add_env_step`. Then the first steps become lookback buffer.
-
-The getters and setters of a multi-agent episode, one pair per kind of data; refuses to know how indices work.
-
-Every getter takes the same: `indices` are environment timesteps, or with `env_steps=False` each agent's own; `agent_ids` one
-agent, several, or None for all; `return_list` gives one dict per environment timestep instead of one dict by agent. An agent
-that got no observation then is left out, or with `fill` filled. The rest is as in `SingleAgentEpisode`.
+* `build`: the lists are replayed step by step, by the same rules as `add_env_step`; lists whose lengths, or agents whose turns,
+  do not fit each other raise. Then the first steps become lookback buffer.
+* `MultiAgentAccessors`: every getter takes the same: `indices` are environment timesteps, or with `env_steps=False` each
+  agent's own; `agent_ids` one agent, several, or None for all; `return_list` gives one dict per environment timestep instead of
+  one dict by agent. An agent that got no observation then is left out, or with `fill` filled. The rest is as in
+  `SingleAgentEpisode`.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ __all__ = ["ByAgent", "Flags", "Lists", "MultiAgentAccessors", "build", "shift"]
 
 ByAgent = Mapping[AgentID, Any]
 Flags = Mapping[AgentID, bool] | bool  # a bool holds for every agent
+
+Agents = Collection[AgentID] | AgentID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Lists:
         )
 
     def wrong_lengths(self) -> list[str]:
-        """What does not fit the number of observations; empty when all does."""
+        """The lengths that do not fit the number of observations; empty when all do."""
         count = len(self.observations)
         steps = (count - 1, count) if count else (0,)
         lengths = {
@@ -118,7 +119,7 @@ def _by_agent(flags: Flags) -> Mapping[AgentID, bool]:
 
 
 def _set_flags(episode: MultiAgentData, terminateds: Mapping[AgentID, bool], truncateds: Mapping[AgentID, bool]) -> None:
-    """Flags of the agents and of the episode; an agent that others left behind without its acting is terminated."""
+    """Flags of the agents and of the episode; an agent that no longer acts while others continue is terminated."""
     for agent, part in list(episode.agent_episodes.items()):
         terminated, truncated = (bool(flags.get(agent, flags.get(ALL, False))) for flags in (terminateds, truncateds))
         hangs, timeline = agent in episode._hanging_actions_end, episode.env_t_to_agent_t[agent]
@@ -155,7 +156,7 @@ def _close(episode: MultiAgentData, agent: AgentID, part: SingleAgentEpisode, tr
 
 
 def shift(episode: MultiAgentData, lookback: int, env_t_started: int, agent_t_started: Mapping[AgentID, int]) -> None:
-    """Make the first `lookback` environment timesteps lookback buffer, and start the clocks where they are to start."""
+    """Make the first `lookback` environment timesteps lookback buffer, and set the start of the clocks."""
     steps = episode.env_t
     episode._lookback, episode.env_t_started = lookback, env_t_started
     episode.env_t = env_t_started + steps - lookback
@@ -170,9 +171,6 @@ def shift(episode: MultiAgentData, lookback: int, env_t_started: int, agent_t_st
         moved = part.t_started - before
         timeline.data = [tag if tag == SKIP else tag + moved for tag in timeline.data]
         timeline.lookback = lookback
-
-
-Agents = Collection[AgentID] | AgentID | None
 
 
 class MultiAgentAccessors(MultiAgentData):

@@ -1,7 +1,7 @@
-"""What a multi-agent episode holds and what can be said about it; refuses to change any of it.
+"""The data of a multi-agent episode and its derived properties; nothing here changes it.
 
-Each agent has a SingleAgentEpisode, and a timeline that says at which environment timesteps it got its observations. What
-has no place there yet hangs: the action (with its extra model outputs) of an agent that has not seen the next observation,
+Each agent has a SingleAgentEpisode, and a timeline that says at which environment timesteps it got its observations. Data
+without a place there yet hangs: the action (with its extra model outputs) of an agent that has not seen the next observation,
 the rewards since, and the rewards of agents that have not seen anything yet.
 """
 
@@ -22,7 +22,7 @@ MappingFn = Callable[[AgentID, Any], str]  # (agent id, episode) to module id
 
 
 def default_module(agent_id: AgentID, episode: Any) -> str:
-    """The module of every agent where nobody says otherwise; the name is RLlib's."""
+    """The default module of every agent; the name is RLlib's."""
     return "default_policy"
 
 
@@ -64,7 +64,7 @@ class MultiAgentData:
     action_space: Mapping[AgentID, Space]
     agent_to_module_mapping_fn: MappingFn
     _agent_to_module_mapping: dict[AgentID, str]
-    _hanging_actions_end: dict[AgentID, Any]  # agents that acted and wait for what comes of it
+    _hanging_actions_end: dict[AgentID, Any]  # agents that acted and wait for the result
     _hanging_extra_model_outputs_end: dict[AgentID, dict[str, Any]]  # of the same agents
     _hanging_rewards_end: dict[AgentID, float]  # rewards since an agent's last observation
     _hanging_rewards_begin: dict[AgentID, float]  # rewards of agents before their first one
@@ -150,7 +150,7 @@ class MultiAgentData:
 
     @property
     def custom_data(self) -> dict[str, Any]:
-        """Whatever belongs to the episode and to no agent; kept by `cut` (as a copy) and in states."""
+        """Data of the episode as a whole, of no agent; kept by `cut` (as a copy) and in states."""
         return self._custom_data
 
     def get_terminateds(self) -> dict[AgentID, bool]:

@@ -1,14 +1,14 @@
-"""MultiAgentEpisode: agents that act when they like, in one environment; refuses turns that no agent could have had.
+"""MultiAgentEpisode: agents that act when they like, in one environment; impossible turns of an agent raise.
 
 The API and meaning are those that RLlib documents in its class of that name. Agents come late, skip steps and end early; an
 action that has no answer yet hangs, with the rewards since, until the agent's next observation completes the step. Data of an
-agent is a SingleAgentEpisode, `agent_episodes[agent]`; times of the environment are told from times of agents by timelines,
+agent is a SingleAgentEpisode, `agent_episodes[agent]`; timelines map times of the environment to times of agents,
 `env_t_to_agent_t[agent]`.
 
-What differs: errors are BadEpisode with names, raised before anything is changed; no reward is lost; an agent that is
-truncated is not also made terminated; `cut` and `slice` keep every agent that goes on, its infos and its timesteps; timelines
-of all agents have one length. docs/rllib.md lists the differences. `get_sample_batch` belongs to RLlib's old API stack and is
-not here.
+What differs: errors are BadEpisode with names, raised before anything is changed; no reward is lost; an agent that is truncated
+is not also made terminated; `cut` and `slice` keep every agent that continues, its infos and its timesteps; timelines of all
+agents have one length. docs/rllib.md lists the differences. `get_sample_batch` belongs to RLlib's old API stack and is not
+here.
 
 Datasets hold single-agent episodes. `agent_episodes` is the way out: each says its agent, module and multi-agent episode.
 """
@@ -65,12 +65,12 @@ class MultiAgentEpisode(MultiAgentAccessors):
 
         Args:
             id_: Unique name; None makes one up.
-            observations, infos: One dict by agent per environment timestep: whoever got an observation then.
-            actions, rewards, extra_model_outputs: One dict by agent per step between two of them: what was done at the first,
-                and came of it by the second. With K of them, the last actions hang.
+            observations, infos: One dict by agent per environment timestep: of the agents that got an observation then.
+            actions, rewards, extra_model_outputs: One dict by agent per step between two of them: the actions at the first,
+                and their results by the second. With K of them, the last actions hang.
             observation_space, action_space: Spaces by agent.
             terminateds, truncateds: By agent, and under "__all__" for the episode and the agents not named; or a bool for all.
-                An agent without an action after its last observation, while others went on, is terminated too.
+                An agent without an action after its last observation, while others continued, is terminated too.
             env_t_started, agent_t_started: The timesteps of the first step after the lookback buffer, of the environment and
                 by agent; 0 where missing.
             len_lookback_buffer: How many of the first environment steps are lookback buffer; "auto" means all of them.
@@ -128,7 +128,7 @@ class MultiAgentEpisode(MultiAgentAccessors):
         truncateds: Mapping[AgentID, bool] | None = None,
         extra_model_outputs: Mapping[AgentID, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Add the actions taken, what `env.step(actions)` returned, and what the modules put out with the actions, by agent.
+        """Add the actions taken, what `env.step(actions)` returned, and the modules' outputs with the actions, by agent.
 
         An agent that acted and got an observation completes a step. One that acted only has its action hang until its next
         observation; rewards add up meanwhile. One that was not there before comes in with its first observation. A terminated
@@ -167,10 +167,10 @@ class MultiAgentEpisode(MultiAgentAccessors):
     # ---- pieces ----
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
-        """The chunk in which this episode goes on: same ids, length 0, `env_t_started` where this one ends.
+        """The chunk in which this episode continues: same ids, length 0, `env_t_started` where this one ends.
 
         It looks back on up to `len_lookback_buffer` environment steps of this chunk, and on as many more as it takes to show
-        the last observation of every agent that goes on. Actions that hang, and their rewards, hang on in it.
+        the last observation of every agent that continues. Actions that hang, and their rewards, hang on in it.
 
         Raises BadEpisode when the episode is done, and for a negative length.
         """
@@ -194,10 +194,10 @@ class MultiAgentEpisode(MultiAgentAccessors):
         return self.slice(item)
 
     def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Add the chunk in which this one goes on, as `cut` makes it, its lookback buffer left out; `other` is not changed.
+        """Add the chunk in which this one continues, as `cut` makes it, its lookback buffer left out; `other` is not changed.
 
         Raises BadEpisode, leaving the episode as it was, unless ids agree, this chunk is not done, `other` begins at the
-        timestep that this one ends with, and each agent's chunk goes on where it ends here.
+        timestep that this one ends with, and each agent's chunk continues where it ends here.
         """
         pieces.append(self, other)
 

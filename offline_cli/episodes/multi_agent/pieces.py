@@ -1,15 +1,13 @@
-"""Cutting multi-agent episodes into chunks and joining them again; refuses chunks that do not continue each other.
+"""Multi-agent episodes cut into chunks and joined again, and to and from RLlib's state layout.
 
-A piece is a window on the timelines, and of each agent's episode what the window shows. Arrays are shared until one side is
-written. Agents that show nothing in it, or nothing but the observation they ended with, are left out.
-
-Multi-agent episodes to and from RLlib's state layout; refuses states whose parts contradict each other.
-
-As in RLlib, a state holds a function (agent to module), spaces, and timelines as objects: it can be pickled, and is no plain
-data. Ours can be given to RLlib 2.60 and RLlib's to us. Read are also timelines as plain dicts of `data` and `lookback`.
-
-RLlib 2.60 writes timelines that are longer or shorter than the episode; where only skips are too many or missing, they are
-mended: an agent that came late in a chunk, one whose last observation was repeated, one that was done early.
+* `cut`, `part`, `append`: a piece is a window on the timelines, and of each agent's episode what the window shows. Arrays are
+  shared until one side is written. Agents that show nothing in it, or nothing but the observation they ended with, are left
+  out. Chunks that do not continue each other raise.
+* `state_of`, `episode_of`: as in RLlib, a state holds a function (agent to module), spaces, and timelines as objects: it can be
+  pickled, and is not plain data. Ours can be given to RLlib 2.60 and RLlib's to us. Timelines as plain dicts of `data` and
+  `lookback` are read too. States whose parts contradict each other raise. RLlib 2.60 writes timelines that are longer or
+  shorter than the episode; where only skips are too many or missing, they are corrected: an agent that came late in a chunk,
+  one whose last observation was repeated, one that was done early.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def cut(episode: E, lookback: int) -> E:
     if episode.is_done or lookback < 0:
         raise episode._bad(
             "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}",
-            fix="cut only episodes that go on, with a lookback of 0 or more",
+            fix="cut only episodes that are not done, with a lookback of 0 or more",
         )
     end = episode.moments
     goes_on = [agent for agent, part in episode.agent_episodes.items() if not part.is_done]
@@ -101,7 +99,7 @@ def _agent_piece(part: SingleAgentEpisode, steps: list[int], before: int, ends: 
 
 
 def _hang(episode: MultiAgentData, piece: MultiAgentData, agent: AgentID, *, at_end: bool) -> None:
-    """Let the step hang in `piece` that begins in its window and is not completed there."""
+    """Make the step hang in `piece` that begins in its window and is not completed there."""
     part, tags = episode.agent_episodes[agent], piece.env_t_to_agent_t[agent].data
     at = last_seen(tags)
     t = tags[at]

@@ -1,9 +1,8 @@
-"""Data of several agents at environment timesteps or at their own; refuses indices that nothing answers to, without `fill`.
+"""Data of several agents at environment timesteps or at their own, and a multi-agent episode as text, one row per agent.
 
 Environment timesteps are found through the timelines: an agent that got no observation then is left out, or filled. Actions,
-rewards and extra model outputs stand where the observation stands that they follow, also while they still hang.
-
-A multi-agent episode as text, one row per agent; refuses to show data.
+rewards and extra model outputs are at the timestep of the observation that they follow, also while they still hang. An index
+without an answer raises, unless `fill` is given.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NOTHING = object()
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a getter asks for."""
+    """The request of a getter."""
 
     kind: str
     indices: Indices
@@ -179,7 +178,7 @@ def _extra(episode: MultiAgentData, agent: AgentID, name: str) -> Records:
 
 
 def _moments(episode: MultiAgentData, question: Question) -> list[int]:
-    """Positions in the timelines, -1 where `fill` stands for what is missing. Raises EpisodeIndexError."""
+    """Positions in the timelines, -1 for missing ones, which get `fill`. Raises EpisodeIndexError."""
     length = episode.moments - (question.kind not in SEEN)
     frame = (length, episode._lookback, question.neg_index_as_lookback)
     indices = slice(None) if question.indices is None else question.indices

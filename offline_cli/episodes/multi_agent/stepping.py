@@ -1,8 +1,8 @@
-"""One step of the environment, agent by agent; refuses, before anything is written, what no agent could have lived through.
+"""One step of the environment, agent by agent; a step that is impossible for an agent raises before anything is written.
 
 What each agent was given decides what becomes of it: it completes a step, begins one that hangs until its next observation,
-comes in with its first observation, goes on waiting, or ends. Rewards are never lost: they wait for the step that is under
-way, or for the first one; a last reward without a step under way is added to the agent's last step.
+comes in with its first observation, keeps waiting, or ends. Rewards are never lost: they wait for the step that is under way,
+or for the first one; a last reward without a step under way is added to the agent's last step.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Step:
     extra: Mapping[AgentID, Any]
 
     def checked(self) -> Callable[[], None]:
-        """What adds this step once it is called, and cannot fail any more."""
+        """A function that adds this step, and cannot fail any more."""
         shares = {agent: self._share(agent) for agent in self._agents()}
         commits = [self._planned(agent, share) for agent, share in shares.items()]
         terminated, truncated = self._ends(shares)
@@ -75,7 +75,7 @@ class Step:
         return commit
 
     def _agents(self) -> list[AgentID]:
-        """Who is to be looked at, in an order that does not change from run to run."""
+        """The agents to process, in an order that does not change from run to run."""
         given = (self.observations, self.actions, self.rewards, self.terminateds, self.truncateds)
         named = dict.fromkeys(agent for part in given for agent in part if agent != ALL)
         if self.terminateds.get(ALL) or self.truncateds.get(ALL):
@@ -148,7 +148,7 @@ class Step:
             )
 
     def _completed(self, agent: AgentID, episode: SingleAgentEpisode, share: Share, waits: bool) -> Callable[[], None]:
-        """The step's end; an agent terminated without an observation sees its last one again, which nobody learns from."""
+        """The step's end; an agent terminated without an observation sees its last one again, which is not used in training."""
         whole, again = self.episode, share.observation is None
         add = self._located(
             agent,
@@ -184,7 +184,7 @@ class Step:
         return lambda: _owe(whole._hanging_rewards_end, agent, share.reward)
 
     def _outside(self, agent: AgentID, share: Share) -> Callable[[], None]:
-        """An agent that has seen nothing so far: in comes who is not done at once."""
+        """An agent that has seen nothing so far: it comes in unless it is done at once."""
         whole = self.episode
         if share.is_done:
             return lambda: drop_hanging(whole, agent)
@@ -205,7 +205,7 @@ class Step:
         credit(self.episode, agent)
 
     def _located(self, agent: AgentID, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """What `call` gives; its errors say whose they are."""
+        """The result of `call`; its errors name the agent."""
         try:
             return call(*args, **options)
         except BadEpisode as err:
@@ -244,14 +244,14 @@ def enter(whole: MultiAgentData, agent: AgentID, observation: Any, infos: Any) -
 
 
 def hang(whole: MultiAgentData, agent: AgentID, action: Any, reward: Any, extra: Any) -> None:
-    """Keep an action until the agent sees what came of it."""
+    """Keep an action until the agent sees its result."""
     whole._hanging_actions_end[agent] = action
     whole._hanging_extra_model_outputs_end[agent] = dict(extra or {})
     whole._hanging_rewards_end[agent] = whole._hanging_rewards_end.get(agent, 0.0) + (0.0 if reward is None else reward)
 
 
 def credit(whole: MultiAgentData, agent: AgentID) -> None:
-    """Add an ended agent's rewards that no step holds to its last step; they go on hanging where this chunk has none."""
+    """Add an ended agent's rewards that no step holds to its last step; they keep hanging where this chunk has none."""
     episode, owed = whole.agent_episodes[agent], whole._hanging_rewards_end.get(agent, 0.0)
     if owed and len(episode):
         episode.set_rewards(new_data=episode.get_rewards(-1) + owed, at_indices=-1)

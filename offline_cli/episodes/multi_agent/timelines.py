@@ -1,8 +1,8 @@
-"""When each agent saw something: environment timesteps to the agent's own; refuses to know what was seen.
+"""When each agent got an observation: environment timesteps to the agent's own.
 
-A timeline has one tag per environment timestep, lookback buffer included: the agent's timestep whose observation it got
-then, counted from the agent's first in the whole episode, or SKIP where it got none. All timelines of an episode have one
-length and one lookback, so that an index means the same moment to every agent.
+A timeline has one tag per environment timestep, lookback buffer included: the agent's timestep whose observation it got then,
+counted from the agent's first in the whole episode, or SKIP where it got none. All timelines of an episode have one length and
+one lookback, so that an index means the same moment to every agent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SKIP = "S"
 
 
 class Timeline(InfiniteLookbackBuffer):
-    """Tags of one agent: a list that never becomes arrays. RLlib's own code can read it, in states that go there."""
+    """Tags of one agent: a list that never becomes arrays. RLlib's own code can read it, in states for RLlib."""
 
     __slots__ = ()
 

@@ -3,10 +3,10 @@
 RLlib packs a value as text by pickling it, compressing the pickle as one lz4 frame and writing that in base64. Old-stack
 recordings hold whole columns in this form, columns of the new stack one vector per cell. We read them, and never write them.
 
-* `text`: the text to the pickle in it;
 * `pickles`, `values`: the pickle to numbers and plain containers, and to nothing else;
-* `cells`: one text, or a column of cells; `objects`: a column of bare pickles, of values with parts;
-* `patterns`, `template`: how pickles, and whole cells, that differ in numbers only are read by what they have in common.
+* `template`: the text to the pickle in it, and cells that differ from a known one in numbers only;
+* `cells`: one text, or a column of cells, by the patterns that they share;
+* `objects`: a column of bare pickles, of values with parts.
 """
 
 from __future__ import annotations

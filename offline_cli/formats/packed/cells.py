@@ -1,16 +1,12 @@
-"""How a column of cells is read: a few cells as the patterns of many, the cells that are left one by one.
+"""One packed cell, or a column of them, as arrays: a few cells serve as patterns of many, the others are read one by one.
 
-Pickles that differ from a known one in nothing but the bytes of an array; refuses patterns that it cannot prove.
-
-A pickle says the length of its raw bytes before them. So two pickles of one length that agree in every other byte hold arrays
-of the same shape and dtype, and only the first has to be read instruction by instruction.
-
-One packed cell or a column of them as arrays; refuses columns whose cells differ in shape or dtype.
-
-* `unpack` reads one text; the pickle goes through `pickles`, which builds numbers and plain containers only.
-* `unpack_cells` reads a column of cells of one shape and dtype. Such cells differ in little but the bytes of their numbers,
-  so one is read with all care, and the cells that agree with it in every other character (`template`) only have those
-  bytes taken out, for all of them at once. Any other cell is read on its own, by the same rules as the first.
+* `unpack`: one text; the pickle goes through `pickles`, which builds numbers and plain containers only.
+* `unpack_cells`: a column of cells of one shape and dtype; others raise. Such cells differ in little but the bytes of their
+  numbers, so one is read with all care, and from cells that agree with it in every other character (`template`) only those
+  bytes are taken, for all of them at once. Any other cell is read on its own, by the same rules as the first.
+* `KnownPatterns`: pickles that differ from a known one in nothing but the bytes of an array. A pickle states the length of its
+  raw bytes before them. So two pickles of one length that agree in every other byte hold arrays of the same shape and dtype,
+  and only the first has to be read instruction by instruction. A pattern that cannot be proved is not used.
 """
 
 from __future__ import annotations
@@ -32,6 +28,9 @@ __all__ = ["Column", "KnownPatterns", "Pattern", "check_size", "fill", "unpack",
 
 MAX_PATTERNS: Final = 8  # cells that are tried as the pattern of many; RLlib's columns need one or two
 FEW: Final = 32  # so few cells are read one by one
+
+MAX_KNOWN: Final = 64  # a recording has one for each column, and one more for each number of steps that a line can have
+MAX_AROUND: Final = 4096  # bytes beside the array: numpy writes about 150
 
 
 class Column(Protocol):
@@ -62,10 +61,6 @@ def check_size(texts: Texts, first_bytes: int, *, kind: str, where: str) -> None
         raise BadEpisode(what, where=where, fix="convert the files of each kind into a dataset of its own")
 
 
-MAX_KNOWN: Final = 64  # a recording has one for each column, and one more for each number of steps that a line can have
-MAX_AROUND: Final = 4096  # bytes beside the array: numpy writes about 150
-
-
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A pickle of one array whose raw bytes lie at a known place; others that agree around it differ in numbers only."""
@@ -80,7 +75,7 @@ class Pattern:
     def of(cls, pickled: bytes, value: Any, read: Unpickled) -> Pattern | None:
         """The pattern of a pickle; None where it is not one C-ordered array of numbers over one run of bytes."""
         if not isinstance(value, np.ndarray) or not value.flags.c_contiguous or not value.nbytes or value.dtype.kind == "U":
-            return None  # text is read with care each time: not every number in it is a character
+            return None  # text is checked each time: not every number in it is a character
         spans = [(start, start + size) for start, size in read.spans if size == value.nbytes]
         if len(spans) != 1 or pickled[slice(*spans[0])] != value.tobytes():
             return None
@@ -94,7 +89,7 @@ class Pattern:
 
 @dataclass(slots=True)
 class KnownPatterns:
-    """Reads packed texts one after the other, and remembers the patterns of those that it has read."""
+    """Reads packed texts one after the other, and keeps the patterns of those that it has read."""
 
     _known: dict[int, Pattern] = field(default_factory=dict)  # by length: the last one of each
 
@@ -115,7 +110,7 @@ class KnownPatterns:
 
 
 def unpack(text: str | bytes, *, where: str, object_lists: bool = False) -> Any:
-    """The value that `text` stands for: an array, a numpy scalar, or plain containers of these.
+    """The value packed in `text`: an array, a numpy scalar, or plain containers of these.
 
     `object_lists`: object arrays come back as lists of plain values (for infos) instead of being refused. Raises UnsafeData
     where the pickle names anything but numpy's arrays or would unfold beyond reason, BadEpisode for a cut or invalid text.
@@ -151,7 +146,7 @@ def _texts(cells: Any, where: Callable[[int], str]) -> Texts:
 
 
 class _Column:
-    """The array being filled, and what the first cell says that all must agree with."""
+    """The array being filled, and the form of the first cell, which all must share."""
 
     def __init__(self, texts: Texts, where: Callable[[int], str]) -> None:
         self.texts, self.where = texts, where

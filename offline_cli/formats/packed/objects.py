@@ -2,8 +2,8 @@
 
 RLlib's column recordings hold such cells where a value of one step has parts: the states of a module with memory, actions of a
 Tuple space. They are raw pickles, neither packed nor base64. Each is read by `pickles`, which builds numbers and plain
-containers only. Cells of one column mostly differ in the bytes of their numbers alone, so one is read with all care, and those
-that agree with it in every other byte only have these bytes taken out, for all of them at once.
+containers only. Cells of one column mostly differ in the bytes of their numbers alone, so one is read with all care, and from
+those that agree with it in every other byte only these bytes are taken, for all of them at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["is_pickle", "tree_of_value", "unpickle_cells"]
 CHUNK_BYTES: Final = 8 << 20  # of the cells that are compared at once
 NUMERIC: Final = "biufc"
 PROBE: Final = b"ACDEFGHJKL"
-"""Bytes that stand for digits in a probe: of floats that are finite, and of no dtype or byte order."""
+"""Bytes used as digits in a probe: of finite floats, and of no dtype or byte order."""
 
 
 def is_pickle(cell: Any) -> bool:
@@ -66,7 +66,7 @@ def unpickle_cells(cells: pa.Array, *, where: Callable[[int], str]) -> Tree:
     """A tree of arrays (n, *shape) of n pickled values; `where` names the place of row i.
 
     Raises BadEpisode, naming the row, where a cell is cut, is not numbers, or differs in structure, shape or dtype from the
-    first; UnsafeData where it names anything else than numpy's arrays, or outgrows its bytes.
+    first; UnsafeData where it names anything else than numpy's arrays, or exceeds its bytes.
     """
     texts = Texts.of(cells.cast(pa.large_binary()))
     if not len(texts):
@@ -77,7 +77,7 @@ def unpickle_cells(cells: pa.Array, *, where: Callable[[int], str]) -> Tree:
 
 
 class _Column:
-    """The arrays being filled, and what the first cell says that all must agree with."""
+    """The arrays being filled, and the form of the first cell, which all must share."""
 
     def __init__(self, texts: Texts, where: Callable[[int], str]) -> None:
         self.texts, self.where = texts, where
@@ -154,7 +154,7 @@ class _Column:
     def _number_spans(self, pickled: bytes, read: Unpickled, found: list[NDArray[Any]]) -> list[tuple[int, int] | None]:
         """For each leaf the bytes (start, stop) of `pickled` that its numbers are; None: they follow from other bytes.
 
-        Tried out: the same pickle with other bytes in these places has them as its numbers, and is the same in all else.
+        Tested by trial: the same pickle with other bytes in these places has them as its numbers, and is otherwise equal.
         """
         nothing: list[tuple[int, int] | None] = [None] * len(found)
         probe, filled = bytearray(pickled), dict[bytes, tuple[int, int]]()

@@ -1,17 +1,17 @@
-"""Reads pickles of numpy arrays, numpy scalars and plain containers as data; refuses every pickle that names anything else.
+"""Reads pickles of numpy arrays, numpy scalars and plain containers as data; a pickle that names anything else is refused.
 
 Python's own unpickler is not used at all, restricted or not: its instructions call what a file names, set attributes on
-whatever stands on its stack, and reserve memory before they look at how many bytes there are. Here the instructions are
-read by `pickletools.genops`, which only parses, and are carried out by a small machine that knows
+whatever is on its stack, and reserve memory before they look at how many bytes there are. Here the instructions are read by
+`pickletools.genops`, which only parses, and are carried out by a small machine that knows
 
 * containers and plain values;
-* the handful of names by which numpy and pickle write arrays, dtypes, scalars, bytes and sets. A name stands on the stack as
-  a token that has no attributes to set; calling it runs a function of `values`, which checks types and sizes;
+* the handful of names by which numpy and pickle write arrays, dtypes, scalars, bytes and sets. A name is on the stack as a
+  token that has no attributes to set; calling it runs a function of `values`, which checks types and sizes;
 * nothing else: classes, persistent ids, extension codes, out-of-band buffers and state for other objects raise UnsafeData.
 
-Arrays hold numbers, booleans or strings (dtype kinds `biufcSU`). Object arrays are refused, unless the caller asks for them as
-plain lists (`object_lists`, for columns of infos): their elements are then plain values as well. What a pickle builds may
-not outgrow its own bytes by more than a small factor, however often it refers to the same part.
+Arrays hold numbers, booleans or strings (dtype kinds `biufcSU`). Object arrays raise, unless the caller asks for them as plain
+lists (`object_lists`, for columns of infos): their elements are then plain values as well. What a pickle builds may not exceed
+its own bytes by more than a small factor, however often it refers to the same part.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ DATA_OFFSETS: Final = {
     "SHORT_BINSTRING": 2,
     "BINSTRING": 5,
 }
-"""Instructions that carry bytes, and how many of their own bytes stand before these."""
+"""Instructions that carry bytes, and how many of their own bytes precede these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpickled:
-    """What a pickle stands for, and where in it raw bytes lie."""
+    """The value of a pickle, and the places of its raw bytes."""
 
     value: Any  # array, numpy scalar, or plain containers of these and of plain values
     spans: tuple[tuple[int, int], ...]  # (offset, length) of each run of raw bytes in the pickle
 
 
 def unpickle(data: bytes, *, where: str, object_lists: bool = False) -> Unpickled:
-    """The value that `data` (pickle, protocol 0 to 5) stands for.
+    """The value that `data` (pickle, protocol 0 to 5) holds.
 
     `object_lists`: give object arrays as (nested) lists instead of refusing them. Raises UnsafeData where the pickle names or
-    does anything beyond arrays and plain containers, or outgrows its bytes; BadEpisode where it is cut or inconsistent.
+    does anything beyond arrays and plain containers, or exceeds its bytes; BadEpisode where it is cut or inconsistent.
     """
     machine = _Machine(Builder(where, 2 * len(data) + 1024, object_lists))
     try:
@@ -224,4 +224,4 @@ def _check_extent(value: Any, budget: int, where: str) -> None:
         elif isinstance(node, np.ndarray):
             budget -= node.nbytes
         elif isinstance(node, (Name, DType, Blank)):
-            raise UnsafeData("a pickle of something else than numbers is not read", where=where, fix=FIX)
+            raise UnsafeData("a pickle of anything but numbers is not read", where=where, fix=FIX)

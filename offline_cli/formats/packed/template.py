@@ -1,15 +1,15 @@
-"""The text of a packed cell to the pickle in it: base64, then one lz4 frame; refuses frames that unfold beyond reason.
+"""The text of a packed cell to the pickle in it (base64, then one lz4 frame), and cells that share a known cell's form.
 
-What a frame says of its size is checked against what lz4 can reach from its bytes before any memory is taken, and a frame
-that says nothing is decompressed up to the same limit.
+* `decompress`: what a frame states of its size is checked against what lz4 can reach from its bytes before any memory is taken,
+  and a frame that states nothing is decompressed up to the same limit. A frame beyond it raises.
+* `CellTemplate`: finds the cells that differ from a known one in nothing but their numbers' bytes; a template that cannot be
+  proved is not used.
 
-Finds the cells that differ from a known one in nothing but their numbers' bytes; refuses patterns that it cannot prove.
-
-A pickle says the length of its raw bytes before them, so that two pickles that agree in every other byte stand for arrays
-of the same shape and dtype. An lz4 block copies literals as they stand, so that two blocks that agree outside one run of
-literals unfold to the same bytes outside it, provided that no later match copies from the run. And base64 puts each
-three bytes into four characters of their own. So where the numbers of a cell lie in one run of literals from which nothing
-is copied, every text that agrees with the cell's outside the characters of that run needs only those decoded.
+A pickle states the length of its raw bytes before them, so that two pickles that agree in every other byte stand for arrays of
+the same shape and dtype. An lz4 block copies literals as they stand, so that two blocks that agree outside one run of literals
+unfold to the same bytes outside it, provided that no later match copies from the run. And base64 puts each three bytes into
+four characters of their own. So where the numbers of a cell lie in one run of literals from which nothing is copied, every text
+that agrees with the cell's outside the characters of that run needs only those decoded.
 """
 
 from __future__ import annotations
@@ -37,6 +37,15 @@ USUAL_RATIO: Final = 24  # of larger ones: that of images that hardly change
 FRAME_MAGIC: Final = b"\x04\x22\x4d\x18"
 PICKLE_MAGIC: Final = b"\x80"  # of protocol 2 and later
 FIX: Final = "write the file again from its source, or set the row aside with --on-error"
+
+CHUNK_BYTES: Final = 8 << 20  # of the texts whose numbers are decoded at once
+ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+INVALID: Final = 255
+DECODED: Final = np.full(256, INVALID, np.uint8)
+DECODED[np.frombuffer(ALPHABET, np.uint8)] = np.arange(64, dtype=np.uint8)
+
+PLAIN_FRAME: Final = 0b0110_0000  # version 1, independent blocks, no checksums, no dictionary; bit 3: content size is given
+CONTENT_SIZE_BIT: Final = 0b0000_1000
 
 
 def looks_packed(value: Any) -> bool:
@@ -79,28 +88,18 @@ def _from_frame(raw: bytes, where: str) -> bytes:
 
 
 def _streamed(raw: bytes, limit: int, where: str) -> tuple[bytes, int]:
-    """The content of a frame that does not say its size, and the bytes read."""
+    """The content of a frame that does not state its size, and the bytes read."""
     decompressor = lz4.frame.LZ4FrameDecompressor()
     data: bytes = decompressor.decompress(raw, max_length=limit)
     if not decompressor.eof:
         if len(data) >= limit:
             raise _bomb(f"unfolds to more than {limit} bytes", where)
-        raise BadEpisode("a packed cell that was cut", where=where, fix=FIX)
+        raise BadEpisode("a truncated packed cell", where=where, fix=FIX)
     return data, len(raw) - len(decompressor.unused_data or b"")
 
 
 def _bomb(what: str, where: str) -> UnsafeData:
     return UnsafeData(f"a packed cell that {what}", where=where, fix=FIX)
-
-
-CHUNK_BYTES: Final = 8 << 20  # of the texts whose numbers are decoded at once
-ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-INVALID: Final = 255
-DECODED: Final = np.full(256, INVALID, np.uint8)
-DECODED[np.frombuffer(ALPHABET, np.uint8)] = np.arange(64, dtype=np.uint8)
-
-PLAIN_FRAME: Final = 0b0110_0000  # version 1, independent blocks, no checksums, no dictionary; bit 3: content size is given
-CONTENT_SIZE_BIT: Final = 0b0000_1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +208,7 @@ def _decode_row_by_row(chars: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDA
 
 
 def _place_in_frame(frame: bytes, offset: int, size: int) -> int | None:
-    """Where in `frame` the `size` bytes that it unfolds to at `offset` stand as literals; None where they do not."""
+    """Where in `frame` the `size` bytes that it unfolds to at `offset` are literals; None where they are not."""
     flags = frame[4] if frame[:4] == FRAME_MAGIC else 0
     if flags & ~CONTENT_SIZE_BIT != PLAIN_FRAME:
         return None

@@ -1,8 +1,9 @@
-"""The arrays, dtypes, scalars and containers that a pickle may ask for by name; refuses object arrays however disguised.
+"""The arrays, dtypes, scalars and containers that a pickle may ask for by name.
 
-numpy's own functions of these names are never called: they take structured and object dtypes, trust the sizes they are
-told, and set whatever state they are given. Here a dtype is known by its name alone, an array's shape must agree with its
-bytes, and everything that takes memory is paid from a budget that the pickle's own length sets.
+numpy's own functions of these names are never called: they take structured and object dtypes, trust the sizes they are given,
+and set whatever state they are given. Here a dtype is known by its name alone, an array's shape must agree with its bytes, and
+everything that takes memory is paid from a budget that the pickle's own length sets. Object arrays are refused, however
+disguised.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ NAMES: Final = {
 }
 """What a pickle may name ("module name"), and the kind of token that it becomes."""
 
+LAST_CHARACTER: Final = 0x10FFFF
+
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name that the pickle may call; it has nothing that state could be set on."""
+    """A name that the pickle may call; it has no state to set."""
 
     kind: str
 
@@ -67,7 +70,7 @@ class Blank:
 
 @dataclass(slots=True)
 class Builder:
-    """Makes arrays, and keeps count of what they take."""
+    """Makes arrays, and counts the memory that they take."""
 
     where: str
     budget: int  # bytes that arrays, scalars and copies may still take
@@ -96,13 +99,10 @@ class Builder:
         return numbers_of(raw, plain).reshape(shape)
 
 
-LAST_CHARACTER: Final = 0x10FFFF
-
-
 def numbers_of(raw: bytes | bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The flat array over `raw`; a boolean that is neither 0 nor 1 in the bytes is true.
 
-    Raises ValueError for text of numbers that are no characters: numpy would take them, and fail wherever they are read.
+    Raises ValueError for text of numbers that are not characters: numpy would take them, and fail wherever they are read.
     """
     if not raw:
         return np.zeros(0, dtype)
@@ -133,7 +133,7 @@ def set_dtype_state(builder: Builder, dtype: DType, state: Any) -> None:
         builder.refuse("an array of structured dtype")
     order = state[1].decode("latin-1") if isinstance(state[1], (bytes, bytearray)) else state[1]
     if order not in ("<", ">", "=", "|"):
-        builder.refuse("a dtype of no known byte order")
+        builder.refuse("a dtype of unknown byte order")
     itemsize = state[5] if len(state) > 5 else -1
     if dtype.name != "O8" and itemsize not in (-1, np.dtype(dtype.name).itemsize):
         builder.refuse(f"a dtype {dtype.name!r} of {itemsize} bytes")

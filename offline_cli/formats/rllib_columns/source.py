@@ -1,4 +1,4 @@
-"""Parquet files of step rows as a source of fragments; refuses what the modules beside it refuse, file by file."""
+"""Parquet files of step rows as a source of fragments."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Ready:
 
 @dataclass(slots=True)
 class _Reading:
-    """What one reading of a source remembers from chunk to chunk."""
+    """The state of one reading of a source, from chunk to chunk."""
 
     tally: Tally
     rejects: Rejects
@@ -91,13 +91,13 @@ class _Reading:
             self.rejects.lose_episodes(Lost.UNREADABLE)
             self._unfinished, self._lost = None, error.where
             return
-        following = 0  # the number of the row that would stand right after the last one read
+        following = 0  # the number of the row right after the last one read
         for part in self._parts(ready, chunk):
             numbers = ready.numbers[part.rows]
             if ready.sorted or numbers[0] != following:
                 self._unfinished = None
             file = chunk.file_of(numbers)
-            if not ready.sorted:  # a file ends for our purpose where rows were lost
+            if not ready.sorted:  # lost rows end a file here
                 file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
             batch, first = fragments_of_rows(self._rows(part, taken(ready.keys, part.rows), file), self.tally)
             at = numbers[first]
@@ -128,7 +128,7 @@ class _Reading:
     ) -> None:
         """Which episodes lost rows; `keys` are those of the rows `named` of the chunk, the others have no `eps_id`.
 
-        A row of nobody knows which episode may have been the first one of the next, of each agent, unless `t` would show it.
+        A lost row of unknown episode may have started the next one, of each agent, unless `t` would show it.
         """
         for row in np.flatnonzero(missing[named]).tolist():
             self.rejects.lose(keys.eps_ids[int(keys.code[row])], chunk.where(int(named[row])))

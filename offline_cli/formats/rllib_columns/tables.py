@@ -1,14 +1,11 @@
-"""The columns of a step by what they mean; all others are extra model outputs. Refuses to hold anything but names.
+"""Tables of step rows: the meaning of their columns, which episode each row belongs to, their order, and rows as arrays.
 
-Which episode and agent each row belongs to, by whole columns, and the order to read rows in; refuses nothing.
-
-A table's columns made ready to be read; refuses tables without the columns of a step, and ids or timesteps of odd types.
-
-Columns of nulls say nothing and are taken for absent. Columns without a meaning of their own that hold no numbers are left
-out, named and counted (`dropped-column`), and so are infos that are no dicts; a number missing in a column that holds numbers
-is NaN, and counted (`null-as-nan`).
-
-Rows of a table as arrays; refuses rows that cannot be read, and rows of other shapes than most, each by its place.
+* `keys_of`, `taken`, `order_of`: the episode and agent of each row, by whole columns, and the order to read rows in.
+* `check_columns`, `wanted_columns`, `missing_values`: a table made ready to be read. One without the columns of a step, or with
+  ids or timesteps of odd types, raises. Columns without a meaning of their own are extra model outputs. Columns of nulls count
+  as absent. Extra columns that hold no numbers are left out, named and counted (`dropped-column`), and so are infos that are
+  not dicts; a number missing in a column that holds numbers is NaN, and counted (`null-as-nan`).
+* `parts_of`: rows of a table as arrays. Rows that cannot be read, and rows of other shapes than most, are rejected by place.
 """
 
 from __future__ import annotations
@@ -59,6 +56,10 @@ VALUES: Final = (*TREES, *SCALARS, Columns.T)
 """Columns that hold a value for every row, where they are there at all."""
 INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
 
+Where = Callable[[int], str]  # row of the table to its place as text
+OnLost = Callable[[NDArray[np.int64], str], None]  # rows of the table that went to the rejects, and the place of the first
+Shapes = Mapping[str, tuple[int, ...]]  # by dotted path of the leaf
+
 
 def keys_of(table: pa.Table) -> Keys:
     """The keys of all rows, ids as text; each row has an `eps_id`."""
@@ -78,7 +79,7 @@ def keys_of(table: pa.Table) -> Keys:
 
 
 def _codes(table: pa.Table, name: str) -> tuple[NDArray[np.int64], tuple[str | None, ...]]:
-    """(N,) index into distinct values, as text; a column that is not there has one value, None."""
+    """(N,) index into distinct values, as text; a missing column has one value, None."""
     if name not in table.column_names:
         return np.zeros(table.num_rows, np.int64), (None,)
     encoded = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
@@ -92,7 +93,7 @@ def taken(keys: Keys, rows: NDArray[np.int64]) -> Keys:
 
 
 def order_of(table: pa.Table, keys: Keys) -> NDArray[np.int64] | None:
-    """The order by episode, and within it by timestep or else as rows stand; None where rows mostly follow each other."""
+    """The order by episode, and within it by timestep or else in file order; None where rows mostly follow each other."""
     t = table[Columns.T].to_numpy() if Columns.T in table.column_names else None
     breaks = keys.code[1:] != keys.code[:-1]
     if t is not None:
@@ -150,7 +151,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def wanted_columns(table: pa.Table, tally: Tally, dropped: set[str]) -> pa.Table:
-    """Without the columns that hold nothing to keep, and those in `dropped`, which were left out of the rows before."""
+    """Without the columns that hold nothing of use, and those in `dropped`, which were left out of the rows before."""
     for index, column in reversed(list(enumerate(table.schema))):
         name, values = column.name, table.column(index)
         has_role = name in (*VALUES, *INFOS, *KEYS, Columns.SOURCE_ID)
@@ -186,7 +187,7 @@ def missing_values(table: pa.Table, rejects: Rejects, where: Callable[[int], str
         error = BadEpisode(
             f"column {reason[row]} has no value",
             where=where(row),
-            fix="fill the value in, or --on-error skip to go on without the episode",
+            fix="fill the value in, or --on-error skip to leave out the episode",
         )
         rejects.add(error, raw=quoted(table.slice(row, 1), rejects))
     return missing
@@ -195,11 +196,6 @@ def missing_values(table: pa.Table, rejects: Rejects, where: Callable[[int], str
 def quoted(rows: pa.Table, rejects: Rejects) -> bytes:
     """The rows as text, where the rejects keep it."""
     return repr(rows.to_pylist()).encode() if rejects.on_error is OnError.QUARANTINE else b""
-
-
-Where = Callable[[int], str]  # row of the table to its place in words
-OnLost = Callable[[NDArray[np.int64], str], None]  # rows of the table that went to the rejects, and the place of the first
-Shapes = Mapping[str, tuple[int, ...]]  # by dotted path of the leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +229,7 @@ def parts_of(
 
 
 def _read(table: pa.Table, rows: NDArray[np.int64], rejects: Rejects, where: Where, on_lost: OnLost) -> Iterator[Part]:
-    """All rows at once where they can be read; otherwise halves, until the rows that cannot be read stand alone."""
+    """All rows at once where they can be read; otherwise halves, until the rows that cannot be read are isolated."""
     if not table.num_rows:
         return
     try:
@@ -292,7 +288,7 @@ def _agrees(part: Part, shapes: Shapes, rejects: Rejects, where: Where, on_lost:
 
 
 def _difference(have: Shapes, want: Shapes) -> str:
-    """What keeps steps of the two from standing in one episode; a column that only one has does not, unless it is needed."""
+    """Why steps of the two cannot share an episode; a column that only one has is no reason, unless it is required."""
     obs, new_obs = (_below(have, name) for name in (Columns.OBS, Columns.NEXT_OBS))
     if new_obs and new_obs != obs:
         return f"column {Columns.NEXT_OBS} has {_words(new_obs)}, and column {Columns.OBS} {_words(obs)}"

@@ -1,9 +1,9 @@
-"""Rows of many lines to batches of fragments; refuses to mix columns of different kinds in one batch.
+"""Files of SampleBatch JSON as a source: rows of many lines become batches of fragments.
 
-Lines of a policy are gathered while they have the same columns, shapes and dtypes, so that what stands below works on large
-arrays, and so that an episode that goes on in the next line is joined here already (counted in `fragments_stitched`).
-
-Files of SampleBatch JSON as a source of fragments; refuses a line that cannot be read whole, and goes on with the next.
+* `Block`: lines of a policy are gathered while they have the same columns, shapes and dtypes, so that later stages work on
+  large arrays, and so that an episode that continues in the next line is joined here already (counted in `fragments_stitched`).
+  Columns of different kinds never share a batch.
+* `SampleBatchSource`: the source. A line that cannot be read whole is rejected, and reading continues with the next.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["Block", "SampleBatchSource", "nbytes_of"]
 
+LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
+FEW: Final = 1000  # episodes, for which no process is worth starting
+BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
+
 
 @dataclass(slots=True)
 class Block:
@@ -44,7 +48,7 @@ class Block:
     _last: tuple[Any, Any] | None = None  # key of the row before this block, where it did not end its episode
 
     def takes(self, rows: PolicyRows, trees: dict[str, Tree]) -> bool:
-        """Whether these rows can stand in one batch with those here."""
+        """Whether these rows can share a batch with those here."""
         return not self.rows or self._signature == _signature(rows, trees)
 
     def add(self, rows: PolicyRows, trees: dict[str, Tree]) -> None:
@@ -147,16 +151,11 @@ def _signature(rows: PolicyRows, trees: dict[str, Tree]) -> object:
     return rows.t is None, map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", trees)
 
 
-LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
-FEW: Final = 1000  # episodes, for which no process is worth starting
-BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
-
-
 @dataclass(slots=True)
 class SampleBatchSource(FileSource):
     """Files of SampleBatch JSON, in the order given.
 
-    The spaces, where the caller knows them, tell Tuples from lists of rows and give plain lists their dtypes.
+    The spaces, where the caller knows them, distinguish Tuples from lists of rows and give plain lists their dtypes.
     """
 
     format: ClassVar = "sample-batch"
@@ -173,7 +172,7 @@ class SampleBatchSource(FileSource):
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Runs of rows as they stand, a policy at a time; see `Source.fragments`.
 
-        A line that cannot be read goes to `rejects` whole, and reading goes on with the next one.
+        A line that cannot be read goes to `rejects` whole, and reading continues with the next one.
         """
         self.done = 0
         settlement = Settlement(tally, *self.info.spaces)
@@ -187,7 +186,7 @@ class SampleBatchSource(FileSource):
                     yield block.flush(settlement, tally, rejects)
                 block.add(rows, trees)
             ended += _ended(together)
-            if self.read_options.limit is not None and ended >= self.read_options.limit:  # the caller may have all it wants
+            if self.read_options.limit is not None and ended >= self.read_options.limit:  # the caller may have enough
                 yield from (block.flush(settlement, tally, rejects) for block in blocks.values() if block.rows)
         for block in blocks.values():
             if block.rows:
@@ -247,7 +246,7 @@ def _ended(together: Sequence[PolicyRows]) -> int:
 
 
 def _settled(incoming: Iterator[list[PolicyRows]], settlement: Settlement, limit: int | None) -> Iterator[list[PolicyRows]]:
-    """The rows, once the first ones have been looked at together; line by line where a line changes what holds.
+    """The rows, once the first ones have been settled together; line by line where a line changes the result.
 
     The first ones are those of LOOKAHEAD_BYTES, or of `limit` episodes.
     """
@@ -272,7 +271,7 @@ def _settled(incoming: Iterator[list[PolicyRows]], settlement: Settlement, limit
 
 
 def _leave_room(together: list[PolicyRows], blocks: Mapping[str | None, Block], settlement: Settlement) -> bool:
-    """Whether no block becomes full in the middle of these rows; one that is full already begins anew with them."""
+    """Whether no block becomes full in the middle of these rows; a full one is replaced by a new one."""
     sizes = {policy: block.nbytes for policy, block in blocks.items() if block.nbytes <= BLOCK_BYTES}
     for rows in together:
         sizes[rows.policy] = sizes.get(rows.policy, 0) + nbytes_of(settlement.trees_of(rows))

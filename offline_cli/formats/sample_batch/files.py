@@ -1,10 +1,9 @@
-"""How long a line of JSON may be; refuses packed files whose lines are far larger than the file itself.
+"""The lines of recording files, plain, gzip or zip by their first bytes, and groups of lines that are read together.
 
-The lines of a recording file, plain, gzip or zip by its first bytes; refuses lines without end and archives cut in half.
-
-A file that breaks off is reported once, as a row of its own; what was read before it stands.
-
-The lines of many files in groups that are read together; refuses to put lines of two files, or around a loss, into one.
+* `lines_of`: lines without end and archives cut in half are refused. A file that breaks off is reported once, as a row of its
+  own; what was read before it counts.
+* `line_limit_of`: how long a line of JSON may be; a packed file may not hold lines far larger than itself.
+* `grouped`: the lines of many files in groups. A group never spans two files or a lost line.
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ MAX_LINE_BYTES: Final = 1 << 30  # RLlib starts a new file after 64 MiB, and a l
 SMALL_LINE_BYTES: Final = 8 << 20  # parsed, a line can take 30 times its bytes
 MAX_RATIO: Final = 200  # a longer line may be so often the size of its packed file; bombs reach 1032 with deflate
 
-
-def line_limit_of(size: int, *, packed: bool) -> int:
-    """Bytes that a line may have in a file of `size` bytes as it is stored."""
-    return min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size)) if packed else MAX_LINE_BYTES
-
-
-PIECE_BYTES: Final = 1 << 20  # of a line that is passed over
+PIECE_BYTES: Final = 1 << 20  # of a line that is skipped
 BUFFER_BYTES: Final = 1 << 20  # of a plain file: a line is many times as long as Python's own buffer
 METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -53,7 +46,15 @@ DAMAGE: Final = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What the readers of packed files raise; zipfile leaves much of an archive's tables to chance."""
+"""Exceptions of the readers of packed files; zipfile checks little of an archive's tables."""
+
+TOGETHER_LINES: Final = 4096  # each that cannot be read is an error in memory
+TOGETHER_BYTES: Final = 2 << 20  # of lines whose numbers become arrays together; parsed, they can take 30 times as much
+
+
+def line_limit_of(size: int, *, packed: bool) -> int:
+    """Bytes that a line may have in a file of `size` bytes as it is stored."""
+    return min(MAX_LINE_BYTES, max(SMALL_LINE_BYTES, MAX_RATIO * size)) if packed else MAX_LINE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _lines(file: IO[bytes], head: bytes, where: str, rejects: Rejects, held: Sco
 
 
 class _Buffer(io.BufferedReader):
-    """Leaves the file to its owner: one that is dropped would close it, and a bucket is asked something then."""
+    """Leaves the file to its owner: dropping it would close the file, and a bucket gets a request then."""
 
     def __del__(self) -> None:
         with suppress(ValueError):  # the file is closed
@@ -131,7 +132,7 @@ class _Buffer(io.BufferedReader):
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> list[str]:
-    """The names of the archive's files, sorted. Raises BadZipFile where they overlap: so few bytes would unfold without end."""
+    """The names of the archive's files, sorted. Raises BadZipFile where they overlap: a few bytes could unfold without end."""
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     if sum(entry.compress_size for entry in entries) > size:
         raise zipfile.BadZipFile("members that overlap")
@@ -157,13 +158,9 @@ def _split(file: Any, file_name: str, rejects: Rejects, stored: IO[bytes], limit
             yield Line(stripped, file_name, number, whole, stored.tell())
 
 
-TOGETHER_LINES: Final = 4096  # each that cannot be read is an error in memory
-TOGETHER_BYTES: Final = 2 << 20  # of lines whose numbers become arrays together; parsed, they can take 30 times as much
-
-
 @dataclass(slots=True)
 class LineGroup:
-    """Lines that stand one after the other in a file, and what could not be read right before them."""
+    """Consecutive lines of a file, and what could not be read right before them."""
 
     rejects: RejectsAhead = field(default_factory=RejectsAhead)
     lost: list[str] = field(default_factory=list)  # the files of these

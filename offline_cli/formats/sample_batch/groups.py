@@ -1,12 +1,11 @@
-"""Which lines can be read as one; refuses lines that differ in anything but their numbers and how many steps they hold.
+"""Which lines can be read as one, and a group of lines as rows.
 
-This is a first look, at the names of columns and at the first value of each. What is alike here may still turn out not to be
-when all values are looked at (`lines.NotAlike`).
-
-A group of lines as rows; refuses to remember anything between groups, so that any process can read any group.
-
-Lines that are alike become rows together: each step of the work is done once for all of them. A line that is not like the
-one before it, and one of lines that only looked alike, is read by itself. What comes out is the same either way.
+* `runs_of`: lines are alike that differ only in their numbers and how many steps they hold. This is a first look, at the names
+  of columns and at the first value of each. Lines that are alike here may still turn out not to be when all values are read
+  (`lines.NotAlike`).
+* `GroupReader`: lines that are alike become rows together: each step of the work is done once for all of them. A line that is
+  not like the one before it, and a line that only looked alike, is read by itself. The result is the same either way. Nothing
+  is remembered between groups, so that any process can read any group.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ class BatchLine:
 
 
 def steps_of(columns: Mapping[str, Any]) -> int | None:
-    """How many steps a batch has, where that can be told from a plain list."""
+    """How many steps a batch has, where a plain list shows it."""
     first = next((columns[name] for name in PER_STEP if name in columns), None)
     return len(first) if type(first) is list else None
 
 
 def runs_of(lines: Sequence[BatchLine]) -> Iterator[list[BatchLine]]:
-    """The lines in their order, those together that are alike and stand one right after the other."""
+    """The lines in their order, consecutive ones together that are alike."""
 
     def key(numbered: tuple[int, BatchLine]) -> Hashable:
         number, line = numbered
@@ -81,7 +80,7 @@ class GroupRows:
     """What a group of lines holds, and what had to be assumed for it; all of it can be sent to another process."""
 
     found: list[tuple[int, PolicyRows | BadData]] = field(default_factory=list)
-    """By the number of their (first) line, in order: rows of one policy, or what keeps a line from being read."""
+    """By the number of their (first) line, in order: rows of one policy, or why a line cannot be read."""
     tally: Tally = field(default_factory=Tally)  # assumptions and dropped columns only
 
 
@@ -89,7 +88,7 @@ class GroupRows:
 class GroupReader:
     """Reads groups of lines of one source, in any order: the patterns it remembers only make it faster."""
 
-    observation_space: Space | None = None  # tells a Tuple from a list of rows
+    observation_space: Space | None = None  # distinguishes a Tuple from a list of rows
     action_space: Space | None = None
     _patterns: KnownPatterns = field(default_factory=KnownPatterns)
 
@@ -152,7 +151,7 @@ def _batch_lines(lines: Sequence[Line], group: GroupRows) -> Iterator[BatchLine]
 
 @contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
-    """Within it, Python looks for no cycles in what it makes: JSON has none, and a fifth of the time would go into that."""
+    """Within it, Python's garbage collector is off: JSON makes no cycles, and the search takes a fifth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,12 +1,12 @@
-"""One policy's batches, of a line or of several lines that are alike, as arrays; refuses batches whose columns disagree.
+"""One policy's batches, of a line or of several lines that are alike, as arrays; batches whose columns disagree raise.
 
-Columns of numbers that have no meaning of their own become extra model outputs by name. Columns without a place in an
-episode are left out: `unroll_id` (which piece of a worker's sampling a row came from; the order of rows and `t` say the
-same), `seq_lens` and `state_in_*` of one row per sequence (derivable from `state_out_*`), texts, single values. Rows that pad
-sequences to one length are taken out by `seq_lens` and counted.
+Columns of numbers that have no meaning of their own become extra model outputs by name. Columns without a place in an episode
+are left out: `unroll_id` (which piece of a worker's sampling a row came from; the order of rows and `t` say the same),
+`seq_lens` and `state_in_*` of one row per sequence (derivable from `state_out_*`), texts, single values. Rows that pad
+sequences to one length are removed by `seq_lens` and counted.
 
-What several lines give together is what they would give one by one, brought together. Where that cannot be said of them, they
-are `NotAlike`, and whoever asked reads them one by one.
+Several lines give together what they would give one by one, concatenated. Where that cannot be guaranteed, they are `NotAlike`,
+and the caller reads them one by one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNROLL_ID: Final = "unroll_id"
 
 IDS: Final = (Columns.EPS_ID, AGENT_INDEX)
 PER_STEP: Final = (Columns.REWARDS, *END_FLAGS, Columns.T, *IDS)
-"""Columns of one number per step; the first that a line has says how many steps it holds."""
+"""Columns of one number per step; the first that a line has gives its number of steps."""
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 ROLE: Final = frozenset({*PER_STEP, *TREES, Columns.INFOS, "type", "count"})
 """Columns with a meaning of their own."""
@@ -47,7 +47,7 @@ NO_PLACE: Final = frozenset({*STEP_COLUMNS, UNROLL_ID, Columns.SEQ_LENS, Columns
 
 
 class NotAlike(Exception):
-    """Batches that do not give together what each gives by itself."""
+    """Batches that read together would not give what each gives by itself."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class BatchReader:
     """Reads batches of one source, and counts what it had to assume."""
 
     patterns: KnownPatterns
-    observation_space: Space | None = None  # tells a Tuple from a list of rows
+    observation_space: Space | None = None  # distinguishes a Tuple from a list of rows
     action_space: Space | None = None
     tally: Tally = field(default_factory=Tally)
 
@@ -137,7 +137,7 @@ class BatchReader:
         return extras
 
     def _extra(self, name: str, batches: Sequence[Batch]) -> Column | None:
-        """An extra model output; None for what has no row per step by its nature, or holds no numbers."""
+        """An extra model output; None for a column that has no row per step by its nature, or holds no numbers."""
         numbers = _numbers(name, batches)
         if numbers is not None:
             return numbers
@@ -285,7 +285,7 @@ def _names(values: NDArray[Any], batches: Sequence[Batch]) -> NDArray[Any]:
     """Ids as int64 where they fit, else as text. Raises NotAlike where several batches would have to agree on that."""
     if values.dtype.kind == "U":
         return values
-    with np.errstate(invalid="ignore"):  # what fits no int64 is text
+    with np.errstate(invalid="ignore"):  # what does not fit int64 is text
         whole = values.astype(np.int64)
     if (whole == values).all():
         return whole

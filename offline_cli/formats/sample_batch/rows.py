@@ -1,9 +1,8 @@
-"""The steps of one policy in some lines, as arrays; refuses to know how a line was written.
+"""The JSON of a line as the batches in it, by policy; and the steps of one policy in some lines, as arrays.
 
-The JSON of a line as the batches in it, by policy; refuses lines that are neither SampleBatch nor MultiAgentBatch.
-
-Besides plain lines these are read: the wrapper `{"value": ...}` (text or object), lines without `type`, NaN and Infinity as
-Python writes them.
+* `parsed`, `batches_of`: lines that are neither SampleBatch nor MultiAgentBatch raise. Besides plain lists these are read: the
+  wrapper `{"value": ...}` (text or object), lines without `type`, NaN and Infinity as Python writes them.
+* `PolicyRows`: the steps of one policy, independent of how their lines were written.
 """
 
 from __future__ import annotations
@@ -28,10 +27,23 @@ from offline_cli.trees import map_leaves
 
 __all__ = ["FIX", "NEEDED", "LinePlace", "PolicyRows", "batches_of", "in_line_order", "is_batch", "parsed"]
 
+SAMPLE_BATCH: Final = "SampleBatch"
+MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
+POLICY_BATCHES: Final = "policy_batches"
+NEEDED: Final = (Columns.OBS, Columns.ACTIONS)
+"""Columns that every batch has."""
+MAX_WRAPPERS: Final = 4
+FIX: Final = "write the file again from its source, or --on-error skip to leave out the line"
+
+START: Final = 1 << 16  # bytes of a line that are searched where it cannot be parsed
+TYPED: Final = re.compile(rb'\\?"type\\?"\s*:\s*\\?"(?:SampleBatch|MultiAgentBatch)\\?"')  # escaped within a wrapper's text
+TYPED_START: Final = re.compile(rb'\s*\{\s*(?:"value"\s*:\s*"?\{\s*)?' + TYPED.pattern)
+NAMED: Final = [re.compile(rb'"' + name.encode() + rb'\\?"\s*:') for name in NEEDED]
+
 
 @dataclass(frozen=True, slots=True)
 class LinePlace:
-    """Which line it was."""
+    """The place of a line."""
 
     number: int  # in its group of lines, from 0
     where: str  # for messages
@@ -40,7 +52,7 @@ class LinePlace:
 
 @dataclass(slots=True)
 class PolicyRows:
-    """The N steps of one policy in L lines that stand one after the other in a file, in their order."""
+    """The N steps of one policy in L lines that are consecutive in a file, in their order."""
 
     policy: str | None  # None: SampleBatch lines, which name none
     lines: tuple[LinePlace, ...]  # (L,)
@@ -53,7 +65,7 @@ class PolicyRows:
     agent_index: NDArray[Any]  # (N,) int64 or text
     t: NDArray[np.int64] | None  # (N,)
     infos: list[Any] | None  # (N,) of the observation that each step led to; None: all empty
-    lost_before: str = ""  # where lines were lost right before the first one, without a way to tell which episodes they held
+    lost_before: str = ""  # where lines were lost right before the first one, of unknown episodes
 
     @property
     def nbytes(self) -> int:
@@ -113,20 +125,6 @@ def in_line_order(parts: Iterable[PolicyRows]) -> list[PolicyRows]:
     return sorted(chain.from_iterable(part.by_line() for part in parts), key=lambda part: part.lines[0].number)
 
 
-SAMPLE_BATCH: Final = "SampleBatch"
-MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
-POLICY_BATCHES: Final = "policy_batches"
-NEEDED: Final = (Columns.OBS, Columns.ACTIONS)
-"""Columns that every batch has."""
-MAX_WRAPPERS: Final = 4
-FIX: Final = "write the file again from its source, or --on-error skip to go on without the line"
-
-START: Final = 1 << 16  # bytes of a line that are looked at where it cannot be parsed
-TYPED: Final = re.compile(rb'\\?"type\\?"\s*:\s*\\?"(?:SampleBatch|MultiAgentBatch)\\?"')  # escaped within a wrapper's text
-TYPED_START: Final = re.compile(rb'\s*\{\s*(?:"value"\s*:\s*"?\{\s*)?' + TYPED.pattern)
-NAMED: Final = [re.compile(rb'"' + name.encode() + rb'\\?"\s*:') for name in NEEDED]
-
-
 def is_batch(line: Line) -> bool:
     """Whether a line is a batch, or was one before it was cut: by its type, or by the columns that every batch has."""
     start = line.data[:START]
@@ -134,7 +132,7 @@ def is_batch(line: Line) -> bool:
         return True
     try:
         record = parsed(line)
-    except BadData:  # a line cut in half may still say what it was
+    except BadData:  # a line cut in half may still show its type
         return bool(TYPED.search(start)) or POLICY_BATCHES.encode() in start or all(name.search(start) for name in NAMED)
     if not isinstance(record, dict):
         return False
@@ -172,7 +170,7 @@ def _record(line: Line, value: Any) -> dict[str, Any]:
 
 
 def parsed(line: Line) -> Any:
-    """The line's value, taken out of its wrappers. Raises BadData, naming the line, where it is not whole JSON."""
+    """The line's value, without its wrappers. Raises BadData, naming the line, where it is not whole JSON."""
     value = _parsed(line.data, line)
     for _ in range(MAX_WRAPPERS):
         if not isinstance(value, dict) or "value" not in value or "type" in value:

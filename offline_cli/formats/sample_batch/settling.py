@@ -1,19 +1,19 @@
-"""Which episode each row of a SampleBatch line belongs to; refuses nothing, but counts every id that it had to make up.
+"""Which episode each row of a SampleBatch line belongs to, and what only many lines together show: dtypes and agents.
 
-With `eps_id`: rows of one episode and agent that stand apart in a line (agents that took turns) are brought together, in
-their order. Without it an episode begins after an end flag, where the agent changes, where `t` does not follow and, where
-there is no `t` either, where `new_obs` is not the next `obs`; a line goes on with the episode that the line before it in the
-file left unfinished, by the same rules. Such episodes are named `<8 hex of file and its first line>-<number>`.
+* `Identifier`: with `eps_id`, rows of one episode and agent that are apart in a line (agents that took turns) are brought
+  together, in their order. Without it an episode begins after an end flag, where the agent changes, where `t` does not follow
+  and, where there is no `t` either, where `new_obs` is not the next `obs`; a line continues the episode that the line before it
+  in the file left unfinished, by the same rules. Such episodes are named `<8 hex of file and its first line>-<number>`. Every
+  id that had to be made up is counted.
+* `Settlement`: dtypes of plain lists, columns that repeat others, how many agents there are.
 
-What only many lines together can tell: dtypes of plain lists, columns that repeat others, how many agents there are.
+JSON has no float32. RLlib writes float32 values as the decimals of the float64 they equal, so a column whose values all survive
+the way to float32 and back is taken as float32, as the same column packed would say; any other as float64. Integers are int64.
+Where the caller knows the spaces, a dtype of theirs that holds every value exactly is taken instead. Rewards are float64
+always. Each column of decimals is counted once, as `dtype-inferred`.
 
-JSON knows no float32. RLlib writes float32 values as the decimals of the float64 they equal, so a column whose values all
-survive the way to float32 and back is taken as float32, as the same column packed would say; any other as float64. Integers
-are int64. Where the caller knows the spaces, a dtype of theirs that holds every value exactly is taken instead. Rewards are
-float64 always. Each column of decimals is counted once, as `dtype-inferred`.
-
-A source is settled on its first lines (`source.LOOKAHEAD_BYTES`), in most cases on all of them. A later value that does
-not fit what was settled makes the column wider from there on (`dtype-widened`): nothing is rounded.
+A source is settled on its first lines (`blocks.LOOKAHEAD_BYTES`), in most cases on all of them. A later value that does not fit
+what was settled makes the column wider from there on (`dtype-widened`): nothing is rounded.
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
 __all__ = ["Identifier", "Settlement", "run_starts"]
 
+PREVIOUS: Final = {"prev_actions": Columns.ACTIONS, "prev_rewards": Columns.REWARDS}
+"""Columns that repeat another one a step later, 0 at first steps: left out where they add nothing."""
+EXACT_IN_FLOAT32: Final = 1 << 24
+
+Path = tuple[str | None, str]  # policy, dotted path of the leaf
+
 
 def run_starts(rows: PolicyRows) -> NDArray[np.bool_]:
-    """(N,) true where a row does not go on from the one before it in its line; always at a line's first row."""
+    """(N,) true where a row does not continue the one before it in its line; always at a line's first row."""
     ended = rows.terminateds | rows.truncateds
     follows = ~ended[:-1] & (rows.agent_index[1:] == rows.agent_index[:-1])
     if rows.eps_id is not None:
@@ -144,13 +150,6 @@ def _same(left: Tree, right: Tree) -> bool:
     return all(path == other and np.array_equal(mine, theirs) for (path, mine), (other, theirs) in pairs)
 
 
-PREVIOUS: Final = {"prev_actions": Columns.ACTIONS, "prev_rewards": Columns.REWARDS}
-"""Columns that repeat another one a step later, 0 at first steps: left out where they do no more than that."""
-EXACT_IN_FLOAT32: Final = 1 << 24
-
-Path = tuple[str | None, str]  # policy, dotted path of the leaf
-
-
 @dataclass(frozen=True, slots=True)
 class _Evidence:
     """The narrowest dtype that the values seen need."""
@@ -171,13 +170,13 @@ class _Evidence:
 
 @dataclass(slots=True)
 class Settlement:
-    """Collects evidence from the first lines, then says what holds for all."""
+    """Collects evidence from the first lines, then settles it for all."""
 
     tally: Tally
     observation_space: Space | None = None
     action_space: Space | None = None
     _evidence: dict[Path, _Evidence] = field(default_factory=dict)
-    _underived: set[tuple[str | None, str]] = field(default_factory=set)  # policy, column of PREVIOUS that says more
+    _underived: set[tuple[str | None, str]] = field(default_factory=set)  # policy, column of PREVIOUS that adds something
     _agents: set[tuple[str | None, Any]] = field(default_factory=set)  # policy, agent index
     _is_settled: bool = False
 
@@ -222,7 +221,7 @@ class Settlement:
         self._evidence[path] = merged
 
     def _observe_previous(self, rows: PolicyRows) -> None:
-        """Find the columns that say more than those that they could repeat."""
+        """Find the columns that do not merely repeat others."""
         names = [name for name in PREVIOUS if name in rows.columns and not self._keeps(rows.policy, name)]
         if not names:
             return
@@ -267,7 +266,7 @@ class Settlement:
         return unflatten_like(tree, cast)
 
     def needs_suffix(self, policy: str | None, agent: Any) -> bool:
-        """Whether that agent's episodes need more than `eps_id` to be told from other agents' (they share it)."""
+        """Whether that agent's episodes need more than `eps_id` to be distinguished from other agents' (they share it)."""
         return self._agents != {(policy, agent)}
 
 
@@ -301,7 +300,7 @@ def _survives(leaf: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 def _is_derivable(rows: PolicyRows, name: str, first: NDArray[np.bool_]) -> bool:
     """Whether `name` is absent, or the column it repeats a step later: 0 at timestep 0, unknown where a line begins later.
 
-    `first`: (N,) the rows that do not go on from the one before. True of several lines, it is true of each of them.
+    `first`: (N,) the rows that do not continue the one before. True of several lines, it is true of each of them.
     """
     if name not in rows.columns:
         return True
@@ -315,5 +314,5 @@ def _is_derivable(rows: PolicyRows, name: str, first: NDArray[np.bool_]) -> bool
 
     try:
         return all(flat for _, flat in flatten(map_leaves(same, rows.columns[name].tree, repeated)))
-    except ValueError:  # another structure or shape: it says something else
+    except ValueError:  # another structure or shape: it is no repetition
         return False

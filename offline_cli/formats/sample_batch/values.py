@@ -1,15 +1,13 @@
-"""Plain lists of numbers of several lines as arrays, in one go; refuses lists that are not of one type and shape throughout.
+"""One column of a SampleBatch as arrays: plain lists, packed text, nested parts; rows without a common shape raise.
 
-What it refuses goes the general way, list by list. What it takes comes out as `numpy.asarray` gives it for each list by itself:
-a list that begins with a decimal and holds numbers only is float64, one of integers is int64, one of booleans is bool. Packing
-numbers by `struct` is many times faster than `asarray`, which asks each value what it is, and as strict. Where the caller
-allows it, decimals that float32 holds exactly come as float32: the same numbers in half the bytes.
-
-One column of a SampleBatch as arrays: plain lists, packed text, nested parts; refuses rows that have no common shape.
-
-RLlib writes a Dict or Tuple column as one array per part (`{"a": [n rows], "b": [n rows]}`, `[[n rows], [n rows]]`), other
-programs as one dict or list per row. Both are read. Where a list could be either, it is taken as rows if it has as many
-items as the line has steps; with the space given, a Tuple is known to be one.
+* `arrays_of`: plain lists of numbers of several lines in one go, where all are of one type and shape. Others go the general
+  way, list by list. The result is what `numpy.asarray` gives for each list by itself: a list that begins with a decimal and
+  holds numbers only is float64, one of integers is int64, one of booleans is bool. Packing numbers by `struct` is many times
+  faster than `asarray`, which asks each value what it is, and as strict. Where the caller allows it, decimals that float32
+  holds exactly come as float32: the same numbers in half the bytes.
+* `column_of`: RLlib writes a Dict or Tuple column as one array per part (`{"a": [n rows], "b": [n rows]}`, `[[n rows], [n
+  rows]]`), other programs as one dict or list per row. Both are read. Where a list could be either, it is taken as rows if it
+  has as many items as the line has steps; with the space given, a Tuple is known to be one.
 """
 
 from __future__ import annotations
@@ -37,11 +35,15 @@ __all__ = ["Column", "arrays_of", "column_of", "infos_of"]
 MAX_NDIM: Final = 8
 PACKED: Final[dict[type, tuple[str, Any]]] = {float: ("d", np.float64), int: ("q", np.int64)}
 
+MAX_DEPTH: Final = 16
+NUMERIC: Final = "biufc"
+MAX_TEXT: Final = 8 << 20  # letters of a column as an array, of four bytes each
+
 
 def arrays_of(lists: Sequence[list[Any]], *, narrow: bool) -> list[NDArray[Any]] | None:
     """(n_i, *shape) of each of the lists, none of which is empty; None where they have no shape or no type in common.
 
-    `narrow`: give float32 where no value loses by it.
+    `narrow`: give float32 where no value changes by it.
     """
     kinds = {_first(rows) for rows in lists}
     if len(kinds) != 1:
@@ -49,7 +51,11 @@ def arrays_of(lists: Sequence[list[Any]], *, narrow: bool) -> list[NDArray[Any]]
     kind, shape = kinds.pop()
     try:
         flat = _numbers(lists, kind, shape)
-    except (TypeError, OverflowError, struct.error):  # of a row that is no list, of a number too large, of what is no number
+    except (
+        TypeError,
+        OverflowError,
+        struct.error,
+    ):  # of a row that is not a list, of a number too large, of what is not a number
         return None
     if flat is None:
         return None
@@ -97,11 +103,6 @@ def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
     return narrow if bool(same.all()) or bool((same | (values != values)).all()) else values
 
 
-MAX_DEPTH: Final = 16
-NUMERIC: Final = "biufc"
-MAX_TEXT: Final = 8 << 20  # letters of a column as an array, of four bytes each
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column as arrays, and whether these came with dtypes of their own."""
@@ -122,7 +123,7 @@ class Column:
 def column_of(
     value: Any, rows: int | None, *, where: str, space: Space | None = None, patterns: KnownPatterns | None = None
 ) -> Column:
-    """The column of `rows` steps (None: as many as it has) that `value` stands for: a JSON list or dict, packed text, an array.
+    """The column of `rows` steps (None: as many as it has) in `value`: a JSON list or dict, packed text, an array.
 
     `patterns`: of the packed texts read before this one. Raises BadEpisode where rows have no common shape, or are not as many
     as the line's steps; UnsafeData for hostile text.
@@ -141,7 +142,7 @@ def column_of(
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one column, and remembers what was met on the way."""
+    """Reads one column, and records what was seen on the way."""
 
     rows: int | None
     where: str
@@ -210,7 +211,7 @@ class _Reader:
         return unpack_cells(value, where=lambda row: f"{self.where}, row {row}")
 
     def _with_nulls(self, value: list[Any], array: NDArray[Any]) -> NDArray[Any]:
-        """A null among numbers is a NaN, which JSON has no word for."""
+        """A null among numbers is a NaN, which JSON cannot express."""
         try:
             numbers = np.array(value, np.float64)
         except (TypeError, ValueError):
@@ -220,7 +221,7 @@ class _Reader:
 
 
 def _has_long_text(rows: list[Any]) -> bool:
-    """Whether, as an array, texts in `rows` would take far more memory than they are long."""
+    """Whether texts in `rows` would take far more memory as an array than their length."""
     level = rows
     for _ in range(MAX_DEPTH):
         kinds = set(map(type, level))
@@ -242,7 +243,7 @@ def _part(space: Space | None, key: Any) -> Space | None:
 
 
 def infos_of(value: Any, rows: int, *, where: str) -> tuple[list[Any] | None, int]:
-    """The info of each step (None: all empty), and how many were no dicts and now stand under the key `info`."""
+    """The info of each step (None: all empty), and how many were not dicts and are now under the key `info`."""
     if isinstance(value, (str, bytes)):
         value = unpack(value, where=where, object_lists=True)
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
@@ -261,5 +262,5 @@ def infos_of(value: Any, rows: int, *, where: str) -> tuple[list[Any] | None, in
 
 
 def _bad(what: str, where: str, *, problem: str | None = None) -> BadEpisode:
-    fix = "write the line again from its source, or --on-error skip to go on without it"
+    fix = "write the line again from its source, or --on-error skip to leave it out"
     return BadEpisode(what, where=where, fix=fix, details={PROBLEM: problem} if problem else None)

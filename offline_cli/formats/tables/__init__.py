@@ -1,4 +1,4 @@
-"""Tables of anybody's steps (Parquet, Arrow, CSV, JSON lines) as a source; refuses columns that no mapping explains."""
+"""Tables of anybody's steps (Parquet, Arrow, CSV, JSON lines) as a source; every column used is explained by a mapping."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the messages of Arrow IPC, in files and streams, take in memory; refuses those that take too much before they are read.
+"""Parquet and Arrow IPC as record batches of bounded size, with a bound on what the messages of Arrow IPC unfold to.
 
-Arrow makes room for what a message says of its buffers, 33 GB from 6 kB where it lies, and unpacks a thousandth of that from
-zeros. So the metadata of each message, a flatbuffer, is looked at first: the lengths of its buffers, and where they are
-compressed, the lengths that they begin with.
-Source: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess Communication".
-
-Parquet and Arrow IPC as record batches of bounded size; refuses nothing: Arrow's own errors go to the caller.
+* `ArrowBound`, `check_arrow_file`, `CheckedStream`: Arrow allocates whatever a message claims of its buffers, 33 GB from 6 kB
+  of file, and unpacks a thousandth of that from zeros. So the metadata of each message, a flatbuffer, is checked first: the
+  lengths of its buffers, and where they are compressed, the lengths that they begin with. Messages that take too much raise
+  before they are read. Source: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess
+  Communication".
+* `parquet_batches`, `arrow_batches`: record batches; Arrow's own errors go to the caller.
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ RECORD_BATCH: Final = 3
 MARK: Final = b"\xff\xff\xff\xff"  # before the length of a message's metadata, since Arrow 0.15
 FOOTER_END: Final = 10  # bytes of the footer's length and the magic after it
 BREAKS_OFF: Final = "a message breaks off"
-PIECE: Final = 1 << 20  # bytes of a stream read at a time, however many a message says that it has
+PIECE: Final = 1 << 20  # bytes of a stream read at a time, however many a message claims
 
 UNREADABLE: Final = (struct.error, ValueError, IndexError, OverflowError)
 
 ReadAt = Callable[[int, int], bytes]
 Chosen = Collection[range] | None  # numbers of buffers; None: all
+
+BUFFER = 1 << 16  # bytes of a stream
+THREADED = 8 << 20  # bytes of a chunk from which on threads read columns, and the next chunk: each of them takes memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def buffers_of(schema: pa.Schema, fields: Collection[int]) -> Chosen:
     """The buffers that a record batch has of the top-level `fields`; all, where their number differs from batch to batch."""
     counts = [_buffers(kind) for kind in schema.types]
     known = [count for count in counts if count is not None]
-    if len(known) < len(counts) or not fields:  # to Arrow, no field stands for all of them
+    if len(known) < len(counts) or not fields:  # to Arrow, no field means all of them
         return None
     ends = np.cumsum(known).tolist()
     return [range(ends[number] - known[number], ends[number]) for number in sorted(fields)]
@@ -129,7 +132,7 @@ def _plus(own: int, children: Collection[Any]) -> int | None:
 
 
 def check_arrow_file(stream: Any, number: int | None, bound: ArrowBound, chosen: Chosen = None) -> None:
-    """Look at the `chosen` buffers of record batch `number` of an open Arrow file; None: at its dictionaries.
+    """Check the `chosen` buffers of record batch `number` of an open Arrow file; None: its dictionaries.
 
     Raises as `ArrowBound.check`.
     """
@@ -147,7 +150,7 @@ def check_arrow_file(stream: Any, number: int | None, bound: ArrowBound, chosen:
 
 
 def check_arrow_stream(stream: Any, bound: ArrowBound) -> None:
-    """Look at the messages up to the next record batch of an open Arrow stream that can be gone back in; it stays where it is.
+    """Check the messages up to the next record batch of an open seekable Arrow stream; it stays where it is.
 
     Raises as `ArrowBound.check`.
     """
@@ -175,7 +178,7 @@ def check_arrow_stream(stream: Any, bound: ArrowBound) -> None:
 
 
 class CheckedStream(io.RawIOBase):
-    """An Arrow stream that is unpacked while it is read: each message is held, and looked at, before anybody gets it.
+    """An Arrow stream that is unpacked while it is read: each message is held, and checked, before it is passed on.
 
     Raises as `ArrowBound.check`.
     """
@@ -278,7 +281,7 @@ def _root(data: bytes) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a table stands; 0 where it is left out."""
+    """Where a field of a table is; 0 where it is left out."""
     places = table - struct.unpack_from("<i", data, table)[0]
     if places < 0:
         raise ValueError("a table without fields")
@@ -290,7 +293,7 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _follow(data: bytes, table: int, number: int) -> int:
-    """Where the table stands that a field names; 0 where it is left out."""
+    """Where the table is that a field names; 0 where it is left out."""
     field = _field(data, table, number)
     return field + int(struct.unpack_from("<I", data, field)[0]) if field else 0
 
@@ -302,17 +305,13 @@ def _vector(data: bytes, table: int, number: int, dtype: str, width: int) -> Any
     return np.frombuffer(data, dtype, count * width, start + 4).reshape(count, width) if count else np.zeros((0, width), dtype)
 
 
-BUFFER = 1 << 16  # bytes of a stream
-THREADED = 8 << 20  # bytes of a chunk from which on threads read columns, and the next chunk: each of them takes memory
-
-
 def parquet_schema(stream: Any) -> pa.Schema:
     """The columns of a Parquet file."""
     return pq.ParquetFile(stream, pre_buffer=False).schema_arrow
 
 
 def parquet_nullable(stream: Any) -> set[str]:
-    """The flat columns that have a null, or do not say that they have none."""
+    """The flat columns that have a null, or do not declare that they have none."""
     metadata = pq.ParquetFile(stream, pre_buffer=False).metadata
     names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     groups = chunk_statistics(stream, metadata)

@@ -1,7 +1,7 @@
-"""Cells of text as numbers, whole columns at a time; refuses no cell itself, it says which ones are none.
+"""Cells of text as numbers, whole columns at a time.
 
 `CellCounts` counts what the cells of a column look like; `numbers_in`, `lists_in` and `times_in` read them as what most of them
-are. A cell that is something else has no value, and its row is for the caller to refuse.
+are. A cell that is something else has no value, and the caller rejects its row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from offline_cli.json_documents import from_json
 
-if TYPE_CHECKING:  # takes 50 MiB and a tenth of a second, which tables of plain numbers do without
+if TYPE_CHECKING:  # takes 50 MiB and a tenth of a second, which tables of plain numbers save
     import polars as pl
 
 __all__ = ["BOOLS", "CellCounts", "booleans_in", "categories_in", "lists_in", "numbers_in", "times_in"]
@@ -46,7 +46,7 @@ class CellCounts:
     samples: list[str] = field(default_factory=list)  # of texts
 
     def see(self, cells: pa.Array, *, decimal: str = ".", with_times: bool = False) -> None:
-        """Count more cells; nulls say nothing."""
+        """Count more cells; nulls do not count."""
         if not self._see_at_once(cells.drop_null(), decimal):
             self._see_each(cells, decimal, with_times=with_times)
 
@@ -109,7 +109,7 @@ class CellCounts:
 
 
 def _cast(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """The numbers; None where a cell is none, or has spaces around it."""
+    """The numbers; None where a cell is not a number, or has spaces around it."""
     try:
         return cells.cast(kind)
     except pa.ArrowInvalid:
@@ -146,7 +146,7 @@ def _stripped(cells: pa.Array) -> pl.Series:
 
 
 def _decimals(cells: pl.Series, decimal: str) -> pl.Series:
-    """With a point before decimals; where that is not what stands there, a point makes no number: 1.500 may be 1500."""
+    """With a point before decimals; where the text differs, a point makes no number: 1.500 may be 1500."""
     if decimal == ".":
         return cells
     return cells.str.replace(".", "?", literal=True).str.replace(decimal, ".", literal=True)

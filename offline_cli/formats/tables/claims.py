@@ -1,7 +1,7 @@
 """Which episodes lost the rows that no parser could read: what is left of their text may still name one.
 
 A row with a cell too few or too many has no columns, and the cell in the place of the id may be another one. Neighbours in the
-file say whose it was only where the rows of each episode stand together. So both are noted while rows are read, and weighed
+file show whose it was only where the rows of each episode are contiguous. So both are noted while rows are read, and weighed
 against each other once all have been.
 """
 
@@ -22,8 +22,8 @@ from offline_cli.formats.tables.ids import id_texts
 
 __all__ = ["MOST", "UNKNOWN_EPISODE", "Claims", "cells_of_csv", "cells_of_json", "key_columns"]
 
-UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it was of an episode beside it
-SEVERAL: Final = 2  # rows that name one id by no chance
+UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to a neighbouring episode
+SEVERAL: Final = 2  # rows that name one id, too many for chance
 HEAD_BYTES: Final = 1 << 16  # of a broken line of JSON, in which its keys are looked for
 MOST: Final = 1 << 16  # losses between different rows that are weighed; after these the neighbours are set aside too
 
@@ -81,7 +81,7 @@ class Claims:
     _nameless: int = 0
 
     def add(self, named: Key, before: Key, place: str) -> None:
-        """A lost row; `named`: () where its text names nobody, `before`: () where no episode goes on there."""
+        """A lost row; `named`: () where its text names none, `before`: () where no episode continues there."""
         if named:
             self._open.setdefault((named, before), place)
             self._open_times[named, before] += 1
@@ -110,10 +110,10 @@ class Claims:
         return {named for named, _, _ in self._places}
 
     def settled(self, known: Collection[Key], *, together: bool) -> tuple[dict[Key, str], int]:
-        """The keys that lost rows, with the place of the first, and how many rows nobody can tell the key of.
+        """The keys that lost rows, with the place of the first, and how many rows have an unknown key.
 
-        An id that good rows have, or several lost ones, is believed, unless the neighbours speak against it: rows that stand
-        together leave room for it only between two episodes, where no good row has it.
+        An id that good rows have, or several lost ones, is believed, unless the neighbours contradict it: contiguous rows
+        leave room for it only between two episodes, where no good row has it.
         """
         lost, unknown = dict(self._beside), 0 if together else self._nameless
         total, gaps = Counter[Key](), Counter(named for named, _, _ in self._places)

@@ -1,13 +1,11 @@
-"""Rows of a CSV file that the parser could not read, put back between the rows that it could, by their numbers.
+"""CSV files as batches of text columns; rows of another length are rejected one by one, with their numbers.
 
-The parser calls its handler of invalid rows up to a block before it hands over the rows around them. Only the numbers that it
-gives them say where they stand.
-
-CSV files as batches of text columns; refuses headers that name a column twice, and rows of another length, row by row.
-
-Every cell stays text here: what is a number is for the columns to say. Nothing about the form is guessed: a comma stands
-between cells, a tab in files called `.tsv`, or what the mapping says; the first line is the header unless the mapping names the
-columns.
+* `csv_batches`, `csv_header`: every cell stays text here: the columns decide what is a number. Nothing about the form is
+  guessed: the delimiter is a comma, a tab in files called `.tsv`, or what the mapping says; the first line is the header unless
+  the mapping names the columns. A header that names a column twice raises.
+* `InvalidRows`: rows that the parser could not read, put back between the rows that it could, by their numbers. The parser
+  calls its handler of invalid rows up to a block before it returns the rows around them. Only the numbers that it gives them
+  show where they belong.
 """
 
 from __future__ import annotations
@@ -35,15 +33,22 @@ from offline_cli.storage.arrow_reading import let_go
 
 __all__ = ["PIECE", "Broken", "InvalidRows", "csv_batches", "csv_header", "delimiter_of"]
 
-PIECE: Final = 1000  # invalid rows that are handed on at once: an error is made for each
+PIECE: Final = 1000  # invalid rows that are passed on at once: an error is made for each
 
-GO_ON: Final = "--on-error skip to go on without its episode; converting with quarantine keeps the row"
+GO_ON: Final = "--on-error skip to leave out its episode; converting with quarantine keeps the row"
 
 Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
 
+HEAD_BYTES = 1 << 20
+PART = 1 << 16  # bytes read at once: where a packed file breaks off, at most so much is lost
+BOM = "\ufeff"
+ENDINGS = ("", ".gz", ".zst", ".zstd")
+BLOCKS_AHEAD = 8  # blocks in a batch; the parser reads four times as many ahead, and a row has to lie within one
+LEAST_BLOCK = 1 << 18
+
 
 class InvalidRows:
-    """The rows of one file that could not be read and have not been handed on; the parser may add some from its own thread."""
+    """The rows of one file that could not be read and have not been passed on; the parser may add some from its own thread."""
 
     def __init__(self, url: str, extra: int) -> None:
         """`extra`: rows before the first row of data, which the parser counts too."""
@@ -101,7 +106,7 @@ class InvalidRows:
             done = stop
 
     def _taken(self, count: int) -> tuple[NDArray[np.int64], Sequence[int], Sequence[bytes]]:
-        """Number, cells and text of those that stand before the end of the next `count` good rows, or right after it."""
+        """Number, cells and text of those before the end of the next `count` good rows, or right after it."""
         with self._lock:
             numbers = np.array(self._numbers, np.int64)
             good_before = numbers - self._next - np.arange(len(numbers))
@@ -121,23 +126,15 @@ class InvalidRows:
         return number, BadData(what, where=f"{self._url} row {number}", fix=f"{mend}, or {GO_ON}"), text
 
 
-HEAD_BYTES = 1 << 20
-PART = 1 << 16  # bytes read at once: where a packed file breaks off, so much at most is lost
-BOM = "\ufeff"
-ENDINGS = ("", ".gz", ".zst", ".zstd")
-BLOCKS_AHEAD = 8  # blocks in a batch; the parser reads four times as many ahead, and a row has to lie within one
-LEAST_BLOCK = 1 << 18
-
-
 def delimiter_of(form: CsvForm, url: str) -> str:
-    """What stands between cells."""
+    """The delimiter between cells."""
     if form.delimiter is not None:
         return form.delimiter
     return "\t" if url.lower().endswith(tuple(f".tsv{ending}" for ending in ENDINGS)) else ","
 
 
 def csv_header(stream: Any, form: CsvForm, url: str) -> list[str]:
-    """The names of the columns. Raises BadData where there are none, or one stands twice."""
+    """The names of the columns. Raises BadData where there are none, or one twice."""
     if form.columns is not None:
         return list(form.columns)
     data, names = b"", list[str]()
@@ -177,7 +174,7 @@ def csv_batches(
     wanted = set(names if columns is None else columns)
     block = max(LEAST_BLOCK, batch_bytes // BLOCKS_AHEAD)
     delimiter = delimiter_of(form, url)
-    extra = 2 if form.columns is None else 1  # rows that are no data: our own first one, and the header
+    extra = 2 if form.columns is None else 1  # rows that are not data: our own first one, and the header
     invalid = InvalidRows(url, extra)
     text = _Utf8(stream, url, form.encoding, first=_empty_row(len(names), delimiter))
     parser = _Parser(
@@ -217,9 +214,9 @@ def csv_batches(
 
 
 def _empty_row(cells: int, delimiter: str) -> bytes:
-    """A row that stands before all others, so that the parser has a first batch at once.
+    """A row before all others, so that the parser has a first batch at once. It would
 
-    It would go on until it has one, however many rows it hands to the handler meanwhile.
+    continue until it has one, however many rows it passes to the handler meanwhile.
     """
     return (delimiter.join(['""'] * cells) + "\n").encode()
 
@@ -264,9 +261,10 @@ class _Parser:
 
 
 class _Handed:
-    """What the parser's thread reads: Arrow alone refers to it, so that its end tells when the thread has let go.
+    """What the parser's thread reads: Arrow alone refers to it, so that its end shows when the thread has released
 
-    `read` is no method of its own: the traceback of what a stream raises would refer to it, and so would who keeps the error.
+    it. `read` is not a method of its own: the traceback of a stream's exception would refer to it, and so would whoever keeps
+    the error.
     """
 
     closed = False
@@ -284,14 +282,14 @@ class _Handed:
         return False
 
     def close(self) -> None:
-        """The stream is its opener's to close."""
+        """The opener closes the stream."""
 
 
 class _Utf8:
     """The file's text as UTF-8, after a row of our own.
 
-    Where the file cannot be read, or is no text in its encoding, it ends: `error` says why. The parser would forget what it has
-    read ahead if it were raised here, and print a traceback for a row that it skips.
+    Where the file cannot be read, or is not text in its encoding, it ends: `error` says why. The parser would forget what it
+    has read ahead if it were raised here, and print a traceback for a row that it skips.
     """
 
     def __init__(self, stream: Any, url: str, encoding: str, *, first: bytes) -> None:
@@ -330,7 +328,7 @@ class _Utf8:
             text = self._decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
             name = "UTF-8" if self._is_utf8 else self._encoding
-            fix = 'say [csv] encoding = "latin-1", or what else it is, in the mapping'
+            fix = 'set [csv] encoding = "latin-1", or the right one, in the mapping'
             what = f"text that is not {name}: {error.reason} near byte {self._done + error.start}"
             self.error = BadData(what, where=self._url, fix=fix)
             data = data[: max(0, error.start - (len(error.object) - len(data)))]  # the decoder kept some of the bytes before

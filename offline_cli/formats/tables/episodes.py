@@ -1,7 +1,7 @@
-"""Rows of whole episodes as a batch, whole arrays at a time; refuses what one episode cannot have: two rows for one `t`.
+"""Rows of whole episodes as a batch, whole arrays at a time; contradictions within an episode raise: two rows for one `t`.
 
-Nothing is passed on in silence: a missing reward is 0, an episode without a flag at its end is truncated there, a gap in a `t`
-that counts steps is left open, equal rows for one `t` are one row; each is counted.
+Every assumption is counted: a missing reward is 0, an episode without a flag at its end is truncated there, a gap in a `t` that
+counts steps is left open, equal rows for one `t` are one row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["EpisodeMaker", "Named", "runs_of"]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Who the episodes of a batch are, one entry each."""
+    """The names of the episodes of a batch, one entry each."""
 
     ids: Sequence[str]
     theirs: Sequence[str] | None = None  # the ids of the source
@@ -38,7 +38,7 @@ class Named:
 
 
 def runs_of(joined: NDArray[np.bool_], rows: int) -> NDArray[np.int64]:
-    """(E,) first rows of the runs, where `joined` (N-1,) says that a row goes on from the one before."""
+    """(E,) first rows of the runs, where `joined` (N-1,) marks rows that continue the one before."""
     return np.flatnonzero(np.concatenate([np.ones(min(1, rows), np.bool_), ~joined]))
 
 
@@ -52,7 +52,7 @@ class EpisodeMaker:
     _said: set[str] = field(default_factory=set)  # what is counted once for a source
 
     def batch(self, rows: Rows, first: NDArray[np.int64], named: Named) -> Fragments:
-        """The runs of rows that begin at `first`; each is an episode, or several where a flag stands within it."""
+        """The runs of rows that begin at `first`; each is an episode, or several where a flag is set within it."""
         flags = rows.flags
         if not flags and "missing-end-flags" not in self._said:
             self._said.add("missing-end-flags")
@@ -172,8 +172,8 @@ class EpisodeMaker:
             BadEpisode(
                 f"two different rows of one episode have t = {rows.t[tie]}",
                 where=f"{one} and {other}",
-                fix="if several episodes share an id, say in the mapping `ids_per_file = true` where each file numbers them"
-                ' anew, or `episode_ends = "t"` where t begins anew; else correct t, or leave it out where rows stand in order',
+                fix="if several episodes share an id, set in the mapping `ids_per_file = true` where each file numbers them"
+                ' anew, or `episode_ends = "t"` where t begins anew; else correct t, or leave it out where rows are in order',
                 details={PROBLEM: "conflicting-episode"},
             ),
             rows=count,

@@ -1,7 +1,7 @@
-"""What the columns of all files hold, found before a row is converted; refuses nothing, `layout` decides what is good enough.
+"""What the columns of all files hold, found before a row is converted; `layout` decides what is good enough.
 
-Columns of a typed format say what they hold. Where numbers are text (CSV, JSON lines, text columns of Parquet) every cell is
-looked at, because the last row may have the first decimal: one more pass over these files.
+Columns of a typed format state what they hold. Where numbers are text (CSV, JSON lines, text columns of Parquet) every cell is
+read, because the last row may have the first decimal: one more pass over these files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ColumnFacts:
     cells: CellCounts = field(default_factory=CellCounts)
 
     def see_type(self, kind: pa.DataType) -> None:
-        """Take the type that the column has in one more file into account."""
+        """Add the type that the column has in one more file."""
         if is_text(kind):
             self.has_text = True
         elif not pa.types.is_null(kind):
@@ -59,7 +59,7 @@ class ColumnFacts:
 def columns_of(files: Sequence[TableFile], form: CsvForm, temp_dir: str | None) -> dict[str, dict[str, pa.DataType]]:
     """By URL: the flat columns of each file by name; of JSON lines, the keys of all files: one that a row lacks is null there.
 
-    Damaged files are left out: what they do is for the reading to say. Raises BadData where all are, StorageError.
+    Damaged files are left out: reading reports their damage. Raises BadData where all are, StorageError.
     """
     found: dict[str, dict[str, pa.DataType]] = {}
     damaged: BadData | None = None
@@ -87,7 +87,7 @@ def gather(
     chunk_bytes: int,
     temp_dir: str | None,
 ) -> dict[str, ColumnFacts]:
-    """Facts of the flat columns `wanted`; of those in `times` dates and times as text are told too."""
+    """Facts of the flat columns `wanted`; of those in `times` dates and times as text are recognised too."""
     facts = {name: ColumnFacts() for name in wanted}
     for file in files:
         if file.url not in types:
@@ -117,7 +117,7 @@ def _look_at_cells(
         with Scope() as scope:
             for chunk in file.chunks(names, form, chunk_bytes=chunk_bytes, temp_dir=temp_dir, scope=scope):
                 _look_at_chunk(chunk, names, facts, times, form)
-    except BadData:  # what is wrong with the file, and what that does, is for the reading itself
+    except BadData:  # reading itself reports what is wrong with the file
         return
 
 

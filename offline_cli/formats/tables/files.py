@@ -1,4 +1,4 @@
-"""Table files as raw chunks of bounded size, each row with its number; refuses damaged files by name.
+"""Table files as raw chunks of bounded size, each row with its number; a damaged file raises by name.
 
 A raw chunk has flat columns: structs are taken apart (`state.x`), dictionaries made plain. Nothing is converted yet.
 """
@@ -65,7 +65,7 @@ class RawChunk:
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """One file; its kind is told by its content."""
+    """One file; its content shows its kind."""
 
     file: Openable
     kind: str  # parquet | arrow | arrow-stream | csv | json
@@ -74,7 +74,7 @@ class TableFile:
 
     @classmethod
     def of(cls, file: Openable, kind: str, memory_limit: int = MEMORY_LIMIT) -> TableFile:
-        """`kind`: parquet, arrow, csv or json; which form of Arrow, and what packing, the bytes tell."""
+        """`kind`: parquet, arrow, csv or json; the bytes show which form of Arrow, and what packing."""
         with damage(file.url), file.open() as stored:
             packing = packing_of(stored.read(4))
         with damage(file.url), unpacked(file, packing) as stream:
@@ -89,7 +89,7 @@ class TableFile:
 
     @property
     def is_text(self) -> bool:
-        """Whether numbers are written as text, which says no dtype."""
+        """Whether numbers are written as text, which has no dtype."""
         return self.kind in TEXT_KINDS
 
     @property
@@ -119,7 +119,7 @@ class TableFile:
             return self._known_once(arrow_schema(stream, is_stream=self.kind == "arrow-stream"))
 
     def _keys(self, temp_dir: str | None) -> dict[str, pa.DataType]:
-        """Of all lines, or of those before the file breaks off: what that does is for the reading to say."""
+        """Of all lines, or of those before the file breaks off: reading reports the damage."""
         found: dict[str, pa.DataType] = {}
         try:
             with damage(self.url), self._open(temp_dir) as stream:
@@ -134,7 +134,7 @@ class TableFile:
         return found
 
     def _known_once(self, schema: pa.Schema) -> dict[str, pa.DataType]:
-        """The flat columns. Raises BadData where one name stands twice, as CSV headers do."""
+        """The flat columns. Raises BadData where one name occurs twice, as in CSV headers."""
         self._refuse_twins([name for column in schema for name, _ in _flat_fields(column.name, column.type)])
         return flat_types(schema)
 
@@ -144,7 +144,7 @@ class TableFile:
             raise BadData(f"two columns are called {twice!r}", where=self.url, fix="rename one of them")
 
     def nullable(self, columns: Collection[str], temp_dir: str | None) -> set[str]:
-        """Those of `columns` that may have rows without a value, as far as the file says it; of text, nothing is known yet."""
+        """Those of `columns` that may have rows without a value, as the file declares it; all columns of text are unknown."""
         if self.is_text:
             return set()
         if self.kind != "parquet":
@@ -227,7 +227,7 @@ class TableFile:
     def _with_shares(
         self, batches: Iterator[Any], stream: Any
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], float, Sequence[BadRow]]]:
-        """Packed files do not say how far they have been read."""
+        """The position in a packed file does not show how far it has been read."""
         size = max(1, self.file.size())
         for batch, rows, broken in batches:
             share = 0.0 if self.packing else min(1.0, stream.tell() / size)
@@ -281,5 +281,5 @@ def _json_texts(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _present(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the keys that this row has not: in a table every row has every key."""
+    """Without the keys that this row lacks: in a table every row has every key."""
     return {key: item for key, item in value.items() if item is not None}

@@ -1,13 +1,15 @@
-"""Rows of a table in any order to tables of whole keys, in bounded memory; refuses a single key that is too large for it.
+"""Rows of a table in any order to tables of whole keys, in bounded memory.
 
 Keys come out in the order of their first appearance in the source, rows within a key sorted by `order`, ties in source order:
 the same rows in the same order, whatever the chunks, and whichever of three ways they take:
 
-1. What fits into a share of the limit is held; it is sorted only where it does not stand in order.
-2. Rows that stand in order, across chunks and files too, stream through; only the open key is held. Whether they do is found
-   out by a first pass over the key columns, where a source can read these alone cheaply (`reread`).
-3. Else rows are sorted on disk (`temp_runs.py`), written and read once, in the same order as in memory. A source whose parsing
-   is dear (CSV, JSON) goes this way even where it stands in order: that costs less than parsing it twice.
+1. What fits into a share of the limit is held; it is sorted only where it is not in order.
+2. Rows in order, across chunks and files too, stream through; only the open key is held. Whether they are in order is found by
+   a first pass over the key columns, where a source can read these alone cheaply (`reread`).
+3. Else rows are sorted on disk (`temp_runs.py`), written and read once, in the same order as in memory. A source that is
+   expensive to parse (CSV, JSON) goes this way even where it is in order: that costs less than parsing it twice.
+
+A single key that is too large for the limit raises.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ Chunks = Callable[..., Iterator[pa.Table]]
 class _Limits:
     """Bytes of rows that may be in memory at a time, as shares of what the whole conversion may take."""
 
-    held: int  # before it is decided that they go to disk
+    held: int  # before they go to disk
     run: int  # that go to disk together; sorting them takes as much again
     blocks: int  # of runs on disk that are being read
     piece: int  # in a table that comes out; what is made of it takes ten times as much
@@ -68,7 +70,7 @@ def grouped(
     on_progress: OnProgress = no_progress,
     scope: Scope | None = None,
 ) -> Iterator[pa.Table]:
-    """Tables in which all rows of every key stand together, sorted by `order` within a key, ties in source order.
+    """Tables in which all rows of every key are contiguous, sorted by `order` within a key, ties in source order.
 
     `by`: the columns that make up a key, at least one. `memory_limit`: bytes that the whole conversion may take. `kept`:
     columns that episodes keep, so that writing takes them several times. `temp_dir`: for rows on disk; None: the system's.
@@ -83,7 +85,7 @@ def grouped(
     if runs.in_order and (everything or (reread and _all_in_order(chunks, by, order))):
         yield from _whole_keys(rows, runs, limits)
     elif everything:
-        # a table that is so far above a piece holds a single key; a generator's own loop would hold on to it
+        # a table so far above a piece holds a single key; a generator's own loop would keep it alive
         yield from map(partial(_checked, runs, limits.key), sorted_pieces(held, order, piece_bytes=limits.piece))
     else:
         with part_of(scope) as owned:
@@ -102,7 +104,7 @@ def _hold(reading: Iterable[NumberedRows], held: list[NumberedRows], size: int) 
 
 
 def _drained(held: list[NumberedRows]) -> Iterator[NumberedRows]:
-    """Lets go of each entry as it is handed on."""
+    """Releases each entry as it is passed on."""
     held.reverse()
     while held:
         yield held.pop()
@@ -112,15 +114,15 @@ def _drained(held: list[NumberedRows]) -> Iterator[NumberedRows]:
 
 
 def _all_in_order(chunks: Chunks, by: Sequence[str], order: str | None) -> bool:
-    """Whether a whole source stands in order; stops at the first chunk that does not."""
+    """Whether a whole source is in order; stops at the first chunk that does not."""
     wanted = [*by, *([order] if order is not None else [])]
     runs = KeyRuns(by, order)
     return all(runs.in_order for _ in runs.numbered(chunks(columns=wanted)))
 
 
 def _whole_keys(reading: Iterable[NumberedRows], runs: KeyRuns, limits: _Limits) -> Iterator[pa.Table]:
-    """Tables of rows that stand in order, cut where a key ends."""
-    begun: list[NumberedRows] = []  # of one key, which may go on
+    """Tables of rows in order, cut where a key ends."""
+    begun: list[NumberedRows] = []  # of one key, which may continue
     footprint = limits.key.begun()
     for rows in reading:
         if not runs.in_order:
@@ -161,7 +163,7 @@ def _checked(runs: KeyRuns, footprint: Footprint, table: pa.Table) -> pa.Table:
 def _check(footprint: Footprint, runs: KeyRuns, rows: pa.Table) -> None:
     """Raise MemoryLimitExceeded where the rows of one key, of which `rows` are some, are too large."""
     if footprint.is_too_large:
-        raise footprint.error(where=runs.key_in_words(rows), fix="name a column that tells its episodes apart")
+        raise footprint.error(where=runs.key_in_words(rows), fix="name a column that distinguishes its episodes")
 
 
 # ---- rows on disk ----

@@ -2,7 +2,7 @@
 
 The hash is of the files' sizes, first and last bytes, and not of their names: a copy elsewhere gives the same ids, and two
 tables that both number their episodes from 0 do not give the same ones. RLlib's recorder gives each episode an id that no other
-has, in whatever format Ray writes its rows, and two recordings of one episode are known by it.
+has, in whatever format Ray writes its rows, and two recordings of one episode are recognised by it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
-"""Where episodes end in rows that stand in order; refuses nothing, what was doubtful is counted.
+"""Rows of a table as episodes: without ids, in the order of their files, numbered from 0; or by the ids of a column.
 
-* `flags`: after a row with an end flag.
-* `t`: also before a row whose `t` is not larger.
-* `chain`: also after a row that did not lead to the observation of the next one.
-
-Between two files an episode goes on unless one of these ends it; under `flags` the chain decides, where there is `new_obs`.
-
-What one episode of a table takes in memory until it is written, and the limit on it; refuses one that takes more.
-
-Rows in the order of their files, without ids, as episodes numbered from 0; refuses nothing: options say what ends one.
-
-Rows whose episode a column names, brought together, as episodes; refuses an end flag before the end, by its place.
+* `EpisodesInOrder`: an option says what ends an episode. `flags`: after a row with an end flag. `t`: also before a row whose
+  `t` is not larger. `chain`: also after a row that did not lead to the observation of the next one. Between two files an
+  episode continues unless one of these ends it; under `flags` the chain decides, where there is `new_obs`. Doubtful ends are
+  counted.
+* `KeyedEpisodes`: rows whose episode a column names, brought together. An end flag before the end is rejected by its place.
+* `Footprint`: the memory that one episode takes until it is written, and the limit on it; an episode beyond it raises.
 """
 
 from __future__ import annotations
@@ -41,6 +36,8 @@ FLAGS = "flags"
 ORDER = "t"
 CHAIN = "chain"
 
+JOINED: Final = 2  # times the bytes of its rows: as they were read, and joined
+
 
 def goes_on(rows: Rows, ends: str, tally: Tally) -> NDArray[np.bool_]:
     """(N-1,) whether a row is of the same episode as the one before it."""
@@ -56,9 +53,6 @@ def goes_on(rows: Rows, ends: str, tally: Tally) -> NDArray[np.bool_]:
         tally.assume("t-falls-back", int((joined & (rows.t[1:] < rows.t[:-1])).sum()))
     tally.fragments_stitched += int((joined & files_end).sum())
     return joined
-
-
-JOINED: Final = 2  # times the bytes of its rows: as they were read, and joined
 
 
 @dataclass(slots=True)
@@ -96,7 +90,7 @@ class Footprint:
 
 @dataclass(slots=True)
 class EpisodesInOrder:
-    """Makes the episodes of tables whose rows stand in order; only the last episode is held."""
+    """Makes the episodes of tables whose rows are in order; only the last episode is held."""
 
     maker: EpisodeMaker
     layout: Layout
@@ -105,7 +99,7 @@ class EpisodesInOrder:
     prefix: str  # of ids, with its hyphen
     ends: str | None  # None: each row is an episode
     footprint: Footprint
-    _begun: list[pa.Table] = field(default_factory=list)  # rows of the last episode, which may go on
+    _begun: list[pa.Table] = field(default_factory=list)  # rows of the last episode, which may continue
     _passed: int = 0  # episodes made
 
     def episodes(self, tables: Iterable[pa.Table]) -> Iterator[Fragments]:
@@ -137,13 +131,13 @@ class EpisodesInOrder:
         self._check_length()
 
     def _check_length(self) -> None:
-        """Raise BadData where the episode that has begun is too long for the memory limit."""
+        """Raise BadData where the open episode is too long for the memory limit."""
         self.footprint = self.footprint.begun() if len(self._begun) == 1 else self.footprint
         self.footprint.add(self._begun[-1])
         if self.footprint.is_too_large:
             raise self.footprint.error(
                 where=f"the episode that begins at {place_of(_position(self._begun[0]), self.maker.urls)}",
-                fix="say where episodes end in another way: --episode-ends, or a column of ids in the mapping",
+                fix="choose another end of episodes: --episode-ends, or a column of ids in the mapping",
             )
 
     def _made(self, tables: list[pa.Table], *, before: int | None) -> Fragments:
@@ -194,7 +188,7 @@ def _position(table: pa.Table) -> int:
 
 @dataclass(slots=True)
 class KeyedEpisodes:
-    """Makes the episodes of tables in which all rows of a key stand together, in order."""
+    """Makes the episodes of tables in which all rows of a key are contiguous and in order."""
 
     maker: EpisodeMaker
     layout: Layout
@@ -213,7 +207,7 @@ class KeyedEpisodes:
 
     @property
     def order(self) -> str | None:
-        """The column that rows of a key are sorted by; None: they stand in order."""
+        """The column that rows of a key are sorted by; None: they are in order."""
         return Columns.T if self.layout.has_t and self.ends != Columns.T else None
 
     @property
@@ -263,9 +257,9 @@ class KeyedEpisodes:
             self.maker.tally.fragments_stitched += len(np.unique(code)) - last - 1
 
     def _without_early_ends(self, rows: Rows, same: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
-        """Without the keys that go on after an end flag, where `t` says their order.
+        """Without the keys that continue after an end flag, where `t` gives their
 
-        Without `t` an episode that stands there twice looks like this, which is for stitching to say.
+        order. Without `t` an episode that is there twice looks like this, which stitching reports.
         """
         if self.order is None or not rows.flags:
             return rows, same
@@ -287,7 +281,7 @@ class KeyedEpisodes:
     def _early_end(self, rows: Rows, row: int) -> BadEpisode:
         theirs = id_text(rows.table.column(Columns.EPS_ID)[row].as_py())
         return BadEpisode(
-            f"episode {theirs} has an end flag at t = {self._t(rows, row)} and goes on at t = {self._t(rows, row + 1)}",
+            f"episode {theirs} has an end flag at t = {self._t(rows, row)} and continues at t = {self._t(rows, row + 1)}",
             where=f"{self.maker.urls[int(rows.file[row])]} row {int(rows.row[row])}",
             fix='`episode_ends = "flags"` in the mapping, where an id names more than an episode (a user, a robot); else'
             " correct the flag",

@@ -1,9 +1,9 @@
-"""Names of flat columns: `state.x` is the part `x` of the struct `state`, or a column of that very name; refuses nothing.
-
-JSON lines, an object a row, as record batches; refuses lines that are no object, line by line.
+"""JSON lines, an object a row, as record batches; a line that is not an object is rejected by itself.
 
 Blocks of lines are parsed at once. Only a block in which something is odd (NaN, a broken line, values of two kinds in one
 column) is parsed line by line; where values have no common type they become text, and the column decides what is a number.
+
+`wholes`, `holding`: names of flat columns: `state.x` is the part `x` of the struct `state`, or a column of that very name.
 """
 
 from __future__ import annotations
@@ -25,6 +25,22 @@ from offline_cli.json_documents import deeper_than, from_json
 
 __all__ = ["holding", "json_batches", "json_schemas", "wholes"]
 
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
+BRACKETS, OPENING = b"[]{}", b"[{"
+NO_BRACKETS = bytes(set(range(256)) - set(BRACKETS + b"\n"))
+NOT_OPENING = bytes(set(range(256)) - set(OPENING + b"\n"))
+WALKED_BYTES = 1 << 20  # of lines whose keys are scanned together
+LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
+PART_BYTES = 1 << 16  # read at once
+ODD_BYTES = 1 << 18  # of lines that are parsed one by one where one of them is odd
+BROKEN = 1000  # broken lines that are passed on at once: an error is made for each
+NO_ROWS = pa.RecordBatch.from_arrays([], names=[])
+MAX_DEPTH = 60  # Arrow takes structs and lists nested up to 64 deep
+FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --on-error skip to leave out the line"
+
+Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
+Parsed = tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]
+
 
 def wholes(name: str) -> Iterator[str]:
     """The column itself, and the structs that it may be a part of."""
@@ -40,23 +56,6 @@ def holding(names: Iterable[str], flat: Collection[str] | None) -> list[str]:
         return list(names)
     wanted = {whole for name in flat for whole in wholes(name)}
     return [name for name in names if name in wanted]
-
-
-STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
-BRACKETS, OPENING = b"[]{}", b"[{"
-NO_BRACKETS = bytes(set(range(256)) - set(BRACKETS + b"\n"))
-NOT_OPENING = bytes(set(range(256)) - set(OPENING + b"\n"))
-WALKED_BYTES = 1 << 20  # of lines whose keys are looked at together
-LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
-PART_BYTES = 1 << 16  # read at once
-ODD_BYTES = 1 << 18  # of lines that are parsed one by one where one of them is odd
-BROKEN = 1000  # broken lines that are handed on at once: an error is made for each
-NO_ROWS = pa.RecordBatch.from_arrays([], names=[])
-MAX_DEPTH = 60  # Arrow takes structs and lists nested up to 64 deep
-FIX = "write one JSON object a line (jq -c '.[]' makes lines of an array), or --on-error skip to go on without the line"
-
-Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its text
-Parsed = tuple[pa.RecordBatch, NDArray[np.int64], Sequence[Broken]]
 
 
 def json_schemas(stream: Any, url: str, line_limit: int = MAX_LINE_BYTES) -> Iterator[pa.Schema]:
@@ -78,7 +77,7 @@ def json_schemas(stream: Any, url: str, line_limit: int = MAX_LINE_BYTES) -> Ite
 
 
 def _inferred(block: bytes) -> pa.Schema | None:
-    """Without making columns of the values, which takes twice as long; None where these may say something else.
+    """Without making columns of the values, which takes twice as long; None where these may differ.
 
     An object beside a number is inferred as an object, and cannot be read as one.
     """
@@ -154,7 +153,7 @@ def _parsed(block: bytes, first: int, url: str) -> Iterator[Parsed]:
 
 def _parsed_at_once(block: bytes, first: int) -> Parsed | None:
     """None where that cannot be done."""
-    import polars as pl  # takes 50 MiB and a tenth of a second, which other tables do without
+    import polars as pl  # takes 50 MiB and a tenth of a second, which other tables save
 
     if _nested_deeply(block):
         return None
@@ -169,7 +168,7 @@ def _parsed_at_once(block: bytes, first: int) -> Parsed | None:
 def _nested_deeply(block: bytes) -> bool:
     """Whether a line is nested deeper than `MAX_DEPTH`; at 600 objects Polars ends the whole process.
 
-    Only lines with that many brackets are looked at again, without their texts.
+    Only lines with that many brackets are checked again, without their texts.
     """
     suspects = [line for line in block.split(b"\n") if len(line) > MAX_DEPTH] if _many_brackets(block) else ()
     return any(_depth(line) > MAX_DEPTH for line in suspects)

@@ -1,7 +1,7 @@
-"""The rows of a table's chunks with the number of their key, and whether they stand in order; refuses to move a row.
+"""The rows of a table's chunks with the number of their key, and whether they are in order; rows are not moved.
 
-Keys are numbered as they first appear, so the rows of every key stand together just where the numbers never fall. Rows stand in
-order where that holds and `order` never falls within a key; equal values of it keep the order of the source.
+Keys are numbered as they first appear, so the rows of every key are contiguous exactly where the numbers never fall. Rows are
+in order where that holds and `order` never falls within a key; equal values of it keep the order of the source.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from offline_cli.key_index import KeyIndex, key_hashes
 
 __all__ = ["LARGE", "KeyRuns", "NumberedRows", "joined", "order_codes", "put_together", "tables_of", "without_dictionaries"]
 
-LARGE: Final = 64 << 20  # bytes of a table, above which what is free after it is worth giving back at once
+LARGE: Final = 64 << 20  # bytes of a table, above which freed memory is worth returning at once
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedRows:
-    """Rows as a source has them."""
+    """Rows in the order of a source."""
 
     table: pa.Table
     keys: NDArray[np.int64]  # (N,) number of the key of each row, by first appearance in the source
@@ -36,7 +36,7 @@ class NumberedRows:
 
 
 class KeyRuns:
-    """Numbers the keys of chunk after chunk; `in_order` says whether all rows so far stand in order."""
+    """Numbers the keys of chunk after chunk; `in_order` says whether all rows so far are in order."""
 
     def __init__(self, by: Sequence[str], order: str | None) -> None:
         """`by`: the columns that make up a key. `order`: a column that sorts as numbers, times or text do; nulls are last."""
@@ -55,7 +55,7 @@ class KeyRuns:
                 yield rows
 
     def forget(self) -> None:
-        """Let go of the keys: all rows have been numbered."""
+        """Drop the keys: all rows have been numbered."""
         self._index = KeyIndex()
 
     def key_in_words(self, table: pa.Table) -> str:
@@ -97,7 +97,7 @@ def joined(column: Any) -> Any:
 
 
 def put_together(tables: list[pa.Table]) -> pa.Table:
-    """The rows of all tables, each column one array; empties the list, and lets go of a column's parts once it is joined."""
+    """The rows of all tables, each column one array; empties the list, and releases a column's parts once it is joined."""
     table = pa.concat_tables(tables)
     tables.clear()
     schema, columns, is_large = table.schema, table.columns, table.nbytes > LARGE

@@ -1,4 +1,4 @@
-"""How the columns of a table become the columns of an episode; refuses columns that hold no numbers, all of them at once."""
+"""How the columns of a table become the columns of an episode; columns that hold no numbers are reported all at once."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All leaves of a table, and what else is read of it."""
+    """All leaves of a table, and the other columns read of it."""
 
     leaves: tuple[Leaf, ...]
-    keys: Mapping[str, tuple[str, pa.DataType]]  # by eps_id, agent_id, module_id: their column, and its type on the way
+    keys: Mapping[str, tuple[str, pa.DataType]]  # by eps_id, agent_id, module_id: their column, and its type in between
     infos: str | None  # their column
     dropped: Mapping[str, str]  # columns left out, and why
     counted_t: bool  # whether t counts steps: whole numbers that are no times
@@ -107,7 +107,7 @@ def lay_out(
 ) -> Layout:
     """The layout of all files; `untyped`: those whose types follow from their first lines.
 
-    Raises BadMapping with every column that cannot be what the mapping says.
+    Raises BadMapping with every column that contradicts the mapping.
     """
     types = next(iter(files.values()))
     mapping, problems = matched.mapping, list[str]()
@@ -175,7 +175,7 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
         return ColumnPlan(column, np.dtype(np.int64), "category", tuple(categories))
     cells = facts.cells
     if facts.odd:
-        problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, and not numbers")
+        problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, not numbers")
     elif facts.is_empty:
         problems.append(f"{ours}: column '{column}' has no value in any row")
     elif cells.kind in ("text", "time") and not facts.dtypes:
@@ -198,7 +198,7 @@ def _text_for_numbers(column: str, samples: Sequence[str], ours: str) -> str:
     names = json.dumps(sorted(samples), ensure_ascii=False)
     key = column if column.isidentifier() and column.isascii() else json.dumps(column, ensure_ascii=False)
     return (
-        f"{ours}: column '{column}' holds text ({shown}), and not numbers; "
+        f"{ours}: column '{column}' holds text ({shown}), not numbers; "
         f"if the texts are categories, number them in the mapping: [categories] {key} = {names}"
     )
 
@@ -209,7 +209,7 @@ def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: list[str]) ->
     known = facts.get(column)
     if known is None or known.odd or known.is_empty or known.cells.kind in ("text", "list", "bool"):
         held = "a struct" if known is None else f"{min(known.odd)}" if known.odd else known.cells.kind or "no value"
-        problems.append(f"t: column '{column}' holds {held}, and not numbers, dates or ISO times")
+        problems.append(f"t: column '{column}' holds {held}, not numbers, dates or ISO times")
         return []
     dtypes = [*known.dtypes, *([known.cells.dtype] if known.cells.kind == "number" else [])]
     has_decimals = any(dtype.kind == "f" for dtype in dtypes)
@@ -227,7 +227,7 @@ def _counts_steps(leaves: Sequence[Leaf]) -> bool:
 
 
 def _why_no_extra(name: str, facts: ColumnFacts) -> str:
-    """What keeps a column that nobody named from being an extra model output; "" where all of it is numbers."""
+    """Why an unmapped column cannot be an extra model output; "" where all of it is numbers."""
     cells = facts.cells
     kinds = cells.ints + cells.floats, cells.bools, cells.int_lists + cells.float_lists
     if facts.odd:
@@ -254,7 +254,7 @@ def _key(
 ) -> tuple[str, pa.DataType]:
     """Ids stay as they are where they are numbers in all files, and are text otherwise: `007` is not 7.
 
-    Integers without a sign are text too: int64 does not hold them all.
+    Integers without a sign are text too: int64 cannot hold them all.
     """
     column = part.columns[0]
     kinds = [types.get(column, pa.null()) for types in files.values()]
@@ -308,7 +308,7 @@ def _with_dtypes(
         elif space is not None and leaf.dtype.kind == "f" and all(_is_soft(plan, facts) for plan in leaf.columns):
             leaf = replace(leaf, dtype=_dtype_in(space, leaf))
         elif leaf.role == EXTRA and leaf.dtype.kind in "iu" and any(_may_be_null(plan, facts) for plan in leaf.columns):
-            leaf = replace(leaf, dtype=np.dtype(np.float64))  # so that it can say NaN
+            leaf = replace(leaf, dtype=np.dtype(np.float64))  # so that it can hold NaN
         found.append(leaf)
     return found
 
@@ -322,7 +322,7 @@ def _twin(role: str) -> str:
 
 
 def _is_soft(plan: ColumnPlan, facts: Mapping[str, ColumnFacts]) -> bool:
-    """Whether the column's numbers were written as text, which says no dtype."""
+    """Whether the column's numbers were written as text, which has no dtype."""
     known = facts.get(plan.column)
     return known is not None and (known.has_numbers_as_text or not known.dtypes)
 

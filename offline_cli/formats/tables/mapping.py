@@ -1,13 +1,12 @@
-"""The text of a mapping, from a file or a preset; refuses a name that neither has, with the presets that there are.
-
-Mappings that ship with the package, by name; refuses names that no preset has (`load_mapping` tells which exist).
-
-Every mistake of a mapping at once, with the nearest word for each unknown one; refuses to look at any table.
-
-What the columns of a table mean, as a mapping file or a preset says it; refuses a mapping by listing all its mistakes.
+"""What the columns of a table mean: a mapping from a file or a preset, checked, with all its mistakes listed at once.
 
 A mapping is TOML (schemas/mapping.v1.json): ours = theirs. `obs`, `actions` and `new_obs` may be given in parts
 (`"obs.camera"`, or a table of parts), each of them one column or several that are stacked.
+
+* `mapping_text`, `preset_names`, `preset_text`: the text of a mapping. Presets ship with the package; an unknown name raises
+  with the presets that there are.
+* `mapping_mistakes`: every mistake of a mapping, with the nearest word for each unknown one; no table is read for it.
+* `load_mapping`, `mapping_of`: the mapping as a typed value.
 """
 
 from __future__ import annotations
@@ -47,6 +46,18 @@ __all__ = [
     "preset_text",
 ]
 
+DEFAULT = "rllib"
+ENDING = ".v1.toml"
+
+SCHEMA = "mapping.v1.json"
+SECTIONS = ("columns", "dtypes", "spaces", "csv")
+
+EXTRA = "extra"
+KEYS = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
+TREES = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
+MAX_DEPTH = 64  # of tables and lists; a space is nested at most 16 deep
+FIX = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
+
 
 def mapping_text(given: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
     """TOML. A preset's name goes before a file's: write `./rllib` for a file of that name. Raises StorageNotFound."""
@@ -63,10 +74,6 @@ def mapping_text(given: str, storage_options: Mapping[str, Any] | None = None) -
     raise StorageNotFound(f"no mapping file and no preset is called {given}", where="--mapping", fix=fix)
 
 
-DEFAULT = "rllib"
-ENDING = ".v1.toml"
-
-
 @cache
 def preset_names() -> tuple[str, ...]:
     """All presets, sorted."""
@@ -76,10 +83,6 @@ def preset_names() -> tuple[str, ...]:
 def preset_text(name: str) -> str:
     """The TOML of one preset."""
     return (schemas_folder() / "mappings" / f"{name}{ENDING}").read_text(encoding="utf-8")
-
-
-SCHEMA = "mapping.v1.json"
-SECTIONS = ("columns", "dtypes", "spaces", "csv")
 
 
 def nearest(word: str, known: Collection[str]) -> str:
@@ -97,7 +100,7 @@ def mapping_mistakes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _without_unknown(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What has names that the schema knows, and what is wrong with the other names."""
+    """The entries whose names the schema knows, and the mistakes in the other names."""
     properties = load_schema(SCHEMA)["properties"]
     known = {name: value for name, value in document.items() if name in properties}
     unknown = [f"unknown key '{name}'{_where_it_belongs(name, properties)}" for name in document if name not in properties]
@@ -146,7 +149,7 @@ def _missing_columns(columns: Mapping[str, Any]) -> Iterator[str]:
             yield f"columns: '{role}' is missing"
     for role in (Columns.AGENT_ID, Columns.MODULE_ID):
         if role in columns and Columns.EPS_ID not in columns:
-            yield f"columns: '{role}' needs 'eps_id', which tells the episodes of an agent apart"
+            yield f"columns: '{role}' needs 'eps_id', which distinguishes the episodes of an agent"
 
 
 def _unclear_trees(columns: Mapping[str, Any]) -> Iterator[str]:
@@ -171,13 +174,6 @@ def _missing_for_ends(episode_ends: str | None, columns: Mapping[str, Any]) -> I
 
 def _parts_of(role: str, columns: Mapping[str, Any]) -> list[str]:
     return [name for name in columns if name == role or name.startswith(f"{role}.")]
-
-
-EXTRA = "extra"
-KEYS = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
-TREES = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
-MAX_DEPTH = 64  # of tables and lists; a space is nested at most 16 deep
-FIX = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +209,7 @@ class CsvForm:
 
 @dataclass(frozen=True, slots=True)
 class TableMapping:
-    """A mapping without mistakes of its own; whether the columns are there is for the files to say."""
+    """A mapping without mistakes of its own; whether its columns exist depends on the files."""
 
     name: str  # of the file or preset
     parts: tuple[Part, ...]  # at least one of obs and of actions
@@ -235,7 +231,7 @@ class TableMapping:
 
     @property
     def has_flags(self) -> bool:
-        """Whether any column tells ends."""
+        """Whether any column marks ends."""
         return any(part.role in END_FLAGS for part in self.parts)
 
     def as_text(self) -> dict[str, str]:
@@ -253,7 +249,7 @@ def load_mapping(given: str, storage_options: Mapping[str, Any] | None = None) -
 
 
 def mapping_of(text: str | bytes, name: str) -> TableMapping:
-    """The mapping that a TOML text says. Raises BadMapping with all of its mistakes."""
+    """The mapping in a TOML text. Raises BadMapping with all of its mistakes."""
     try:
         document = tomllib.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none

@@ -1,9 +1,9 @@
-"""A mapping to start from for columns without one, guessed by their names; refuses to be used unread: it is text for people.
+"""A mapping checked against the columns of the files, and a draft of one for files without.
 
-A mapping held against the columns that the files have; refuses it by naming every column that is missing, with near names.
-
-Decided before any data is read. A column is there where a file has it by that name, or has structs of which it is a part or the
-whole (`state.x` of the column `state`; `state` of `state.x` and `state.y`).
+* `match`: decided before any data is read; raises with every column that is missing, and near names. A column exists where a
+  file has it by that name, or has structs of which it is a part or the whole (`state.x` of the column `state`; `state` of
+  `state.x` and `state.y`).
+* `starting_mapping`: a draft guessed by the names of columns. It is text for people to correct, and never used unread.
 """
 
 from __future__ import annotations
@@ -47,16 +47,24 @@ LIKELY: Final = (
 )
 VECTORS: Final = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
 EXTRAS: Final = re.compile(r"^(logp|logprobs?(_t)?|action_logp)$")
-MAX_GUESSED: Final = 64  # columns; of more, nobody reads the list
+MAX_GUESSED: Final = 64  # columns; a longer list is of no use
+
+MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
+INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
+DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
+MAX_SHOWN = 40  # columns listed in a message
+MAX_TOLD = 1000  # to programs
+
+FileColumns = Mapping[str, Collection[str]]  # by URL: names of columns in their order, those of structs dotted
 
 
 def looks_like_ids(column: str) -> bool:
-    """Whether a column of that name says which episode a row is of."""
+    """Whether a column of that name holds ids of episodes."""
     return bool(re.search(dict(LIKELY)[Columns.EPS_ID], column.lower()))
 
 
 def starting_mapping(columns: Collection[str]) -> str:
-    """TOML that names every one of `columns` once, what no name explains as an observation."""
+    """TOML that names every one of `columns` once, those with unknown names as observations."""
     ordered = [name for name in columns if name][:MAX_GUESSED]
     guessed: dict[str, list[str]] = {}
     extra: list[str] = []
@@ -88,7 +96,7 @@ def _toml(names: list[str]) -> str:
 
 
 def _string(name: str) -> str:
-    """JSON's strings are TOML's too; what a terminal would not show is an escape that TOML knows."""
+    """JSON's strings are TOML's too; a character that a terminal would not show is written as a TOML escape."""
     quoted = json.dumps(name, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else _escape(letter) for letter in quoted)
 
@@ -97,22 +105,13 @@ def _escape(letter: str) -> str:
     return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
 
 
-MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
-INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
-DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
-MAX_SHOWN = 40  # columns listed in a message
-MAX_TOLD = 1000  # to programs
-
-FileColumns = Mapping[str, Collection[str]]  # by URL: names of columns in their order, those of structs dotted
-
-
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """A mapping of which every column is there."""
+    """A mapping whose columns all exist."""
 
     mapping: TableMapping  # without optional parts that no file has
     spare: tuple[str, ...]  # columns of all files, not named, that may become extra model outputs, where they hold numbers
-    dropped: Mapping[str, str]  # columns of any file, not named, that are left out unseen, and why
+    dropped: Mapping[str, str]  # columns of any file, not named, that are left out unread, and why
 
 
 def match(mapping: TableMapping, files: FileColumns) -> Matched:
@@ -171,7 +170,7 @@ def _other_delimiter(columns: Collection[str]) -> str:
 
 
 def _nearly(preset: TableMapping, columns: Collection[str]) -> str:
-    """What keeps `columns` from being those of `preset`, where at least half of its needed ones are there."""
+    """Why `columns` do not fit `preset`, where at least half of its required ones exist."""
     lacking = _lacking(preset, columns)
     needed = [part for part in preset.parts if part.said_as not in preset.optional]
     if not lacking:
@@ -216,7 +215,7 @@ def _missing(mapping: TableMapping, columns: Collection[str], url: str) -> list[
 
 
 def _only_in_some(part: Part, files: FileColumns) -> list[str]:
-    """A problem where an optional part is in one file and not in another: left out of all, it would be lost in silence."""
+    """A problem where an optional part is in one file and not in another: leaving it out of all would lose it silently."""
     having = [url for url, columns in files.items() if _all_there(part, columns)]
     if not having:
         return []

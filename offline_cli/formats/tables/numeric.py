@@ -1,8 +1,8 @@
-"""Arrow columns of numbers and lists as arrays, whole columns at a time; refuses no row itself, it says which ones are bad.
+"""Arrow columns of numbers and lists as arrays, whole columns at a time, with the rows that are bad.
 
-Rows are bad that have no value, or one of another shape than the others have. The types: booleans, integers, floats,
-decimals, dates and times (int64: microseconds since 1970, or of a duration), lists of these to any depth, fixed-size lists, and
-tensors.
+Rows are bad that have no value, or one of another shape than the others have; the caller rejects them. The types: booleans,
+integers, floats, decimals, dates and times (int64: microseconds since 1970, or of a duration), lists of these to any depth,
+fixed-size lists, and tensors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def array_of(
     column: pa.ChunkedArray | pa.Array, dtype: np.dtype[Any] | None, shape: Shape | None
 ) -> tuple[NDArray[Any], Bad | None]:
-    """(N, *shape) values with 0 in rows that are bad, and (N,) which those are, None where none is.
+    """(N, *shape) values with 0 in rows that are bad, and (N,) the mask of these, None where none is.
 
     `dtype`: None: the column's own. `shape`: of one value; None: that of most rows.
     """

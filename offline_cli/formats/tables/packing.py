@@ -1,6 +1,6 @@
-"""Files as they were before somebody packed them, gzip and zstd by their first bytes; refuses damaged ones by name.
+"""Files unpacked, gzip and zstd by their first bytes, and whether first bytes are those of a CSV table.
 
-Whether the first bytes of a file are those of a CSV table; refuses prose: two lines of as many cells, or the name.
+A damaged packed file raises by name. Prose is no CSV table: a table needs two lines of as many cells, or a CSV file's name.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 HEAD_BYTES = 1 << 16
 HEAD_PIECE = 1 << 8  # read at a time: a piece with damage in it is lost whole
 
+NAMED = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst", ".csv.zstd", ".tsv.zstd")
+PROSE = (".md", ".rst", ".html", ".htm", ".xml", ".py", ".sh", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".log", ".tex", ".svg")
+DELIMITERS = (",", "\t", ";", "|")
+MAX_NAME = 64  # letters of the name of a column
+
 
 def packing_of(head: bytes) -> str:
     """`gzip`, `zstd`, or nothing, by the first bytes of a file."""
@@ -35,7 +40,7 @@ def packing_of(head: bytes) -> str:
 
 @contextmanager
 def damage(url: str) -> Iterator[None]:
-    """Within it, bytes that Arrow cannot read raise BadData, and storage that fails StorageError."""
+    """Within it, bytes that Arrow cannot read raise BadData, and failing storage StorageError."""
     with storage_failures(url, "reading it"):
         try:
             with extension_failures():
@@ -91,7 +96,7 @@ class seekable(unpacked):  # noqa: N801
 
 
 def unpacked_head(file: Openable, packing: str) -> bytes:
-    """The first bytes of the content; where the file is damaged, those before that, or none: they still tell its kind."""
+    """The first bytes of the content; where the file is damaged, those before that, or none: they still show its kind."""
     head = b""
     with unpacked(file, packing) as stream:
         try:
@@ -100,12 +105,6 @@ def unpacked_head(file: Openable, packing: str) -> bytes:
         except (pa.ArrowException, OSError, EOFError):
             return head
     return head
-
-
-NAMED = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst", ".csv.zstd", ".tsv.zstd")
-PROSE = (".md", ".rst", ".html", ".htm", ".xml", ".py", ".sh", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".log", ".tex", ".svg")
-DELIMITERS = (",", "\t", ";", "|")
-MAX_NAME = 64  # letters of the name of a column
 
 
 def is_named_csv(name: str) -> bool:
@@ -122,7 +121,7 @@ def looks_like_csv(head: bytes, name: str) -> bool:
 
 
 def _text(head: bytes) -> str:
-    """Empty where the bytes are no text."""
+    """Empty where the bytes are not text."""
     if b"\0" in head:
         return ""
     try:

@@ -1,9 +1,9 @@
-"""Raw chunks of files as tables of our own columns: numbers as numbers, vectors as fixed-size lists; refuses bad rows by place.
+"""Raw chunks of files as tables of our own columns: numbers as numbers, vectors as fixed-size lists; bad rows by place.
 
-All that can be wrong with a row is found here, where its file and number are at hand; what comes after cannot fail for a value.
-The tables of one source have one schema: keys, `t`, a column for each leaf of the layout, `infos`, `__file` and `__row`.
+Everything that can be wrong with a row is found here, where its file and number are at hand; later stages cannot fail for a
+value. The tables of one source have one schema: keys, `t`, a column for each leaf of the layout, `infos`, `__file` and `__row`.
 
-A source may be read several times (`grouped` looks at the keys first): only the first full reading counts and refuses.
+A source may be read several times (`grouped` reads the keys first): only the first full reading counts and rejects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["FILE", "ROW", "ChunkReader", "Losses", "place_of", "position_of"]
 FILE: Final = "__file"
 ROW: Final = "__row"
 REST_OF_FILE: Final = (1 << 40) - 1  # a row number after those that a file has
-FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to go on without the episode"
+FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
 
 
 @dataclass(slots=True)
@@ -47,11 +47,11 @@ class Losses:
     """Rows that went to the rejects, so that their episodes can be set aside whole."""
 
     keys: dict[tuple[Any, ...], str] = field(default_factory=dict)  # by key values: the place of the first lost row
-    _places: array[int] = field(default_factory=lambda: array("q"))  # positions (`position_of`) of rows of nobody knows which
+    _places: array[int] = field(default_factory=lambda: array("q"))  # positions of lost rows of unknown episodes
     count: int = 0  # rows, and files of which no more could be read
 
     def add(self, file: int, row: int) -> None:
-        """A row of nobody knows which episode; one of several between the same two good rows is enough."""
+        """A lost row of unknown episode; one of several between the same two good rows is enough."""
         self._places.append(position_of(file, min(row, REST_OF_FILE)))
 
     def upto(self, position: int | None) -> NDArray[np.int64]:
@@ -70,7 +70,7 @@ def position_of(file: Any, row: Any) -> Any:
 
 
 def place_of(position: int, urls: Sequence[str]) -> str:
-    """A position in words."""
+    """A position as text."""
     file, row = divmod(position, REST_OF_FILE + 1)
     return urls[file] if row == REST_OF_FILE else f"{urls[file]} row {row}"
 
@@ -91,13 +91,13 @@ class ChunkReader:
     scope: Scope = field(default_factory=Scope)  # owns what is open while chunks are read
     by: Sequence[str] = ()  # the columns of such a key
     losses: Losses = field(default_factory=Losses)
-    _claims: Claims = field(default_factory=Claims)  # of lost rows whose key no column tells
+    _claims: Claims = field(default_factory=Claims)  # of lost rows whose key no column shows
     _finders: dict[int, Callable[[bytes], dict[str, str] | None]] = field(default_factory=dict)  # by file: `cells_finder`
     _keys_named: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)  # by file and cells
     _shapes: dict[str, Shape] = field(default_factory=dict)  # by leaf and column: of one value
     _counted: int = 0  # chunks of the full reading that have been counted
     _last: tuple[Any, ...] = ()  # key of the last row that was counted
-    _lost_before: str = ""  # where rows of nobody knows which episode were lost, with no row read since
+    _lost_before: str = ""  # where rows of unknown episode were lost, with no row read since
     _in_gap: bool = False  # whether no row has been read since such a row
 
     def chunks(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
@@ -178,7 +178,7 @@ class ChunkReader:
         return self._keys_named[said]
 
     def _settle_losses(self) -> None:
-        """Say whose the lost rows were, which takes another look at the keys of all rows."""
+        """Find whose the lost rows were, which takes another pass over the keys of all rows."""
         self._claims.close(())
         if not self.by or not self._claims:
             return
@@ -215,7 +215,7 @@ class _Preparing:
     def table(self) -> pa.Table | None:
         """The good rows, None where there is none; the others go to the rejects."""
         count, layout = self.raw.table.num_rows, self.reader.layout
-        if not count:  # which would say nothing true of shapes
+        if not count:  # whose shapes would be meaningless
             self._count_rows({FILE: pa.nulls(0)}, np.zeros(0, np.bool_))
             return None
         columns = {ours: self._key(ours, *said) for ours, said in layout.keys.items() if self._wants(ours)}
@@ -267,7 +267,7 @@ class _Preparing:
     # ---- values ----
 
     def _leaf(self, leaf: Leaf) -> NDArray[Any]:
-        """(N, *shape); rows that are bad are noted, and hold anything."""
+        """(N, *shape); bad rows are recorded, and hold anything."""
         parts = [self._part(leaf, number) for number in range(len(leaf.columns))]
         if leaf.role in END_FLAGS:
             return parts[0].astype(np.bool_, copy=False)
@@ -310,7 +310,7 @@ class _Preparing:
         return values
 
     def _note_lost(self, leaf: Leaf, column: str, values: NDArray[Any]) -> None:
-        """Rows whose value the leaf's dtype, which the mapping said, cannot hold; floats are rounded."""
+        """Rows whose value does not fit the leaf's dtype from the mapping; floats are rounded."""
         if leaf.role in END_FLAGS or leaf.dtype.kind == "f" or np.can_cast(values.dtype, leaf.dtype):
             return
         with np.errstate(invalid="ignore"):
@@ -336,7 +336,7 @@ class _Preparing:
     ) -> NDArray[Any]:
         """Rows without a value: of flags false, of extra outputs NaN, both counted; any other is a bad row."""
         rows = np.flatnonzero(bad)
-        single = values.ndim == 1 and not leaf.columns[number].vectors  # a chunk of nulls alone does not say it
+        single = values.ndim == 1 and not leaf.columns[number].vectors  # a chunk of nulls alone does not show it
         if leaf.role in END_FLAGS or (leaf.role == EXTRA and single and leaf.dtype.kind == "f"):
             null = column.is_null().to_numpy()[rows]
             if leaf.role in END_FLAGS:
@@ -359,7 +359,7 @@ class _Preparing:
             self._report(pa.table(dict(columns)), ended)
 
     def _report(self, table: pa.Table, ended: NDArray[np.bool_]) -> None:
-        """Hand bad rows to the rejects in their order, and tell whose they were."""
+        """Pass bad rows to the rejects in their order, and record whose they were."""
         reader, rows = self.reader, self.raw.rows
         anonymous = {bad.row: bad for bad in self.raw.bad}
         ids = table.column(Columns.EPS_ID).is_valid().to_numpy() if Columns.EPS_ID in table.column_names else None
@@ -385,7 +385,7 @@ class _Preparing:
         self._read(table, ended, done, len(rows))
 
     def _read(self, table: pa.Table, ended: NDArray[np.bool_], first: int, stop: int) -> None:
-        """Rows `first` to `stop` - 1 are good ones: they stand between losses."""
+        """Rows `first` to `stop` - 1 are good: they separate losses."""
         if first < stop:
             last = () if ended[stop - 1] else self.reader.key_of(table, stop - 1)
             self.reader.read_next(self.reader.key_of(table, first), last)

@@ -1,4 +1,4 @@
-"""Tables of our own columns as arrays, and what holds between one row and the next; refuses nothing: rows are good by now."""
+"""Tables of our own columns as arrays, and the relations between one row and the next; bad rows are gone by now."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _array(column: pa.ChunkedArray, shape: Shape) -> NDArray[Any]:
 
 
 def _tree(leaves: list[tuple[tuple[str, ...], NDArray[Any]]]) -> Tree:
-    """Nested dicts by path; a path of nothing is the array itself."""
+    """Nested dicts by path; the empty path is the array itself."""
     if not leaves[0][0]:
         return leaves[0][1]
     parts: dict[str, list[tuple[tuple[str, ...], NDArray[Any]]]] = {}

@@ -1,13 +1,13 @@
-"""What a caller may say about tables before they are opened; refuses to read anything.
+"""Tables of steps as a source of whole episodes, and the options that a caller may give before they are opened.
 
-Tables of steps as a source of whole episodes; refuses columns that nothing explains and rows that nothing divides.
-
-* `files`, `csv_files`, `json_files`, `arrow_files`, `packing`: bytes to raw chunks of rows;
-* `mapping`, `mapping_mistakes`, `presets`, `starting`, `matching`: what the columns mean;
+* `files`, `csv_files`, `json_files`, `arrow_messages`, `packing`: bytes to raw chunks of rows;
+* `mapping`, `matching`: what the columns mean;
 * `facts`, `layout`: what they hold, and what becomes of them;
 * `cells`, `numeric`, `values`, `reading`: raw chunks to tables of our own columns;
 * `grouping` and what it needs: rows of one key together, in bounded memory;
-* `rows`, `cutting`, `keyed`, `in_order`, `episodes`, `ids`: tables to batches of episodes.
+* `rows`, `in_order`, `episodes`, `ids`: tables to batches of episodes.
+
+A column that no mapping explains, and rows that nothing divides into episodes, raise.
 """
 
 from __future__ import annotations
@@ -51,14 +51,17 @@ __all__ = ["EPISODE_ENDS", "MEMORY_LIMIT", "TableOptions", "TableSource"]
 EPISODE_ENDS: Final[tuple[str, ...]] = get_args(EpisodeEnds)
 LEAST_MEMORY: Final = 256 << 20  # the program itself takes half of that
 
+CHUNK_SHARE: Final = 32  # one in so many bytes of the room for data is a raw chunk
+MAX_CHUNK_BYTES: Final = 16 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """How to read tables. Raises UsageError for what makes no sense."""
+    """How to read tables. Raises UsageError for options that contradict each other."""
 
-    mapping: str | None = None  # a file by path or URL, or the name of a preset; None: `rllib`, where its columns are there
+    mapping: str | None = None  # a file by path or URL, or the name of a preset; None: `rllib`, where its columns exist
     rows_as_episodes: bool = False  # each row is an episode of one step
-    episode_ends: str | None = None  # flags | t | chain; None: as the mapping says
+    episode_ends: str | None = None  # flags | t | chain; None: by the mapping
     temp_dir: str | None = None  # where rows go that do not fit into memory; None: the system's
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole conversion may take
 
@@ -75,7 +78,7 @@ class TableOptions:
 
     @classmethod
     def of(cls, options: Tables) -> TableOptions:
-        """As the keywords of a function say it. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
+        """From the keywords of a function. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
         return cls(
             None if options["mapping"] is None else os.fspath(options["mapping"]),
             options["rows_as_episodes"],
@@ -85,14 +88,10 @@ class TableOptions:
         )
 
     def identity(self, storage_options: Mapping[str, Any] | None = None) -> list[Any]:
-        """Plain values that are the same for the same reading. Raises StorageNotFound where there is no such mapping."""
+        """Plain values that are equal for equal readings. Raises StorageNotFound where there is no such mapping."""
         text = None if self.mapping is None else mapping_text(self.mapping, storage_options)
         digest = None if text is None else hashlib.sha256(text).hexdigest()
         return [digest, self.rows_as_episodes, self.episode_ends]
-
-
-CHUNK_SHARE: Final = 32  # one in so many bytes of the room for data is a raw chunk
-MAX_CHUNK_BYTES: Final = 16 << 20
 
 
 @dataclass(slots=True)
@@ -110,7 +109,7 @@ class TableSource(FileSource):
     _laid_out: Layout | None = field(default=None, init=False)
 
     def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
-        """Opens the files as far as their columns, and holds the mapping against these. Raises BadMapping, BadData."""
+        """Opens the files as far as their columns, and checks the mapping against these. Raises BadMapping, BadData."""
         said = self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
         self._tables = [TableFile.of(file, self.kind, self.options.memory_limit) for file in self.files]
@@ -131,18 +130,18 @@ class TableSource(FileSource):
         self._check_ends(self.mapping)
 
     def prepare(self, options: ReadOptions) -> None:
-        """See `Source`. Text has neither tuples nor dtypes: they are those of the spaces, where the mapping says none."""
+        """See `Source`. Text has neither tuples nor dtypes: they are those of the spaces, where the mapping has none."""
         self.read_options = options
         self.info = self.info.with_default_spaces(options.spaces)
 
     @property
     def mapping(self) -> TableMapping:
-        """The mapping, without optional columns that are not there."""
+        """The mapping, without optional columns that are missing."""
         assert self._matched is not None  # set when made
         return self._matched.mapping
 
     def _check_ends(self, mapping: TableMapping) -> None:
-        """Raise BadMapping where nothing says which rows are an episode."""
+        """Raise BadMapping where nothing divides rows into episodes."""
         ends = self._ends(mapping)
         if self.options.rows_as_episodes:
             return
@@ -164,7 +163,7 @@ class TableSource(FileSource):
             )
 
     def _check_ids(self, mapping: TableMapping, where: str) -> None:
-        """Raise BadMapping where flags divide the rows only because nobody has named the column of ids."""
+        """Raise BadMapping where flags divide the rows only because the column of ids is not named."""
         if mapping.of(Columns.EPS_ID) or self.options.episode_ends or mapping.episode_ends:
             return
         named = {theirs for part in mapping.parts for theirs in part.columns}
@@ -187,7 +186,7 @@ class TableSource(FileSource):
     # ---- reading ----
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Whole episodes; those that nothing ended are truncated, and counted."""
+        """Whole episodes; those without an end are truncated, and counted."""
         self.done = self._read = 0
         layout = self._layout()
         for name, reason in layout.dropped.items():
@@ -222,7 +221,7 @@ class TableSource(FileSource):
             rows, is_large = rows + table.num_rows, table.nbytes > LARGE
             self.done = self._read * rows // max(rows, tally.rows_in)
             made = keyed.episodes(table)
-            del table  # a long episode is most of what may be held, and nobody needs its rows any more
+            del table  # a long episode is most of what may be held, and its rows are no longer needed
             if is_large:
                 give_back()
             if made is not None:
@@ -263,7 +262,7 @@ class TableSource(FileSource):
 
     @property
     def _has_rllibs_ids(self) -> bool:
-        """Whether the rows are RLlib's recorder's, whose ids no other recording has; a mapping says that they are not."""
+        """Whether the rows are RLlib's recorder's, whose ids no other recording has; a mapping says otherwise."""
         return self.options.mapping is None and all(are_rllibs(columns) for columns in self._types.values())
 
     def _count(self, nbytes: int) -> None:
@@ -278,7 +277,7 @@ class TableSource(FileSource):
         return min(MAX_CHUNK_BYTES, room_for_data(self.options.memory_limit) // CHUNK_SHARE)
 
     def _layout(self) -> Layout:
-        """Looks at every cell of columns whose numbers are text. Raises BadMapping."""
+        """Scans every cell of columns whose numbers are text. Raises BadMapping."""
         if self._laid_out is None:
             self._laid_out = self._lay_out()
         return self._laid_out
@@ -297,7 +296,9 @@ class TableSource(FileSource):
         )
         if facts and all(column.is_empty for column in facts.values()):
             self._refuse_damaged()
-            raise NoData("the table has no rows", where=self.info.location, fix="check that whoever wrote it wrote anything")
+            raise NoData(
+                "the table has no rows", where=self.info.location, fix="check that the program that wrote it wrote any rows"
+            )
         known = self.info.spaces
         untyped = [table.url for table in self._tables if table.is_text]
         return lay_out(self._matched, self._types, facts, known, untyped=untyped)

@@ -1,11 +1,10 @@
-"""Tables put aside on disk, in one file without a name; refuses to leave it behind, however the process ends.
+"""Rows that do not fit into memory, sorted on disk: runs of them, each sorted by key, then all runs together key by key.
 
-Rows sorted by key and order, ties as they stood, given out piece by piece; refuses to copy a whole table to do so.
-
-Rows that do not fit into memory, sorted on disk: runs of them, each sorted by key, then all runs together key by key.
-
-The keys that come out together are chosen so that their rows fit into memory, by what each key was seen to take. Refuses a key
-that is too large by itself.
+* `TempBlocks`: tables in one temporary file without a name, which disappears however the process ends.
+* `sorted_pieces`, `sorted_positions`, `piece_ends`: rows sorted by key and order, ties in their old order, piece by piece,
+  without a copy of a whole table.
+* `TempRuns`: the runs. The keys that come out together are chosen so that their rows fit into memory, by what each key was seen
+  to take. A key that is too large by itself raises.
 """
 
 from __future__ import annotations
@@ -26,10 +25,15 @@ __all__ = ["TempBlock", "TempBlocks", "TempRuns", "piece_ends", "sorted_pieces",
 
 WORTHWHILE: Final = 0.9  # of a table's bytes
 
+BITS = 63
+
+KEY = "__key"  # the column of the numbers of keys, on disk only
+MIN_BLOCK, MAX_BLOCK = 64 << 10, 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TempBlock:
-    """Where one table stands in the file."""
+    """The place of one table in the file."""
 
     offset: int
     size: int
@@ -51,7 +55,7 @@ class TempBlocks:
         self._file.__exit__(kind, error, trace)
 
     def append(self, table: pa.Table) -> TempBlock:
-        """Write the rows of `table`, compressed unless that was found to be of no use."""
+        """Write the rows of `table`, compressed unless that proved useless."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=self._compression)) as stream:
             stream.write_table(table)
@@ -63,9 +67,6 @@ class TempBlocks:
     def read(self, block: TempBlock) -> pa.Table:
         """The table that was written as `block`."""
         return pa.ipc.open_stream(self._file.read(block.offset, block.size)).read_all()
-
-
-BITS = 63
 
 
 def sorted_pieces(rows: list[NumberedRows], order: str | None, *, piece_bytes: int) -> Iterator[pa.Table]:
@@ -89,7 +90,7 @@ def _positions(table: pa.Table, keys: NDArray[np.int64], order: str | None) -> N
 
 
 def _taken(tables: list[pa.Table], positions: NDArray[np.int64]) -> pa.Table:
-    """All rows of the only table, moved to their place column by column; empties the list, so that no two copies are held."""
+    """All rows of the only table, moved column by column; empties the list, so that two copies are never held."""
     schema, columns = tables[0].schema, tables.pop().columns
     indices = pa.array(positions)
     for number in range(len(columns)):
@@ -139,13 +140,9 @@ def piece_ends(sums: NDArray[Any], size: float) -> list[int]:
     return ends
 
 
-KEY = "__key"  # the column of the numbers of keys, on disk only
-MIN_BLOCK, MAX_BLOCK = 64 << 10, 1 << 20
-
-
 @dataclass(slots=True)
 class TempRuns:
-    """Takes runs of rows, gives them back sorted by key; rows of one key in the order in which they came."""
+    """Takes runs of rows, gives them back sorted by key; rows of one key in their order of arrival."""
 
     blocks: TempBlocks
     memory: int  # bytes for the blocks, one of each run, that are open while the runs are read
@@ -166,7 +163,7 @@ class TempRuns:
         self._runs.append([self._written(table, keys, positions[first : first + step]) for first in starts])
 
     def _block_bytes(self) -> int:
-        """Smaller from run to run, so that a block of each takes little together however many there come to be."""
+        """Smaller from run to run, so that a block of each takes little in sum, however many runs there are."""
         return min(MAX_BLOCK, max(MIN_BLOCK, self.memory // (2 * (len(self._runs) + 1))))
 
     def _count(self, keys: NDArray[np.int64], width: float) -> None:
@@ -195,7 +192,7 @@ class _Block:
 
 
 class _Cursor:
-    """One run, read on from key to key; holds one block of it."""
+    """One run, read from key to key; holds one block of it."""
 
     def __init__(self, blocks: TempBlocks, run: Sequence[_Block]) -> None:
         self._blocks, self._run = blocks, run

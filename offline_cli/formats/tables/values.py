@@ -1,4 +1,4 @@
-"""One column of a raw chunk as numbers, whatever they are written as, and why a value is none; refuses nothing itself."""
+"""One column of a raw chunk as numbers, whatever they are written as, and why a value is none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _none_of(shape: Shape, count: int, dtype: np.dtype[Any]) -> tuple[NDArray[An
 
 
 def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -> str:
-    """What is wrong with the value of one row, in words."""
+    """What is wrong with the value of one row, as text."""
     value = column[row].as_py()
     name = f"column {plan.column}"
     if value is None:
@@ -62,18 +62,18 @@ def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -
         if plan.cells == "category":
             return f"{name} holds {text}, which is none of its [categories]"
         if plan.cells != "list":
-            return f"{name} holds {text}, and not {_wanted(plan)}"
+            return f"{name} holds {text}, not {_wanted(plan)}"
         if _is_numpys(value):
             return f"{name} holds {text}, as numpy prints it: write JSON (json.dumps(x.tolist())), or lists in Parquet"
         if not value.strip().startswith("["):
-            return f"{name} holds {text}, and not a JSON list"
+            return f"{name} holds {text}, not a JSON list"
     elif plan.dtype.kind == "b" and not shape:
-        return f"{name} holds {text}, and not {_wanted(plan)}"
-    return f"{name} holds {text}, and not {_in_words(shape)} as in other rows"
+        return f"{name} holds {text}, not {_wanted(plan)}"
+    return f"{name} holds {text}, not {_in_words(shape)} as in other rows"
 
 
 def _wanted(plan: ColumnPlan) -> str:
-    """What a single value should have been."""
+    """The expected form of a single value."""
     if plan.cells == "bool":
         return "true or false"
     return "a time" if plan.cells == "time" else "a flag: 0, 1, true or false" if plan.dtype.kind == "b" else "a number"
