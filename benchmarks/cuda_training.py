@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import nn
 
 from benchmarks.harness import Missing, Rate
-from offline_cli.modules.drawing import autocast
+from offline_cli.modules.devices import autocast
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space

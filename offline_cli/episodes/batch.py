@@ -1,15 +1,294 @@
-"""EpisodeBatch, the unit of bulk work: many episodes as arrays (`batch_arrays.py`), and as a sequence of single episodes."""
+"""EpisodeBatch, the unit of bulk work: many episodes as arrays (`batch_arrays.py`), and as a sequence of single episodes.
+
+Between the two: a single episode of a batch costs microseconds (views, no copies, infos made on demand); a batch of single
+episodes is one concatenate or stack per leaf over all steps, numpy'ized or not. Episodes that cannot share one array per leaf
+raise BadEpisode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from offline_cli.episodes.batch_arrays import BatchArrays, Infos
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.buffers.stacking import stack
+from offline_cli.episodes.episode_data import REWARD_SPACE
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.episodes.views import arrays_of_episodes, episode_of_arrays
+from offline_cli.errors import BadEpisode
+from offline_cli.spaces import Space, leaf_spaces, same_space
+from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
-__all__ = ["EpisodeBatch", "Infos"]
+__all__ = ["EpisodeBatch", "Infos", "arrays_of_episodes", "episode_of_arrays"]
+
+B = TypeVar("B", bound=BatchArrays)
+Pick = Callable[[SingleAgentEpisode], InfiniteLookbackBuffer]
+Kind = tuple[np.dtype[Any], tuple[int, ...]]  # of one record's leaf
+Named = tuple[SingleAgentEpisode, Tree]  # arrays, and the (first) episode they are from
+
+
+def episode_of_arrays(batch: BatchArrays, e: int) -> SingleAgentEpisode:
+    """Episode `e` of `batch`, numpy'ized, over views of the batch's arrays; its setters copy before they write."""
+    first, stop = int(batch.starts[e]), int(batch.starts[e + 1])
+    start = 0 if batch.t_started is None else int(batch.t_started[e])
+    return SingleAgentEpisode.assemble(
+        id_=batch.ids[e],
+        observations=_view(batch.obs, slice(first + e, stop + e + 1), batch.observation_space),
+        actions=_view(batch.actions, slice(first, stop), batch.action_space),
+        rewards=_view(batch.rewards, slice(first, stop), REWARD_SPACE),
+        infos=_infos_view(batch, first + e, stop + e + 1),
+        extra_model_outputs={name: _view(tree, slice(first, stop), None) for name, tree in batch.extra.items()},
+        observation_space=batch.observation_space,
+        action_space=batch.action_space,
+        terminated=bool(batch.terminated[e]),
+        truncated=bool(batch.truncated[e]),
+        t_started=start,
+        t=start + stop - first,
+        agent_id=_at(batch.agent_ids, e),
+        module_id=_at(batch.module_ids, e),
+        multi_agent_episode_id=_at(batch.multi_agent_ids, e),
+        start_time=_second(batch, e, 0),
+        last_step_time=_second(batch, e, 1),
+        custom_data=None if batch.custom_data is None else dict(batch.custom_data[e]),
+    )
+
+
+def _view(tree: Tree, rows: slice, space: Space | None) -> InfiniteLookbackBuffer:
+    data = tree[rows] if type(tree) is np.ndarray else map_leaves(lambda leaf: leaf[rows], tree)
+    return InfiniteLookbackBuffer.over(data, 0, space, finalized=True)
+
+
+def _infos_view(batch: BatchArrays, first: int, stop: int) -> InfiniteLookbackBuffer | None:
+    if batch.infos is None:
+        return None
+    return InfiniteLookbackBuffer.over(list(batch.infos[first:stop]), 0, None, finalized=False)
+
+
+def _at(names: tuple[str | None, ...] | None, e: int) -> str | None:
+    return None if names is None else names[e]
+
+
+def _second(batch: BatchArrays, e: int, which: int) -> float | None:
+    if batch.clock is None:
+        return None
+    seconds = float(batch.clock[e, which])
+    return None if seconds != seconds else seconds  # NaN: unknown
+
+
+def arrays_of_episodes(episodes: Iterable[SingleAgentEpisode], kind: type[B]) -> B:
+    """The batch of `episodes`, in order, lookback buffers left out; rewards become float64.
+
+    Episodes of no steps (a first observation only) are taken too. Raises BadEpisode, naming episode and leaf, where
+    structures, shapes, dtypes or spaces differ, and for an episode without a first observation.
+    """
+    whole = list(episodes)
+    for episode in whole:
+        _check(episode)
+    starts = np.cumsum([0, *map(len, whole)], dtype=np.int64)
+    observation_space = _one_space(whole, "observation_space")
+    action_space = _one_space(whole, "action_space")
+    return kind(
+        ids=tuple(episode.id_ for episode in whole),
+        starts=starts,
+        obs=_joined(whole, "observations", lambda episode: episode.observations, observation_space),
+        actions=_joined(whole, "actions", lambda episode: episode.actions, action_space),
+        rewards=_rewards(whole),
+        terminated=np.array([episode.is_terminated for episode in whole], np.bool_),
+        truncated=np.array([episode.is_truncated for episode in whole], np.bool_),
+        extra=_extra(whole),
+        infos=_infos(whole),
+        t_started=_starts(whole),
+        agent_ids=_names(whole, "agent_id"),
+        module_ids=_names(whole, "module_id"),
+        multi_agent_ids=_names(whole, "multi_agent_episode_id"),
+        custom_data=tuple(dict(episode.custom_data) for episode in whole)
+        if any(episode.custom_data for episode in whole)
+        else None,
+        clock=_clock(whole),
+        observation_space=observation_space,
+        action_space=action_space,
+    )
+
+
+def _check(episode: SingleAgentEpisode) -> None:
+    episode.validate()
+    if not episode.is_reset:
+        raise BadEpisode(
+            "an episode without a first observation", where=f"episode {episode.id_}", fix="leave it out, or add_env_reset first"
+        )
+
+
+# ---- one array per leaf ----
+
+
+def _joined(whole: Sequence[SingleAgentEpisode], name: str, pick: Pick, space: Space | None) -> Tree:
+    """All records of one kind, lookback buffers left out: one stack per run of lists, one concatenate per leaf."""
+    filled = [episode for episode in whole if len(pick(episode))]
+    if not filled:
+        return _empty(whole, pick, space)
+    runs = groupby(filled, key=lambda episode: pick(episode).finalized)
+    trees: list[Named] = []
+    for finalized, run in runs:
+        trees += _arrays(list(run), pick) if finalized else _stacked(list(run), name, pick, space)
+    _check_alike(trees, name)
+    if len(trees) == 1:
+        return trees[0][1]
+    return map_leaves(lambda *parts: np.concatenate(parts), *(tree for _, tree in trees))
+
+
+def _arrays(run: list[SingleAgentEpisode], pick: Pick) -> list[Named]:
+    return [(episode, pick(episode).get()) for episode in run]
+
+
+def _stacked(run: list[SingleAgentEpisode], name: str, pick: Pick, space: Space | None) -> list[Named]:
+    records = list(chain.from_iterable(pick(episode).get() for episode in run))
+    if _one_kind(records):
+        with suppress(BadEpisode):  # found again below, and reported with the episode's name
+            return [(run[0], stack(records, space))]
+    return [(episode, _stacked_alone(episode, name, pick, space)) for episode in run]
+
+
+def _stacked_alone(episode: SingleAgentEpisode, name: str, pick: Pick, space: Space | None) -> Tree:
+    try:
+        return stack(pick(episode).get(), space)
+    except BadEpisode as err:
+        err.where = f"episode {episode.id_}, {name}, {err.where}"
+        raise
+
+
+def _one_kind(records: list[Any]) -> bool:
+    """Whether stacking all records at once cannot hide that one episode's type differs from another's."""
+    kinds = set(map(type, records))
+    if len(kinds) > 1:
+        return False
+    first = records[0]
+    if isinstance(first, np.ndarray):
+        return [record.dtype for record in records].count(first.dtype) == len(records)
+    if isinstance(first, dict):
+        parts = [[record.get(key) for record in records] for key in first]
+    elif isinstance(first, (tuple, list)):
+        parts = [list(column) for column in zip(*records, strict=False)]
+    else:
+        return True
+    return all(map(_one_kind, parts))
+
+
+def _check_alike(trees: list[Named], name: str) -> None:
+    first, expected = trees[0][0], _kinds(trees[0][1], name)
+    for episode, tree in trees[1:]:
+        kinds = _kinds(tree, name)
+        if kinds != expected:
+            path = next(key for key in {**expected, **kinds} if kinds.get(key) != expected.get(key))
+            here, there = (_kind_name(found.get(path)) for found in (kinds, expected))
+            raise BadEpisode(
+                f"{path} is {here}, in episode {first.id_} {there}",
+                where=f"episode {episode.id_}, {path}",
+                fix="put episodes of one structure into one batch",
+            )
+
+
+def _kinds(tree: Tree, name: str) -> dict[str, Kind]:
+    if type(tree) is np.ndarray:
+        return {name: (tree.dtype, tree.shape[1:])}
+    return {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in flatten(tree, name)}
+
+
+def _kind_name(kind: Kind | None) -> str:
+    return "absent" if kind is None else f"{kind[0]}{kind[1]}"
+
+
+def _empty(whole: Sequence[SingleAgentEpisode], pick: Pick, space: Space | None) -> Tree:
+    """No records at all: leaves (0, *shape) after an episode's arrays or the space; (0,) float64 where nothing is known."""
+    for episode in whole:
+        if pick(episode).finalized:
+            return pick(episode).get()
+    if space is None:
+        return np.zeros(0)
+    tree = InfiniteLookbackBuffer(space=space).space_struct
+    leaves = [np.zeros((0, *(leaf.shape or ())), leaf.dtype) for leaf in leaf_spaces(space).values()]
+    return unflatten_like(tree, leaves)
+
+
+def _rewards(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.float64]:
+    parts = [np.asarray(episode.rewards.get(), np.float64) for episode in whole]
+    for episode, part in zip(whole, parts, strict=True):
+        if part.ndim != 1:
+            raise BadEpisode(
+                f"rewards of shape {part.shape}", where=f"episode {episode.id_}, rewards", fix="give one number per step"
+            )
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _extra(whole: Sequence[SingleAgentEpisode]) -> dict[str, Tree]:
+    stepped = [episode for episode in whole if len(episode)]
+    if not stepped:
+        return {}
+    names = stepped[0].extra_model_outputs.keys()
+    for episode in stepped[1:]:
+        if episode.extra_model_outputs.keys() != names:
+            raise BadEpisode(
+                f"extra model outputs {sorted(episode.extra_model_outputs)}, in episode {stepped[0].id_} {sorted(names)}",
+                where=f"episode {episode.id_}",
+                fix="put episodes of one structure into one batch",
+            )
+    return {name: _joined(stepped, name, _picker(name), None) for name in names}
+
+
+def _picker(name: str) -> Pick:
+    return lambda episode: episode.extra_model_outputs[name]
+
+
+# ---- one value per episode ----
+
+
+def _one_space(whole: Sequence[SingleAgentEpisode], name: str) -> Space | None:
+    known: tuple[SingleAgentEpisode, Space] | None = None
+    seen: set[int] = set()  # equal spaces are mostly one object: compare each object once
+    for episode in whole:
+        space = getattr(episode, name)
+        if space is None or id(space) in seen:
+            continue
+        seen.add(id(space))
+        if known is None:
+            known = episode, space
+        elif not same_space(space, known[1]):
+            raise BadEpisode(
+                f"{name} {space}, in episode {known[0].id_} {known[1]}",
+                where=f"episode {episode.id_}",
+                fix="put episodes of one environment into one batch",
+            )
+    return None if known is None else known[1]
+
+
+def _infos(whole: Sequence[SingleAgentEpisode]) -> list[Any] | None:
+    if not any(episode.has_infos for episode in whole):
+        return None
+    return list(chain.from_iterable(episode.infos.get() for episode in whole))
+
+
+def _starts(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.int64] | None:
+    starts = np.array([episode.t_started for episode in whole], np.int64)
+    return starts if starts.any() else None
+
+
+def _names(whole: Sequence[SingleAgentEpisode], name: str) -> tuple[str | None, ...] | None:
+    values = [getattr(episode, name) for episode in whole]
+    if all(value is None for value in values):
+        return None
+    return tuple(None if value is None else str(value) for value in values)
+
+
+def _clock(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.float64] | None:
+    seconds = [(episode._start_time, episode._last_step_time) for episode in whole]
+    if all(pair == (None, None) for pair in seconds):
+        return None
+    return np.array(seconds, np.float64)  # None becomes NaN
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -1,6 +1,5 @@
-"""How a network runs: device, precision, threads, reproducible sampling, and a fast forward pass for plain networks.
+"""Actions drawn with given uniform numbers, and a fast forward pass for plain networks.
 
-* `choose_device`, `choose_threads`, `autocast`, ...: a device that this machine lacks raises MissingDevice.
 * `drawn_actions`: actions drawn with given uniform numbers; the same numbers give the same actions. `ActionHead.sample` draws
   from one generator for a whole batch. Here every row has uniform numbers of its own, so that a row's action does not depend on
   its neighbours.
@@ -12,12 +11,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,7 +21,6 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
-from offline_cli.errors import MissingDevice
 from offline_cli.modules.distributions import (
     ActionHead,
     Categorical,
@@ -38,84 +33,12 @@ from offline_cli.modules.policy import FeedForwardPolicy
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.trees import Tree
 
-__all__ = [
-    "autocast",
-    "chance_size",
-    "choose_device",
-    "choose_threads",
-    "drawn_actions",
-    "fits_on",
-    "seed_generators",
-    "straight_forward",
-    "use_threads",
-]
+__all__ = ["chance_size", "drawn_actions", "straight_forward"]
 
-WORK_PER_THREAD = 2e8  # weights x rows of a batch below which one thread is fastest, and safe on a busy machine
-MAX_THREADS = 8
 
 EDGE = 2.0**-24  # float32 knows no number between 1 - EDGE and 1; chances of exactly 0 or 1 would give infinities
 
 IN_PLACE: Final[dict[type[nn.Module], Callable[[Tensor], Tensor]]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
-
-
-def choose_device(name: str) -> torch.device:
-    """The device for `auto`, `cpu` or `cuda`. Raises MissingDevice for `cuda` without a usable GPU."""
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        built = "this torch has no CUDA support" if torch.version.cuda is None else "torch finds no usable GPU"
-        raise MissingDevice(
-            f"no CUDA device: {built}",
-            where="--device cuda",
-            fix="--device cpu, or --device auto; for a GPU: pip install torch --index-url https://download.pytorch.org/whl/cu128",
-        )
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
-
-
-def choose_threads(module: nn.Module, rows: int) -> int:
-    """One thread unless an update is heavy; then one per core that this process may use."""
-    weights = sum(parameter.numel() for parameter in module.parameters())
-    return 1 if weights * rows < WORK_PER_THREAD else min(_cores(), MAX_THREADS)
-
-
-def _cores() -> int:
-    """Cores by affinity and by the container's quota, which torch does not look at."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()[:2]
-        if limit != "max":
-            allowed = min(allowed, max(1, int(limit) // int(period)))
-    return allowed
-
-
-@contextmanager
-def use_threads(count: int) -> Iterator[None]:
-    """Run torch with `count` threads inside, with as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def seed_generators(seed: int) -> None:
-    """As `torch.manual_seed`, which formats the caller's whole stack for a GPU that is not in use yet: 1 ms each time."""
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch types only half of itself
-        torch.cuda.manual_seed_all(seed)
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """The context for a forward pass: bfloat16 arithmetic for `bf16`, none for `fp32` and `auto`."""
-    if precision != "bf16":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # a cache would outlive a captured graph's weights
-
-
-def fits_on(device: torch.device, nbytes: int) -> bool:
-    """Whether data of `nbytes` may live on `device`: always on the CPU, else within half of what is free."""
-    return device.type == "cpu" or nbytes < torch.cuda.mem_get_info(device)[0] // 2
 
 
 def chance_size(head: ActionHead) -> int:

@@ -10,7 +10,7 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
-from offline_cli.modules.drawing import choose_device, choose_threads, use_threads
+from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.playing import EvaluateOptions

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadData
-from offline_cli.modules.drawing import use_threads
+from offline_cli.modules.devices import use_threads
 from offline_cli.playing.async_slots import AsyncSlots
 from offline_cli.playing.blocks import Actor, Blocks
 from offline_cli.playing.chance import Chance, EpisodeChance, RoundChance, SharedChance

@@ -31,8 +31,9 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.common.batch_columns import NumpyToTensor
 from offline_cli.connectors.playing import PolicyInput
 from offline_cli.errors import BadConfig, BadData, MissingPackage
+from offline_cli.modules.devices import seed_generators
 from offline_cli.modules.distributions import ActionHead
-from offline_cli.modules.drawing import chance_size, drawn_actions, seed_generators, straight_forward
+from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.policies.observation_rows import rows_of
 from offline_cli.policies.policy import Acted

@@ -24,7 +24,7 @@ from offline_cli.engines.overseer import exit_code_of
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, SpaceMismatch, UsageError
-from offline_cli.modules.drawing import choose_device
+from offline_cli.modules.devices import choose_device
 from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.own_vector_slots import resets_by

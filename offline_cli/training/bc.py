@@ -21,7 +21,7 @@ from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer, exit_code_of
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
-from offline_cli.modules.drawing import choose_device, choose_threads, use_threads
+from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.networks import flattened_images
 from offline_cli.options.cloning import ConfigKeys, TrainBCOptions
 from offline_cli.options.keywords import check_values, takes

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from offline_cli.environments import Environment
-from offline_cli.modules.drawing import autocast
+from offline_cli.modules.devices import autocast
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
 from offline_cli.playing.slots import Purpose

@@ -24,7 +24,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.formats.memory import give_back
 from offline_cli.formats.tables.source import LEAST_MEMORY
-from offline_cli.modules.drawing import fits_on
+from offline_cli.modules.devices import fits_on
 from offline_cli.modules.network import checking_features
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces

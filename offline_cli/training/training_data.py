@@ -30,7 +30,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.modules.drawing import use_threads
+from offline_cli.modules.devices import use_threads
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.policies.piped_policy import PlayPieces
 from offline_cli.progress import OnProgress

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from offline_cli.errors import BadConfig
-from offline_cli.modules.drawing import autocast
+from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import checking_features
 from offline_cli.training.algorithms.algorithm import Group
 from offline_cli.training.learner import Learner, check_losses, differentiating, misnamed

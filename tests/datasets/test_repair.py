@@ -7,6 +7,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ class TestOfAWriterThatWasKilled:
 
 
 def _fields(batch: EpisodeBatch) -> dict[str, Any]:
-    return {name: getattr(batch, name) for name in batch.__slots__}
+    return {field.name: getattr(batch, field.name) for field in fields(batch)}
 
 
 class TestOfADatasetThatWasBeingOverwritten:
