@@ -344,6 +344,6 @@ class TestOfAWriterThatWasKilled:
 def test_repair_refuses_train_batches_that_are_whole(applied: Apply, tmp_path: Path) -> None:
     applied(tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(NoData, match="a set of train batches is here, and no dataset"):
+    with pytest.raises(NoData, match="a set of train batches is here, not a dataset"):
         repair(str(tmp_path / "out"))
     assert contents(tmp_path / "out") == before

@@ -119,7 +119,7 @@ def test_overwriting_replaces(tmp_path: Path, read: Read) -> None:
         ({}, "one of --episodes and --steps"),
         ({"episodes": 1, "steps": 1}, "one of --episodes and --steps"),
         ({"episodes": 0, "num_envs": 0}, "--episodes 0 is less than 1; --num-envs 0"),
-        ({"episodes": 1, "vectorize": "quickly"}, "none of auto, sync"),
+        ({"episodes": 1, "vectorize": "quickly"}, "not one of auto, sync"),
     ],
 )
 def test_options_that_make_no_sense_are_told_all_at_once(options: dict[str, Any], told: str, tmp_path: Path) -> None:

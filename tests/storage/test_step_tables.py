@@ -203,7 +203,7 @@ def damaged(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
         ("eps_id", ["a", None, "b"], "'eps_id' are null"),
         ("obs", [None, [0.0] * 4, [0.0] * 4], "'obs' are null"),
         ("infos", ["{}", "[1]", "{}"], "not a JSON object"),
-        ("infos", ["{}", "{", "{}"], "no JSON"),
+        ("infos", ["{}", "{", "{}"], "are not JSON"),
     ],
 )
 def test_rows_that_make_no_episodes_are_refused(make_batch: Make, name: str, values: list[Any], what: str) -> None:
