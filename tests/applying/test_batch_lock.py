@@ -318,7 +318,7 @@ class TestOfAWriterThatWasKilled:
     @pytest.mark.parametrize("options", [{}, {"drop_broken": True}, {"dry_run": True}])
     def test_repair_refuses_it_and_says_what_to_do(self, options: dict[str, bool], killed: Path) -> None:
         before = contents(killed)
-        with pytest.raises(NoData, match="an unfinished set of train batches is here, and no dataset") as caught:
+        with pytest.raises(NoData, match="an unfinished set of train batches is here, not a dataset") as caught:
             repair(str(killed), **options)
         assert caught.value.exit_code == 3
         assert "offline-cli apply D --pipeline pipeline.toml" in caught.value.fix
