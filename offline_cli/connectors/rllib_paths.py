@@ -30,8 +30,8 @@ PATHS: Final = {
         *("general_advantage_estimation", "learner_connector_pipeline"),
     ),
     "module_to_env": (
-        *("get_actions", "listify_data_for_vector_env", "module_to_env_pipeline", "remove_single_ts_time_rank_from_batch"),
-        *("unbatch_to_individual_items",),
+        *("get_actions", "listify_data_for_vector_env", "module_to_env_pipeline", "normalize_and_clip_actions"),
+        *("remove_single_ts_time_rank_from_batch", "unbatch_to_individual_items"),
     ),
 }
 """RLlib's modules that have no file here, by package."""
