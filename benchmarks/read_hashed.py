@@ -9,10 +9,10 @@ from typing import Literal
 from benchmarks.harness import Row, paired
 from benchmarks.read_episodes import episodes
 from benchmarks.targets import Target
-from offline_cli.storage.dataset import Dataset
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.reading import ShardReader
-from offline_cli.storage.writer import DatasetWriter
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.files.locations import open_location
 
 TARGET = Target(1 / 1.1, words="at most 10 % slower in wall time")
 LENGTH, AT_ONCE = 200, 500

@@ -17,9 +17,9 @@ from benchmarks.read_episodes import episodes
 from benchmarks.recordings import recording
 from benchmarks.rival_process import Rival
 from offline_cli.converting.reading import read_episodes
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
+from offline_cli.files.locations import open_location
 
 LENGTH, NUMBER = 500, 30
 LAYOUTS = {"cartpole/heuristic-v0": "HDF5", "cartpole/heuristic-arrow-v0": "Arrow"}

@@ -27,9 +27,9 @@ from benchmarks.rival_process import SCRIPTS
 from benchmarks.s3_server import Server, server, uploaded
 from benchmarks.slow_link import slow_link
 from benchmarks.targets import Target
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
+from offline_cli.files.locations import open_location
 
 STEPS, LENGTH, OBS = 400_000, 500, 64
 EPOCHS, PAIRS = 20, 5

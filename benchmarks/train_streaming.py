@@ -23,10 +23,10 @@ from benchmarks.floors import measured_floor
 from benchmarks.harness import Row, paired_rates, timed
 from benchmarks.measured_call import measured
 from benchmarks.targets import Target
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.files.locations import open_location
 from offline_cli.modules.policy import build_module
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
 from offline_cli.training.disk_store import DiskStore, StoreForm
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import StepLoader, Store

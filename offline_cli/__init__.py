@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.applying.apply import apply as apply
+    from offline_cli.checking.inspect import inspect as inspect
+    from offline_cli.checking.repair import repair as repair
+    from offline_cli.checking.validate import validate as validate
     from offline_cli.columns import Columns as Columns
     from offline_cli.connectors import ConnectorPipelineV2 as ConnectorPipelineV2
     from offline_cli.connectors import ConnectorV2 as ConnectorV2
     from offline_cli.converting.convert import convert as convert
-    from offline_cli.datasets.inspect import inspect as inspect
-    from offline_cli.datasets.opening import open_dataset as open_dataset
-    from offline_cli.datasets.repair import repair as repair
-    from offline_cli.datasets.validate import validate as validate
+    from offline_cli.datasets.dataset import open_dataset as open_dataset
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
     from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
+    from offline_cli.files.locations import open_location as open_location
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
     from offline_cli.policies.run_policy import load_policy as load_policy
     from offline_cli.recording.record import record as record
-    from offline_cli.storage.locations import open_location as open_location
     from offline_cli.training.bc import train_bc as train_bc
 
 __version__ = "0.1.0"
@@ -43,14 +43,14 @@ _HOMES = {
     "apply": "offline_cli.applying.apply",
     "convert": "offline_cli.converting.convert",
     "evaluate": "offline_cli.playing.evaluate",
-    "inspect": "offline_cli.datasets.inspect",
+    "inspect": "offline_cli.checking.inspect",
     "load_policy": "offline_cli.policies.run_policy",
-    "open_dataset": "offline_cli.datasets.opening",
-    "open_location": "offline_cli.storage.locations",
+    "open_dataset": "offline_cli.datasets.dataset",
+    "open_location": "offline_cli.files.locations",
     "record": "offline_cli.recording.record",
-    "repair": "offline_cli.datasets.repair",
+    "repair": "offline_cli.checking.repair",
     "train_bc": "offline_cli.training.bc",
-    "validate": "offline_cli.datasets.validate",
+    "validate": "offline_cli.checking.validate",
 }
 
 __all__ = [

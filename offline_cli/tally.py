@@ -58,7 +58,7 @@ class Tally:
     def assume(self, kind: str, times: int = 1, *, places: Places | None = None) -> None:
         """Count `times` assumptions of `kind`, never fewer than none: what may still change is counted when it is known.
 
-        `places` is for tallies that keep more than counts (`datasets/validate`).
+        `places` is for tallies that keep more than counts (`checking/validate`).
         """
         if times < 0:
             raise ValueError(f"{times} assumptions of {kind}")

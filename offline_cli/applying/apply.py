@@ -29,15 +29,15 @@ from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pip
 from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_files import read_pipeline
+from offline_cli.datasets.layout import TRAIN_BATCHES
+from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.errors import NoData, UsageError
+from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.datasets import ApplyOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space
-from offline_cli.storage.layout import TRAIN_BATCHES
-from offline_cli.storage.locations import Location, Sources, open_location
-from offline_cli.storage.target_folder import check_apart, check_target
 
 __all__ = ["ApplyResult", "apply"]
 

@@ -29,16 +29,16 @@ from offline_cli.applying.showing import space_as_json
 from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_files import PipelineFile
+from offline_cli.datasets.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
+from offline_cli.datasets.manifest import now, with_defaults
+from offline_cli.datasets.own_dataset import begins_as
+from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.errors import Interrupted, StorageError
+from offline_cli.files.blanking import this_command
+from offline_cli.files.locations import Location
+from offline_cli.files.staging import write_whole
 from offline_cli.json_documents import mistakes
 from offline_cli.spaces import space_to_json
-from offline_cli.storage.blanking import this_command
-from offline_cli.storage.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
-from offline_cli.storage.locations import Location
-from offline_cli.storage.manifest import now, with_defaults
-from offline_cli.storage.own_dataset import begins_as
-from offline_cli.storage.staging import write_whole
-from offline_cli.storage.target_folder import TargetFolder
 
 __all__ = ["Asked", "BatchFile", "BatchFolder", "Written", "write_batches"]
 

@@ -3,7 +3,7 @@
 `TrainColumns`: a train batch as columns that files can hold: stacked, without objects, one row for each row of the batch. Infos
 are JSON text, one per row, null where one is empty.
 
-`columns`: one row of the table per row of the batch, types as in our `columns` datasets (`storage/arrow_trees.py`), with the
+`columns`: one row of the table per row of the batch, types as in our `columns` datasets (`parquet/arrow_trees.py`), with the
 dtypes of the batch, which need not be those of the spaces; zstd. `safetensors`: tensors named `obs`, `obs.camera`, no text. The
 same batch gives the same bytes.
 """
@@ -25,14 +25,14 @@ from torch import Tensor
 from offline_cli.applying.recordings import dtype_name
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch
+from offline_cli.datasets.step_tables import info_to_text
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
+from offline_cli.files.locations import Location
+from offline_cli.files.staging import StagedFile
+from offline_cli.parquet.arrow_trees import to_arrow, tree_field
+from offline_cli.parquet.row_group_cuts import alone
+from offline_cli.parquet.shards import ShardWriter
 from offline_cli.spaces import Space
-from offline_cli.storage.arrow_trees import to_arrow, tree_field
-from offline_cli.storage.locations import Location
-from offline_cli.storage.row_group_cuts import alone
-from offline_cli.storage.shards import ShardWriter
-from offline_cli.storage.staging import StagedFile
-from offline_cli.storage.step_tables import info_to_text
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 

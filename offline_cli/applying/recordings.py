@@ -28,6 +28,7 @@ from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
+from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.detect import open_sources
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.source import Source
@@ -36,7 +37,6 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
-from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["Ready", "Recordings", "Said", "Seen", "dtype_name", "seen_in_batch", "seen_in_episodes"]

@@ -24,7 +24,7 @@ def run(ctx: typer.Context, flags: InspectFlags, options: InspectOptions) -> Non
 
     A dataset's manifest answers at once; recordings of other formats are read from beginning to end.
     """
-    from offline_cli.datasets.inspect import inspect
+    from offline_cli.checking.inspect import inspect
 
     with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
         result = inspect(places, **options, on_progress=on_progress)

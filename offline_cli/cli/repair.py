@@ -21,7 +21,7 @@ def run(ctx: typer.Context, flags: RepairFlags, options: RepairOptions) -> None:
     Complete shards are adopted, half-written files and uploads dropped, and the manifest is built anew. Nothing that could hold
     an episode is deleted: what is not part of the dataset moves to quarantine/. Refused while a writer is at work.
     """
-    from offline_cli.datasets.repair import repair
+    from offline_cli.checking.repair import repair
 
     with working(quiet=flags["quiet"]) as on_progress:
         result = repair(flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())

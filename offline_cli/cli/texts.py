@@ -21,7 +21,7 @@ from offline_cli.cli.streams import is_terminal
 from offline_cli.errors import BadConfig, NoData, UsageError
 
 if TYPE_CHECKING:
-    from offline_cli.storage.locations import Location
+    from offline_cli.files.locations import Location
 
 __all__ = ["STDIN", "STORAGE_OPTION", "json_object", "pairs", "storage_options", "with_stdin"]
 
@@ -104,7 +104,7 @@ def with_stdin(sources: Sequence[str]) -> Iterator[list[str | Location]]:
 
 
 def _kept(file: Path) -> Location:
-    from offline_cli.storage.locations import Location, open_location
+    from offline_cli.files.locations import Location, open_location
 
     with file.open("wb") as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy, CHUNK)

@@ -21,7 +21,7 @@ def run(ctx: typer.Context, flags: ValidateFlags, options: ValidateOptions) -> N
 
     Nothing is changed. Exit code 3 where there is an error; warnings are what reading repairs or bears.
     """
-    from offline_cli.datasets.validate import validate
+    from offline_cli.checking.validate import validate
 
     with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
         result = validate(places, **options, on_progress=on_progress)

@@ -23,17 +23,17 @@ from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.sink import Sink, SinkContext, Written
 from offline_cli.converting.sinks import DatasetSink, check_written, opened_sink, sink_named
+from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.target_folder import check_apart
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
+from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.readers import check_reader
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.datasets import ConvertOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.storage.locations import Location, Sources, expand, open_location
-from offline_cli.storage.manifest import Environment
-from offline_cli.storage.target_folder import check_apart
 
 __all__ = ["ConvertResult", "convert"]
 

@@ -16,8 +16,8 @@ import numpy as np
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.converting.sink import Sink
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.files.locations import Location, open_location
 from offline_cli.spaces import describe
-from offline_cli.storage.locations import Location, open_location
 from offline_cli.trees import flatten
 
 __all__ = ["Preview", "preview"]

@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 
 from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
 from offline_cli.converting.whole_episodes import ExtraOutputs, WaitingRejects, WholeEpisodes
+from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
+from offline_cli.files.locations import Sources
 from offline_cli.formats.detect import open_sources
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.parquet_files import WORKERS
@@ -36,8 +38,6 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
-from offline_cli.storage.locations import Sources
-from offline_cli.storage.manifest import Manifest
 from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
 
 __all__ = ["EpisodeStream", "check_scale_of", "read_episodes", "read_opened"]

@@ -20,12 +20,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from offline_cli.columns import Columns
+from offline_cli.datasets.manifest import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, OutputExists, UsageError
+from offline_cli.files.locations import Location
 from offline_cli.formats.input_reader import IOContext
 from offline_cli.spaces import Space
-from offline_cli.storage.locations import Location
-from offline_cli.storage.manifest import Environment
 from offline_cli.tally import Reject, Tally
 from offline_cli.trees import map_leaves
 

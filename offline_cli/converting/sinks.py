@@ -14,15 +14,15 @@ from typing import Any, Final, Self
 
 from offline_cli.converting import sinks
 from offline_cli.converting.sink import Sink, SinkContext, SinkKind, Written, output_writer
+from offline_cli.datasets.target_folder import check_target
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, UsageError
+from offline_cli.files.locations import Location
 from offline_cli.formats import readers
 from offline_cli.import_path import named_object
 from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import READERS, SINKS, plugin, plugins, users_code
-from offline_cli.storage.locations import Location
-from offline_cli.storage.target_folder import check_target
-from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Reject
 
 __all__ = ["OURS", "DatasetSink", "Format", "FormatList", "known_formats", "sink_named"]

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
 
+from offline_cli.datasets.dataset import holds_dataset
+from offline_cli.datasets.layout import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.errors import NoData, UsageError
+from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.plugin_source import PluginSource
@@ -20,9 +23,6 @@ from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, check_reader, 
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
-from offline_cli.storage.dataset import holds_dataset
-from offline_cli.storage.layout import BATCHES, RUN_CONFIG, RUN_POLICY
-from offline_cli.storage.locations import Location, Sources, expand
 
 __all__ = ["open_source", "open_sources"]
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded
+from offline_cli.parquet.safety import MEMORY_LIMIT
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.storage.parquet_safety import MEMORY_LIMIT
 
 __all__ = ["MEMORY_LIMIT", "WRITTEN", "EpisodeLimit", "give_back", "room_for_data"]
 

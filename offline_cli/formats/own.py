@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.files.locations import Location
 from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.formats.source import ROWS, Fragments, ReadOptions, SourceInfo, shares
 from offline_cli.scopes import Scope
-from offline_cli.storage.dataset import Dataset
-from offline_cli.storage.locations import Location
-from offline_cli.storage.manifest import Manifest
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["OwnSource", "info_of"]

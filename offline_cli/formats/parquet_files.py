@@ -23,18 +23,18 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData, OfflineCliError
+from offline_cli.files.failures import storage_failures
+from offline_cli.files.locations import Location
+from offline_cli.files.prefetch import Ahead, Range
+from offline_cli.files.remote_files import expect
+from offline_cli.files.timeouts import reading_pool
 from offline_cli.formats.small_parquet import FewRows, one_ahead, parquet_batches, read_small_files, same_columns, small_sizes
 from offline_cli.options import datasets
+from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
+from offline_cli.parquet.safety import Unfolded, file_ranges, with_ends
+from offline_cli.parquet.shards import check_bound
+from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Scope, part_of
-from offline_cli.storage.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
-from offline_cli.storage.failures import storage_failures
-from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_safety import Unfolded, file_ranges, with_ends
-from offline_cli.storage.prefetch import Ahead, Range
-from offline_cli.storage.remote_files import expect
-from offline_cli.storage.shards import check_bound
-from offline_cli.storage.timeouts import reading_pool
-from offline_cli.storage.trust import Trust
 from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]

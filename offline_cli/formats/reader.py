@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from offline_cli.files.locations import Location
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.storage.locations import Location
 
 __all__ = ["LIKELY", "NO", "SURE", "OpenContext", "Reader", "never"]
 

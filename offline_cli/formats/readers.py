@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
+from offline_cli.files.locations import Location
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
@@ -21,7 +22,6 @@ from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.import_path import named_object
 from offline_cli.plugins import READERS, Plugin, plugin, plugins, users_code
-from offline_cli.storage.locations import Location
 
 __all__ = ["AUTO", "OURS", "ReaderChoice", "check_reader", "no_reader", "reader_named"]
 

@@ -24,12 +24,12 @@ import pyarrow.parquet as pq
 
 from offline_cli.engines.processes import mapped, processors
 from offline_cli.errors import OfflineCliError
+from offline_cli.files.locations import Location
+from offline_cli.files.remote_files import expect, ready
+from offline_cli.files.timeouts import reading_pool
+from offline_cli.parquet.arrow_reading import check_footer, threads_may_read
+from offline_cli.parquet.safety import file_ranges
 from offline_cli.scopes import Scope
-from offline_cli.storage.arrow_reading import check_footer, threads_may_read
-from offline_cli.storage.locations import Location
-from offline_cli.storage.parquet_safety import file_ranges
-from offline_cli.storage.remote_files import expect, ready
-from offline_cli.storage.timeouts import reading_pool
 
 __all__ = [
     "FewRows",

@@ -24,13 +24,13 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.options import datasets
+from offline_cli.parquet.trust import Trust
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
-from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.trust import Trust
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree
 

@@ -10,6 +10,7 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
+from offline_cli.files.locations import Location
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import check_values, takes
@@ -20,7 +21,6 @@ from offline_cli.playing.slots import Purpose
 from offline_cli.policies.piped_policy import Pieces, PlayPieces, read_pieces
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
-from offline_cli.storage.locations import Location
 
 __all__ = ["evaluate"]
 

@@ -17,6 +17,7 @@ from offline_cli.connectors.pipeline_spec import TrainedPipeline
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
+from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
 from offline_cli.policies.observation_rows import zero_rows
@@ -25,7 +26,6 @@ from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.spaces import Space
-from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["open_policy", "policy_of_run"]

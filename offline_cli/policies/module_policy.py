@@ -31,6 +31,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.common.batch_columns import NumpyToTensor
 from offline_cli.connectors.playing import PolicyInput
 from offline_cli.errors import BadConfig, BadData, MissingPackage
+from offline_cli.files.local_files import not_found
 from offline_cli.modules.devices import seed_generators
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
@@ -39,7 +40,6 @@ from offline_cli.policies.observation_rows import rows_of
 from offline_cli.policies.policy import Acted
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
 __all__ = ["ForwardPass", "ModelPolicy", "ModulePolicy", "fingerprint_of", "is_of_floats", "load_model"]

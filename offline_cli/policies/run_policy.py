@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import TrainedPipeline
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
+from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.network import MLP, OURS, Network, network_kind
 from offline_cli.modules.networks import BY_255, BY_BOUNDS
@@ -46,7 +47,6 @@ from offline_cli.policies.run_files import (
     tensors_of,
 )
 from offline_cli.spaces import space_from_json
-from offline_cli.storage.locations import Location, open_location
 
 __all__ = [
     "ALONE",

@@ -23,15 +23,15 @@ import torch
 from numpy.typing import NDArray
 
 from offline_cli.connectors.pipeline_spec import PlayPipelines
+from offline_cli.datasets.layout import DATA, MANIFEST, WRITING
+from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError
+from offline_cli.files.locations import Location, open_location
 from offline_cli.playing.plan import Plan
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
-from offline_cli.storage.layout import DATA, MANIFEST, WRITING
-from offline_cli.storage.lease_record import WritingNote
-from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.target_folder import UNFINISHED_WRITING
 
 __all__ = ["LEARNED", "Learned", "connector_state", "from_plain", "going_on", "learned_before", "merged", "to_plain"]
 

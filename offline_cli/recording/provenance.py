@@ -11,9 +11,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
+from offline_cli.datasets.layout import MANIFEST, WRITING
+from offline_cli.datasets.lease_record import identity_hash
+from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
+from offline_cli.files.blanking import blanked
+from offline_cli.files.locations import Location
 from offline_cli.playing.env_runner import EnvRunner, too_long
 from offline_cli.playing.plan import Plan, environment_seed
 from offline_cli.playing.runner_factory import open_runner
@@ -23,11 +28,6 @@ from offline_cli.policies.policy import Policy
 from offline_cli.recording.plain_states import Learned, merged
 from offline_cli.recording.results import Amount, is_enough, limited
 from offline_cli.recording.step_store import steps_of_plan
-from offline_cli.storage.blanking import blanked
-from offline_cli.storage.layout import MANIFEST, WRITING
-from offline_cli.storage.lease_record import identity_hash
-from offline_cli.storage.locations import Location
-from offline_cli.storage.manifest import Manifest
 from offline_cli.waiting import Overdue
 
 __all__ = ["Player", "finished_manifest", "provenance"]

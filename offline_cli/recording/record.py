@@ -16,9 +16,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
 
+from offline_cli.datasets import manifest as manifests
+from offline_cli.datasets.moving import keep_names
+from offline_cli.datasets.row_groups import raw_bytes
+from offline_cli.datasets.target_folder import check_target
+from offline_cli.datasets.writer import MAX_SHARD_BYTES, DatasetWriter
 from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
+from offline_cli.files.clients import options_for
+from offline_cli.files.locations import Location, open_location
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.plan import Plan
@@ -42,13 +49,6 @@ from offline_cli.recording.results import (
     rest_of,
     state_lost,
 )
-from offline_cli.storage import manifest as manifests
-from offline_cli.storage.clients import options_for
-from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.moving import keep_names
-from offline_cli.storage.row_groups import raw_bytes
-from offline_cli.storage.target_folder import check_target
-from offline_cli.storage.writer import MAX_SHARD_BYTES, DatasetWriter
 from offline_cli.training.signals import StopSignals
 
 __all__ = ["record"]

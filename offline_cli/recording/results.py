@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from offline_cli.datasets.manifest import Manifest
 from offline_cli.engines.overseer import exit_code_of
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, SpaceMismatch, UsageError
+from offline_cli.files.blanking import blanked_keys
 from offline_cli.modules.devices import choose_device
 from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions
@@ -32,8 +34,6 @@ from offline_cli.playing.plan import OWN_CLASS, Plan
 from offline_cli.policies.piped_policy import PipedPolicy, read_pieces
 from offline_cli.policies.policy import Policy
 from offline_cli.progress import Progress
-from offline_cli.storage.blanking import blanked_keys
-from offline_cli.storage.manifest import Manifest
 
 __all__ = [
     "Amount",

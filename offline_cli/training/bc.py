@@ -21,6 +21,9 @@ from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer, exit_code_of
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
+from offline_cli.files.blanking import this_command
+from offline_cli.files.local_files import checked_folder
+from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.networks import flattened_images
 from offline_cli.options.cloning import ConfigKeys, TrainBCOptions
@@ -31,9 +34,6 @@ from offline_cli.plugins import check_plugins
 from offline_cli.policies.run_files import CONFIG
 from offline_cli.policies.run_policy import scaling_of
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.storage.blanking import this_command
-from offline_cli.storage.local_files import checked_folder
-from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup

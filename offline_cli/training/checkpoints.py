@@ -30,17 +30,17 @@ import numpy as np
 
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import TrainedPipeline
+from offline_cli.datasets.moving import keep_names
+from offline_cli.datasets.own_dataset import is_link
 from offline_cli.errors import BadConfig, StorageNotFound
+from offline_cli.files.locations import Location
+from offline_cli.files.staging import write_whole
 from offline_cli.modules.network import MLP, network_package
 from offline_cli.modules.networks import BY_BOUNDS, has_uint8
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.run_files import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
 from offline_cli.policies.run_policy import ALONE, FORMAT, OF_NETWORK, UINT8_SCALING, WITH_PIECES
 from offline_cli.spaces import space_to_json
-from offline_cli.storage.locations import Location
-from offline_cli.storage.moving import keep_names
-from offline_cli.storage.own_dataset import is_link
-from offline_cli.storage.staging import write_whole
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
 

@@ -12,7 +12,7 @@
 Every file but metrics.jsonl on a local disk is put under its name whole: renamed there, one upload to an object store. What
 counts is written in this order, which needs no rename of folders:
 
-1. _training.json, the lock that datasets have too (`storage/lease.py`). Its name is another one, because `_writing.json`
+1. _training.json, the lock that datasets have too (`datasets/lease.py`). Its name is another one, because `_writing.json`
    marks a folder as an unfinished dataset, which other commands would take for theirs.
 2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints are
    removed, then its result, weights and metrics.
@@ -45,7 +45,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
+from offline_cli.datasets.moving import keep_names
+from offline_cli.datasets.own_dataset import is_own_part
+from offline_cli.datasets.target_folder import exclusive
 from offline_cli.errors import BadData, OutputExists, StorageNotFound
+from offline_cli.files.locations import Location, open_location
+from offline_cli.files.staging import whole_file, write_whole
 from offline_cli.policies.run_files import (
     CONFIG,
     CURVE,
@@ -67,11 +72,6 @@ from offline_cli.policies.run_files import (
     tensors_of,
 )
 from offline_cli.report.curves import draw_curve
-from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.moving import keep_names
-from offline_cli.storage.own_dataset import is_own_part
-from offline_cli.storage.staging import whole_file, write_whole
-from offline_cli.storage.target_folder import exclusive
 from offline_cli.training.checkpoints import Checkpoints, TrainState
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.metrics_file import MetricsFile, TrainResult

@@ -7,7 +7,7 @@ gives, such as copies of checkpoints. A damaged file still belongs to the run as
 in it.
 
 _training.json says which process trains in a run folder; while it is at work, a second one is refused. It is the lock of
-dataset folders (`storage/lease.py`) under another name: created where none is, renewed every few seconds, taken over where its
+dataset folders (`datasets/lease.py`) under another name: created where none is, renewed every few seconds, taken over where its
 trainer is gone. It is there only while a trainer is at work: what is needed to resume a run is in its checkpoints.
 """
 
@@ -20,7 +20,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Final
 
+from offline_cli.datasets.lease import Changed, WritingLock
+from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.liveness import refuse_if_at_work
+from offline_cli.datasets.own_dataset import begins_as, head, is_link, is_note, is_own_part, is_regular
 from offline_cli.errors import Locked, OfflineCliError, OutputExists, StorageError, TakenOver
+from offline_cli.files.locations import Location
+from offline_cli.files.staging import whole_file
 from offline_cli.policies.run_files import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -34,12 +40,6 @@ from offline_cli.policies.run_files import (
     TENSORS,
     WEIGHTS,
 )
-from offline_cli.storage.lease import Changed, WritingLock
-from offline_cli.storage.lease_record import WritingNote
-from offline_cli.storage.liveness import refuse_if_at_work
-from offline_cli.storage.locations import Location
-from offline_cli.storage.own_dataset import begins_as, head, is_link, is_note, is_own_part, is_regular
-from offline_cli.storage.staging import whole_file
 
 __all__ = ["TRAINING", "RunLock", "has_run", "holds_nothing_else", "refuse_foreign"]
 

@@ -28,6 +28,7 @@ from offline_cli.connectors.pipeline_spec import Given, TrainedPipeline
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
+from offline_cli.files.locations import Sources
 from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.modules.devices import use_threads
@@ -35,7 +36,6 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.policies.piped_policy import PlayPieces
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
-from offline_cli.storage.locations import Sources
 from offline_cli.training.config import BCConfig
 from offline_cli.training.disk_store import DiskStoreBuilder, learn_in_parts
 from offline_cli.training.learner import Learner, Setup

@@ -42,6 +42,7 @@ from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, OfflineCliError
+from offline_cli.files.locations import Sources, is_of_bucket
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
@@ -49,7 +50,6 @@ from offline_cli.policies.piped_policy import PlayPieces, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
-from offline_cli.storage.locations import Sources, is_of_bucket
 from offline_cli.training.algorithms.algorithm import Algorithm
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Setup

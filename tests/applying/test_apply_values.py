@@ -21,8 +21,8 @@ from offline_cli.connectors import FrameStacking, MeanStdFilter, learner_pipelin
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_files import load_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.parquet.arrow_trees import space_field
 from offline_cli.progress import no_progress
-from offline_cli.storage.arrow_trees import space_field
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import load_data
 from offline_cli.trees import flatten

@@ -19,11 +19,11 @@ import pytest
 from offline_cli import apply
 from offline_cli.applying.apply import ApplyResult
 from offline_cli.applying.batch_folder import BatchFolder
+from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, Interrupted, NoData, OutputExists, StorageError
 from offline_cli.formats.detect import open_sources
 from offline_cli.json_documents import mistakes
-from offline_cli.storage.target_folder import TargetFolder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Dataset = Callable[..., str]

@@ -19,10 +19,10 @@ import pytest
 from offline_cli import apply, convert, repair, validate
 from offline_cli.applying import batch_folder
 from offline_cli.applying.batch_folder import BatchFolder
+from offline_cli.datasets import liveness
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, NoData, OutputExists, StorageError, TakenOver, Uncommitted
-from offline_cli.storage import liveness
-from offline_cli.storage.dataset import Dataset
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILTER = '[[pieces]]\nname = "mean_std_filter"\n'
@@ -253,8 +253,8 @@ def killed_once(tmp_path_factory: pytest.TempPathFactory, random_batch: Callable
     import gymnasium as gym
     import numpy as np
 
-    from offline_cli.storage.locations import open_location
-    from offline_cli.storage.writer import DatasetWriter
+    from offline_cli.datasets.writer import DatasetWriter
+    from offline_cli.files.locations import open_location
 
     place = tmp_path_factory.mktemp("killed")
     spaces: dict[str, Any] = {

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.files_entered import CASES, PIPELINE, counted, entered, made_dataset
 from offline_cli import convert
-from offline_cli.storage.shards import BackgroundWriter
+from offline_cli.parquet.shards import BackgroundWriter
 
 RECORDING = Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
 
@@ -34,7 +34,7 @@ def test_loading_enters_no_more_files_than_it_may(name: str, source: str, tmp_pa
 
 def test_files_of_every_thread_are_counted(source: str) -> None:
     calls = entered(source, streaming=False, pipeline=None)
-    assert {"training/training_data.py", "storage/trust.py", "episodes/codec/batch_decoder.py"} <= calls.keys()
+    assert {"training/training_data.py", "parquet/trust.py", "episodes/codec/batch_decoder.py"} <= calls.keys()
 
 
 def test_what_runs_while_a_module_is_imported_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,5 +67,5 @@ def test_a_shard_write_passes_six_files_between_the_command_and_pyarrow(
     monkeypatch.setattr(BackgroundWriter, "begin", begin)
     monkeypatch.setattr(pq.ParquetWriter, "write_table", write_table)
     convert(str(RECORDING), tmp_path / "D")
-    assert "storage/shards.py" in passed
+    assert "parquet/shards.py" in passed
     assert len(passed) <= 6, sorted(passed)

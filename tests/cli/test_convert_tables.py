@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.formats.tables.mapping import mapping_of
-from offline_cli.storage.dataset import Dataset
 
 TABLES = Path(__file__).resolve().parents[1] / "testdata" / "tables"
 Call = Callable[..., Any]

@@ -14,8 +14,8 @@ from offline_cli.cli import progress
 from offline_cli.cli.failures import report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.errors import BadConfig
-from offline_cli.storage import timeouts
-from offline_cli.storage.timeouts import Patience
+from offline_cli.files import timeouts
+from offline_cli.files.timeouts import Patience
 
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
 

@@ -239,7 +239,7 @@ def test_a_stream_that_was_closed_from_the_start_is_no_failure(closed: str, chil
 STUCK = """
 import sys, threading, time
 from offline_cli.cli import app
-import offline_cli.datasets.inspect as place
+import offline_cli.checking.inspect as place
 
 def interrupted(*args, **options):
     threading.Thread(target=time.sleep, args=(600,)).start()  # the interpreter waits for it at its end

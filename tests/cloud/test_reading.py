@@ -21,7 +21,7 @@ from requests_made import Requests
 
 from offline_cli import open_dataset, record
 from offline_cli.errors import StorageError
-from offline_cli.storage.locations import open_location
+from offline_cli.files.locations import open_location
 
 pytestmark = pytest.mark.cloud
 

@@ -18,9 +18,9 @@ from cloud_servers import Cloud
 from gymnasium import spaces
 from requests_made import Requests
 
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
+from offline_cli.files.locations import open_location
 
 pytestmark = pytest.mark.cloud
 Told = Callable[..., dict[str, Any]]

@@ -10,7 +10,7 @@ import pytest
 from cloud_servers import Cloud
 from typer.testing import CliRunner
 
-from offline_cli.storage.target_folder import TargetFolder
+from offline_cli.datasets.target_folder import TargetFolder
 
 pytestmark = pytest.mark.cloud
 

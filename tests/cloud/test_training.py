@@ -16,7 +16,7 @@ from signal_at import signal_at
 
 from offline_cli import record
 from offline_cli.errors import Interrupted, Locked
-from offline_cli.storage.locations import Location, open_location
+from offline_cli.files.locations import Location, open_location
 from offline_cli.training import run_folder, signals
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import BCConfig

@@ -17,6 +17,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.converting.convert import convert
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
     BadConfig,
@@ -31,7 +32,6 @@ from offline_cli.errors import (
 )
 from offline_cli.formats import parquet_files
 from offline_cli.progress import Progress
-from offline_cli.storage.dataset import Dataset
 
 KEYS = {
     "out",

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offline_cli.checking.repair import repair
 from offline_cli.converting.convert import ConvertResult, convert
 from offline_cli.converting.stitching import Stitcher
-from offline_cli.datasets.repair import repair
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import Fragments, Origins

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offline_cli.checking.validate import validate
 from offline_cli.converting.convert import convert
-from offline_cli.datasets.validate import validate
 from offline_cli.errors import SpaceMismatch, UsageError
 
 MAPPING = """

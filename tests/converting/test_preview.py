@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from offline_cli.converting.convert import convert
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
+from offline_cli.files.locations import open_location
 
 RandomBatch = Callable[..., EpisodeBatch]
 

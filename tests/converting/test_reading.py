@@ -16,12 +16,12 @@ from gymnasium import spaces
 
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, BadEpisode, NoData, SpaceMismatch, UnknownEnvironment, UsageError
+from offline_cli.files.locations import open_location
 from offline_cli.spaces import same_space
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
 
 
 def episode_columns(name: str, steps: int = 3, *, dim: int = 4, action: Any = 1, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.storage.dataset import Dataset
+from offline_cli.datasets.dataset import Dataset
 
 pytestmark = pytest.mark.big
 

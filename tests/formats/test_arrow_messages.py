@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, UnsafeData
+from offline_cli.files.locations import open_location
 from offline_cli.formats.tables.arrow_messages import ArrowBound, arrow_batches
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.storage.locations import open_location
 
 MANY = 12 << 20  # numbers: 96 MiB
 

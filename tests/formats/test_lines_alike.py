@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
+from offline_cli.files.locations import open_location
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.sample_batch import files as module
 from offline_cli.formats.sample_batch.files import Line
 from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
 from offline_cli.formats.sample_batch.rows import PolicyRows
-from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
 Columns = dict[str, Any]

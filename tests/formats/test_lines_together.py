@@ -17,11 +17,11 @@ import pytest
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, StorageError
+from offline_cli.files.locations import open_location
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.sample_batch import files as module
 from offline_cli.formats.sample_batch.files import lines_of
 from offline_cli.spaces import Space
-from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
 TUPLE = gym.spaces.Tuple([gym.spaces.Discrete(4), gym.spaces.Discrete(4)])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from read_partitions import content_of, content_of_pickled
 
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.formats.detect import open_source
 from offline_cli.formats.source import ReadOptions
-from offline_cli.storage.dataset import Dataset
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offline_cli.files import locations as location
+from offline_cli.files.locations import open_location
 from offline_cli.formats import parquet_files, small_parquet
 from offline_cli.formats.parquet_files import Chunk, chunks
-from offline_cli.storage import locations as location
-from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects
 
 FILES = small_parquet.FEW + 70  # a few bunches of full size

@@ -127,8 +127,8 @@ def _columns() -> list[bytes]:
 
 
 def _manifests() -> list[bytes]:
-    from offline_cli.storage.manifest import Counts, Environment, Manifest, Shard
-    from offline_cli.storage.statistics import StatisticsBuilder
+    from offline_cli.datasets.manifest import Counts, Environment, Manifest, Shard
+    from offline_cli.datasets.statistics import StatisticsBuilder
 
     shard = Shard("data/shard-0123abcd-000000.parquet", 3, 3, 9, 1234, "0" * 64)
     statistics = StatisticsBuilder()

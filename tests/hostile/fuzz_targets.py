@@ -20,6 +20,9 @@ import pyarrow as pa
 
 from offline_cli.cli.render import to_json
 from offline_cli.converting.reading import read_opened
+from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.step_tables import info_from_text
 from offline_cli.episodes.codec import decode, decode_batch
 from offline_cli.errors import BadData, BadMapping, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.packed import unpack, unpack_cells, unpickle_cells
@@ -29,9 +32,6 @@ from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.spaces import describe, space_from_json, space_from_rllib, space_to_json, space_to_rllib
-from offline_cli.storage.lease_record import WritingNote
-from offline_cli.storage.manifest import Manifest
-from offline_cli.storage.step_tables import info_from_text
 from offline_cli.tally import OnError, Rejects, Tally
 
 __all__ = ["PLACE", "TARGETS", "File", "Wrong", "answer", "check"]

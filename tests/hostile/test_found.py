@@ -22,10 +22,10 @@ import pytest
 from fuzz_seeds import small_items
 from fuzz_targets import File, Wrong, check
 
+from offline_cli.checking.inspect import inspect
 from offline_cli.connectors import ClipRewards, FlattenObservations, MeanStdFilter, OneHot
 from offline_cli.connectors.pipeline_files import Setting, parse_pipeline, pipeline_of
 from offline_cli.converting.reading import read_opened
-from offline_cli.datasets.inspect import inspect
 from offline_cli.episodes import episode_spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import arrays, decode, decode_batch
@@ -48,9 +48,9 @@ from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.json_documents import from_json
 from offline_cli.modules.policy import build_module
+from offline_cli.parquet.safety import refuse_bomb
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib, space_to_json
-from offline_cli.storage.parquet_safety import refuse_bomb
 from offline_cli.tally import OnError, Rejects, Tally
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -514,7 +514,7 @@ def test_a_shard_that_is_a_link_to_another_file_gives_nothing_of_it_away(tmp_pat
     secret.write_bytes(b"a secret word ".ljust(shard.stat().st_size, b"."))
     shard.unlink()
     os.symlink(secret, shard)
-    from offline_cli.datasets.validate import validate
+    from offline_cli.checking.validate import validate
 
     told = json.dumps([problem.as_dict() for problem in validate(str(folder)).problems])
     assert "cannot be read" in told

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.files.locations import open_location
 from offline_cli.spaces import Space
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
 from offline_cli.tally import Tally
 
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)

@@ -21,11 +21,11 @@ from gymnasium import spaces
 
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import encode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, NoData
-from offline_cli.storage.dataset import Dataset
 
 
 def steps(name: Any, n: int = 3, *, value: float = 0.0, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from offline_cli.datasets.opening import open_dataset
+from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.recording.record import record
 from offline_cli.trees import flatten

@@ -88,7 +88,7 @@ def _ran(folder: Path) -> list[str]:
 
 
 def _infos(folder: Path) -> list[dict[str, Any]]:
-    from offline_cli.datasets.opening import open_dataset
+    from offline_cli.datasets.dataset import open_dataset
 
     return [dict(info) for batch in open_dataset(str(folder / "D")).batches() for info in batch.infos or []]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli.datasets.opening import open_dataset
+from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, OutputExists, UnknownEnvironment, UsageError
 from offline_cli.recording.record import record

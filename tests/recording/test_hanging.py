@@ -19,7 +19,7 @@ import hanging_envs
 import pytest
 
 from offline_cli.cli.app import app
-from offline_cli.datasets.opening import open_dataset
+from offline_cli.datasets.dataset import open_dataset
 from offline_cli.errors import BadData
 from offline_cli.playing import runner_processes
 from offline_cli.playing.env_runner import EnvRunner

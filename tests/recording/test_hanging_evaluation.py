@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_cli.storage.locations import open_location
+from offline_cli.files.locations import open_location
 from offline_cli.training.run_folder import RunFolder
 
 ENV = "hanging_envs:Told-v0"

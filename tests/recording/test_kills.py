@@ -1,4 +1,4 @@
-"""Signals, and kills where it matters how episodes are played (others: tests/storage/test_kills.py): what is whole stays."""
+"""Signals, and kills where it matters how episodes are played (others: tests/datasets/test_kills.py): what is whole stays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_cli.datasets.opening import open_dataset
+from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 
 Record = Callable[..., Path]

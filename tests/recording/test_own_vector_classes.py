@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from recording_envs import OwnVector
 
-from offline_cli.datasets.opening import open_dataset
+from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.playing.own_vector_slots import RoundSlots

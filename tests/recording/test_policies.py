@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from offline_cli.datasets.opening import open_dataset
+from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
 from offline_cli.modules.distributions import build_head

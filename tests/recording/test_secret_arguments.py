@@ -88,7 +88,7 @@ def test_a_finished_recording_of_an_earlier_version_is_known_again(
 def test_an_unfinished_recording_of_an_earlier_version_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**OPTIONS, "episodes": 12, "env_kwargs": {"label": PLAIN, "fail_after": 40}}
     with monkeypatch.context() as earlier:
-        earlier.setattr("offline_cli.storage.writer.identity_hash", lambda text: text)
+        earlier.setattr("offline_cli.datasets.writer.identity_hash", lambda text: text)
         with pytest.raises(BadData, match="enough"):
             record(ENV, tmp_path / "D", **options)
     manifest = json.loads((tmp_path / "D" / "manifest.json").read_bytes())

@@ -10,7 +10,7 @@ import pytest
 from shop_server import PLUGIN, shop_server
 
 from offline_cli import convert
-from offline_cli.storage import providers
+from offline_cli.files import providers
 
 FILES, SECONDS = 1000, 0.05
 MAPPING = '[columns]\neps_id = "eps_id"\nt = "t"\nobs = ["x", "y"]\nactions = "a"\nrewards = "r"\nterminateds = "done"\n'

@@ -16,18 +16,18 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offline_cli.checking.inspect import inspect
+from offline_cli.checking.repair import repair
+from offline_cli.checking.validate import validate
 from offline_cli.converting.convert import convert
-from offline_cli.datasets.inspect import inspect
-from offline_cli.datasets.repair import repair
-from offline_cli.datasets.validate import validate
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.files.locations import open_location
 from offline_cli.formats import parquet_files
+from offline_cli.parquet import safety
+from offline_cli.parquet.shards import COMPRESSIONS
 from offline_cli.recording.record import record
-from offline_cli.storage import parquet_safety
-from offline_cli.storage.dataset import Dataset
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.shards import COMPRESSIONS
-from offline_cli.storage.writer import DatasetWriter
 from offline_cli.training.bc import train_bc
 
 KIB = 1 << 10
@@ -165,9 +165,9 @@ def every_command_reads(case: Case, folder: Path) -> None:
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bombs are four thousand times as small."""
-    monkeypatch.setattr(parquet_safety, "MAX_BYTES", 16 * KIB)
-    monkeypatch.setattr(parquet_safety, "MAX_RATIO", 20)
-    monkeypatch.setattr(parquet_safety, "SMALL", KIB)
+    monkeypatch.setattr(safety, "MAX_BYTES", 16 * KIB)
+    monkeypatch.setattr(safety, "MAX_RATIO", 20)
+    monkeypatch.setattr(safety, "SMALL", KIB)
     monkeypatch.setattr(parquet_files, "BIG", 16 * KIB)
 
 

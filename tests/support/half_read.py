@@ -29,11 +29,11 @@ from offline_cli import open_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.engines.processes import mapped
+from offline_cli.files.locations import open_location
 from offline_cli.formats import parquet_files
 from offline_cli.formats.tables import TableOptions
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.storage.locations import open_location
 from offline_cli.tally import Rejects
 
 ROWS, LENGTH = 60_000, 50

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
+PLUGIN = Path(__file__).resolve().parents[1] / "plugins" / "cloning"
 LOG_BOOKS = PLUGIN.parent / "plugins" / "log_books"
 Install = Callable[..., None]
 
@@ -26,7 +26,7 @@ def register(site: Path, package: str, entries: Mapping[str, Mapping[str, str]],
 
 @pytest.fixture
 def valued_cloning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package of tests/plugin is installed, and nothing of it has been imported."""
+    """The package of tests/plugins/cloning is installed, and nothing of it has been imported."""
     monkeypatch.syspath_prepend(PLUGIN)
     for name in [name for name in sys.modules if name.partition(".")[0] == "valued_cloning"]:
         monkeypatch.delitem(sys.modules, name)

@@ -15,11 +15,11 @@ from gymnasium import spaces
 from safetensors.numpy import load_file
 from stored_steps import columns_in
 
+from offline_cli.checking.inspect import inspect
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
-from offline_cli.datasets.inspect import inspect
-from offline_cli.datasets.opening import open_dataset
+from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.playing.evaluate import evaluate

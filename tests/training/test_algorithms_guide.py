@@ -1,4 +1,4 @@
-"""docs/algorithms.md shows the package of tests/plugin, which other tests train with."""
+"""docs/algorithms.md shows the package of tests/plugins/cloning, which other tests train with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from offline_cli.training.algorithms import Algorithm, Group
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGE = REPOSITORY / "tests" / "plugin"
+PACKAGE = REPOSITORY / "tests" / "plugins" / "cloning"
 PAGE = (REPOSITORY / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
 

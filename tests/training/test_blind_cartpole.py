@@ -9,10 +9,10 @@ import pytest
 from blind_cartpole import POSITIONS, BlindCartPole
 
 from offline_cli.converting.reading import read_episodes
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
 from offline_cli.training.bc import train_bc
 
 pytestmark = pytest.mark.learn

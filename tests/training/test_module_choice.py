@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from offline_cli.applying.learner_batches import of_one_module
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
+from offline_cli.files.locations import open_location
 from offline_cli.training.bc import train_bc
 
 Write = Callable[..., Path]

@@ -1,4 +1,4 @@
-"""An algorithm, a network and a piece of another package (tests/plugin): trained with, resumed, streamed, played, recorded."""
+"""An algorithm, a network and a piece of another package (tests/plugins/cloning): trained with, resumed, streamed, played, recorded."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_run_folder_that_names_its_network_imports_nothing_by_itself(run: Path
 
 
 def test_a_network_that_is_not_installed_is_a_missing_package(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("plugin")])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("cloning")])
     with pytest.raises(MissingPackage, match="the network 'residual' of the run is not installed"):
         load_policy(run)
 

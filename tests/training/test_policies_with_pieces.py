@@ -13,9 +13,9 @@ from sealed_runs import tell, told_in
 
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadConfig, BadData
+from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.storage.locations import open_location
 from offline_cli.training.bc import train_bc
 
 STATE, POLICY = "connectors.msgpack", "policy.json"

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from offline_cli import evaluate
 from offline_cli.errors import BadData, OutputExists, StorageError
-from offline_cli.storage.locations import Location, open_location
+from offline_cli.files.locations import Location, open_location
 from offline_cli.training import metrics_file, run_folder, signals
 from offline_cli.training.bc import train_bc
 from offline_cli.training.checkpoints import TrainState

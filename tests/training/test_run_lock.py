@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from offline_cli.datasets import liveness
 from offline_cli.errors import Interrupted, Locked, TakenOver
-from offline_cli.storage import liveness
-from offline_cli.storage.locations import Location, open_location
+from offline_cli.files.locations import Location, open_location
 from offline_cli.training import run_lock
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import BCConfig

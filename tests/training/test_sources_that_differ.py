@@ -16,10 +16,10 @@ from offline_cli.connectors import FrameStacking
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import GivenPipeline
 from offline_cli.converting.convert import convert
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError
-from offline_cli.storage.locations import open_location
-from offline_cli.storage.writer import DatasetWriter
+from offline_cli.files.locations import open_location
 from offline_cli.training.bc import train_bc
 from offline_cli.training.training_source import UsedExtras
 

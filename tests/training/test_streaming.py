@@ -30,11 +30,11 @@ from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, NoData, StorageError, StorageNotFound
+from offline_cli.files.local_files import TempFile
 from offline_cli.modules.network import Network
 from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.policy import build_module
 from offline_cli.progress import Progress
-from offline_cli.storage.local_files import TempFile
 from offline_cli.training import disk_store
 from offline_cli.training import memory_store as memory_bounds
 from offline_cli.training.algorithms import Task

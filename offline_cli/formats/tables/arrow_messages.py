@@ -26,11 +26,11 @@ from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
 from offline_cli.formats.small_parquet import one_ahead, validated
 from offline_cli.formats.small_parquet import parquet_batches as bounded_batches
 from offline_cli.formats.tables.json_files import holding
+from offline_cli.parquet import safety
+from offline_cli.parquet.arrow_reading import arrow_file, check_footer, without_objects
+from offline_cli.parquet.row_group_cuts import chunk_statistics
+from offline_cli.parquet.safety import refuse_bomb
 from offline_cli.scopes import Scope
-from offline_cli.storage import parquet_safety
-from offline_cli.storage.arrow_reading import arrow_file, check_footer, without_objects
-from offline_cli.storage.parquet_safety import refuse_bomb
-from offline_cli.storage.row_group_cuts import chunk_statistics
 
 __all__ = [
     "ArrowBound",
@@ -78,7 +78,7 @@ class ArrowBound:
             needs, length = _needed(metadata, body, chosen)
         except UNREADABLE as error:
             raise pa.ArrowInvalid(f"the metadata of a message cannot be read: {error}") from error
-        if needs > max(parquet_safety.MAX_BYTES, parquet_safety.MAX_RATIO * self.size):
+        if needs > max(safety.MAX_BYTES, safety.MAX_RATIO * self.size):
             what = f"{self.size} bytes of Arrow that unfold to at least {needs >> 20} MiB"
             fix = "write the file again from its source"
             raise UnsafeData(what, where=self.url, fix=fix, details={PROBLEM: "unreadable-file"})

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData
 from offline_cli.formats.tables.mapping import CsvForm
+from offline_cli.parquet.arrow_reading import let_go
 from offline_cli.scopes import Scope, part_of
-from offline_cli.storage.arrow_reading import let_go
 
 __all__ = ["PIECE", "Broken", "InvalidRows", "csv_batches", "csv_header", "delimiter_of"]
 

@@ -25,6 +25,7 @@ from gymnasium import spaces
 from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.errors import BadEpisode, BadMapping, NoData, UsageError
+from offline_cli.files.local_files import checked_folder
 from offline_cli.formats.memory import MEMORY_LIMIT, give_back, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
 from offline_cli.formats.tables.episodes import EpisodeMaker
@@ -42,7 +43,6 @@ from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
 from offline_cli.options.shared import EpisodeEnds, Tables
 from offline_cli.spaces import Space
-from offline_cli.storage.local_files import checked_folder
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree
 

@@ -1,0 +1,220 @@
+"""Recovers what a manifest knows beyond its shards' counts: from a manifest, the writer's note, or the shards.
+
+What is left of a broken manifest is taken part by part: each valid part counts. Spaces are never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, get_args
+
+from offline_cli.checking.repair.survey import Choice, Survey, says_all
+from offline_cli.columns import Columns
+from offline_cli.converting.reading import read_opened
+from offline_cli.datasets.layout import MANIFEST, WRITING
+from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.target_folder import UNFINISHED_WRITING
+from offline_cli.environments import spaces_of_env
+from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
+from offline_cli.files.locations import Location
+from offline_cli.formats.rllib_columns import RllibColumnsSource
+from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
+from offline_cli.options.shared import COMPRESSION, RowFormat
+from offline_cli.parquet.shards import COMPRESSIONS, opened, read_row_groups
+from offline_cli.spaces import Space, space_from_json
+
+__all__ = ["Known", "what_is_known"]
+
+FORMATS: Final = get_args(RowFormat)
+SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What is known of a dataset."""
+
+    said_by: str  # "note" | "manifest" | "shards"
+    format: str
+    observation_space: Space | None
+    action_space: Space | None
+    spaces_inferred: bool = False
+    action_scale: str = UNKNOWN_SCALE
+    environment: Environment | None = None
+    compression: str = COMPRESSION.default
+    assumptions: Mapping[str, int] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    episodes_lost: int | None = None  # of the source, on writing; None: unknown
+    complete: bool = False  # from a manifest that is otherwise unreadable, and for which shards
+    go_on_from: WritingNote | None = None  # the note that --resume would continue from, if all of its shards are whole
+
+
+def what_is_known(found: Survey, choice: Choice, env: str | None) -> Known:
+    """Of the shards of `choice`. `env`: an environment whose spaces are theirs, if nothing else does. Raises
+
+    BadConfig where spaces are needed and unknown, BadData where no shard can be read, and what
+    `spaces_of_env` raises.
+    """
+    manifest, note = choice.by_manifest, found.note
+    if choice.generation and note is not None and note.generation == choice.generation and note.options:
+        of_note = _of_note(note, found)
+        if manifest is None:
+            return of_note
+        lost = manifest.episodes_lost
+        return replace(of_note, assumptions=manifest.assumptions, provenance=manifest.provenance, episodes_lost=lost)
+    if manifest is not None:
+        return _of_manifest(manifest)
+    left, where = found.left_of_manifest(), found.folder.join(MANIFEST).url
+    known = _of_document(left, where) if left else None
+    if known is None:
+        there = found.paths
+        known = _of_shards(found.folder, [place for place in choice.shards if place.path in there], env, left)
+    return replace(known, complete=left.get("complete") is True and says_all(found), go_on_from=_left_note(left, choice, where))
+
+
+def _of_manifest(manifest: Manifest) -> Known:
+    return Known(
+        said_by="manifest",
+        format=manifest.format,
+        observation_space=manifest.observation_space,
+        action_space=manifest.action_space,
+        spaces_inferred=manifest.spaces_inferred,
+        action_scale=manifest.action_scale,
+        environment=manifest.environment,
+        compression=manifest.compression,
+        assumptions=manifest.assumptions,
+        provenance=manifest.provenance,
+        episodes_lost=manifest.episodes_lost,
+    )
+
+
+def _of_note(note: WritingNote, found: Survey) -> Known:
+    """From the options that `DatasetWriter` keeps in its note."""
+    known = _of_document(note.options, found.folder.join(WRITING).url)
+    if known is None:
+        what = "the note of the writer has no readable format or spaces"
+        fix = f"the command that wrote it, with --overwrite: {note.command}"
+        raise BadData(what, where=found.folder.join(WRITING).url, fix=fix)
+    provenance = {"commands": [note.command], "started": note.started, "host": note.host}
+    return replace(known, said_by="note", provenance=provenance, go_on_from=note)
+
+
+# ---- what is left of a document ----
+
+
+def _left_note(document: Mapping[str, Any], choice: Choice, where: str) -> WritingNote | None:
+    """The note in a broken manifest to resume from, if it is of the shards that were chosen."""
+    provenance = document.get("provenance")
+    kept = provenance.get(UNFINISHED_WRITING) if isinstance(provenance, dict) else None
+    try:
+        note = WritingNote.of_manifest(kept, document.get("environment"), where=where)
+    except BadData:
+        return None
+    return note if document.get("complete") is False and note.generation == choice.generation else None
+
+
+def _of_document(document: Mapping[str, Any], where: str) -> Known | None:
+    """What can be read of a manifest, or of the options of a note; None where format or spaces cannot."""
+    try:
+        spaces = [
+            None if document[name] is None else space_from_json(document[name], where=where)
+            for name in ("observation_space", "action_space")
+        ]
+    except (KeyError, OfflineCliError):
+        return None
+    if document.get("format") not in FORMATS or (document["format"] == "columns" and None in spaces):
+        return None
+    return Known(
+        said_by="manifest",
+        format=document["format"],
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        spaces_inferred=document.get("spaces_inferred") is True,
+        **_other_parts(document),
+    )
+
+
+def _other_parts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that have the right kind, by their names in `Known`."""
+    env, assumptions, provenance = (document.get(name) for name in ("environment", "assumptions", "provenance"))
+    lost = document.get("episodes_lost")
+    parts: dict[str, Any] = {
+        "action_scale": document.get("action_scale"),
+        "compression": document.get("compression"),
+        "environment": _environment(env),
+        "assumptions": {k: v for k, v in assumptions.items() if type(v) is int and v >= 0}
+        if isinstance(assumptions, dict)
+        else {},
+        "provenance": provenance if isinstance(provenance, dict) else {},
+        "episodes_lost": lost if type(lost) is int and lost >= 0 else None,
+    }
+    if parts["action_scale"] not in SCALES:
+        del parts["action_scale"]
+    if parts["compression"] not in COMPRESSIONS:
+        del parts["compression"]
+    return parts
+
+
+def _environment(document: Any) -> Environment | None:
+    if not isinstance(document, dict) or not isinstance(document.get("id"), str) or not document["id"]:
+        return None
+    kwargs = document.get("kwargs")
+    return Environment(document["id"], kwargs if isinstance(kwargs, dict) else {})
+
+
+# ---- what the shards say themselves ----
+
+
+def _of_shards(folder: Location, shards: Sequence[Location], env: str | None, left: Mapping[str, Any]) -> Known:
+    """Format by the columns, spaces as `convert` would have them of the same files."""
+    readable = [place for place in shards if _can_be_read(place)]
+    if not readable:
+        fix = "restore it from a copy, or write the dataset again from its source"
+        raise BadData("none of the shards can be read", where=folder.url, fix=fix)
+    with opened(readable[0]) as file:
+        packed = Columns.ITEM in file.schema_arrow.names
+        codec = str(file.metadata.row_group(0).column(0).compression).lower() if file.num_row_groups else COMPRESSION.default
+    source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, folder.url)
+    env_spaces = None if env is None else spaces_of_env(env)
+    try:
+        stream = read_opened([source], on_error="skip", env=env, env_spaces=env_spaces)
+    except NoData as err:
+        raise BadData("no episode can be read from the shards", where=folder.url, fix=err.fix) from err
+    stream.close()  # only its spaces are needed
+    known = Known(
+        said_by="shards",
+        format="episodes" if packed else "columns",
+        observation_space=stream.observation_space,
+        action_space=stream.action_space,
+        spaces_inferred=stream.spaces_inferred,
+        **{**_other_parts(left), "action_scale": stream.action_scale},
+    )
+    _check_spaces(known, readable[0])
+    return replace(
+        known,
+        environment=known.environment or (Environment(env) if env else None),
+        compression=codec if codec in COMPRESSIONS else known.compression,
+    )
+
+
+def _can_be_read(place: Location) -> bool:
+    try:
+        with opened(place) as file:
+            return math.fsum(table.num_rows for table in read_row_groups(file, place)) > 0
+    except BadData:
+        return False
+
+
+def _check_spaces(known: Known, shard: Location) -> None:
+    """Raise BadConfig where spaces that were inferred make other columns than the shards have."""
+    reader = ShardReader(known.format, known.observation_space, known.action_space)
+    try:
+        with opened(shard) as file:
+            reader.check_columns(file, shard)
+    except BadData as err:
+        what = f"the spaces of the dataset are unknown, and they do not follow from its columns: {err.what}"
+        raise BadConfig(what, where=shard.url, fix="name the environment with --env") from err

@@ -1,0 +1,296 @@
+"""What is in a dataset folder, whatever state it is in, and which of its shards are the dataset; nothing is changed.
+
+* `said_of_shards`: what a manifest, even a broken one, says of each shard: valid entries count, others are not guessed.
+* `Survey`, `survey`: the files of the folder.
+* `choose`: which shards are the dataset. Shards of one write share a generation in their names. A manifest lists its own, and
+  its entries hold even where it is broken elsewhere; a note names the generation of a write that did not end. Where both exist
+  and differ, a dataset was being overwritten, and the user decides which one stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from offline_cli.datasets.layout import DATA, MANIFEST, SHARD_PATH, WRITING, shard_name
+from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.own_dataset import is_own_part, is_regular
+from offline_cli.errors import BadData, NoData, UsageError
+from offline_cli.files.locations import Location
+from offline_cli.files.staging import whole_file
+from offline_cli.files.uploads import Upload, open_uploads
+
+__all__ = ["Choice", "Gap", "Said", "Survey", "choose", "said_of_shards", "says_all", "survey"]
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A shard by its manifest entry; None for what cannot be read."""
+
+    bytes: int | None
+    sha256: str | None  # hex
+
+    def refusal(self, size: int, sha256: str) -> str | None:
+        """Why a shard of `size` bytes with this sha256 is another one; None where it may be the same."""
+        if self.sha256 not in (None, sha256) or self.bytes not in (None, size):
+            theirs = " ".join(
+                part for part in (self.sha256 and f"{self.sha256[:12]}...", self.bytes and f"of {self.bytes:,} bytes") if part
+            )
+            return f"its sha256 is {sha256[:12]}..., of {size:,} bytes; the manifest says {theirs}"
+        return None
+
+
+def said_of_shards(found: Survey) -> Mapping[str, Said]:
+    """By path below the dataset folder, in the order of the manifest; without those that cannot be read."""
+    if found.manifest is not None:
+        return {shard.path: Said(shard.bytes, shard.sha256) for shard in found.manifest.shards}
+    return {node["path"]: _said(node) for node in _nodes(found) if _is_named(node)}
+
+
+def says_all(found: Survey) -> bool:
+    """Whether a manifest describes all of its shards."""
+    said = said_of_shards(found)
+    return bool(said) and len(said) == len(list(_nodes(found))) and all(one.sha256 is not None for one in said.values())
+
+
+def _nodes(found: Survey) -> Iterable[Any]:
+    nodes = found.left_of_manifest().get("shards")
+    return nodes if isinstance(nodes, list) else []
+
+
+def _is_named(node: Any) -> bool:
+    return isinstance(node, dict) and isinstance(node.get("path"), str) and SHARD_PATH.fullmatch(node["path"]) is not None
+
+
+def _said(node: Mapping[str, Any]) -> Said:
+    size, digest = node.get("bytes"), node.get("sha256")
+    return Said(
+        size if type(size) is int else None,
+        digest if isinstance(digest, str) and _SHA256.fullmatch(digest) else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """The content of a folder at one moment."""
+
+    folder: Location
+    note_bytes: bytes | None
+    note: WritingNote | None  # None also where it cannot be read
+    manifest_bytes: bytes | None
+    manifest: Manifest | None  # None also where it cannot be read
+    shards: Mapping[str, Mapping[int, Location]]  # files named as shards, with something in them: generation -> number -> place
+    sizes: Mapping[str, int]  # bytes of every file in data/, by path
+    others: tuple[Location, ...]  # further files in data/ that readers of it would include
+    half_written: tuple[Location, ...]  # unfinished files: parts, and empty ones under the name of a shard
+    uploads: tuple[Upload, ...]
+
+    @property
+    def is_dataset(self) -> bool:
+        """Whether anything of ours is here."""
+        return self.note_bytes is not None or self.manifest_bytes is not None or bool(self.shards)
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Paths of the shards that are there, as their filesystem spells them."""
+        return frozenset(place.path for numbered in self.shards.values() for place in numbered.values())
+
+    def left_of_manifest(self) -> dict[str, Any]:
+        """What can be read of a manifest that is broken, unchecked; empty where it is no JSON object."""
+        try:
+            document = orjson.loads(self.manifest_bytes or b"{}")
+        except ValueError:
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def files(self) -> tuple[str, ...]:
+        """Equal for two surveys where nothing has changed in between."""
+        shards = [place.path for numbered in self.shards.values() for place in numbered.values()]
+        return tuple(sorted([*shards, *(place.path for place in self.others), str(self.manifest_bytes)]))
+
+
+def survey(folder: Location) -> Survey:
+    """List the folder. Raises StorageError."""
+    note_bytes, manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
+    manifest = None if manifest_bytes is None else _manifest(manifest_bytes, folder)
+    listed = {folder.join(shard.path).path for shard in manifest.shards} if manifest else set()
+    shards: dict[str, dict[int, Location]] = {}
+    others: list[Location] = []
+    half_written = [child for child in folder.children() if is_own_part(child)]
+    data = folder.join(DATA)
+    sizes = _sizes(data)
+    for file in data.files() if sizes else []:
+        below = file.path.removeprefix(data.path.rstrip("/")).lstrip("/")
+        match = SHARD_PATH.fullmatch(f"{DATA}/{below}")
+        if match and file.path not in listed and not sizes.get(file.path, 1) and is_regular(file):
+            half_written.append(file)
+        elif match:
+            shards.setdefault(match["generation"], {})[int(match["number"])] = file
+        elif not any(part.startswith((".", "_")) for part in below.split("/")):
+            others.append(file)
+    return Survey(
+        folder=folder,
+        note_bytes=note_bytes,
+        note=None if note_bytes is None else WritingNote.if_any(note_bytes, where=folder.join(WRITING).url),
+        manifest_bytes=manifest_bytes,
+        manifest=manifest,
+        shards=shards,
+        sizes=sizes,
+        others=tuple(others),
+        half_written=tuple(half_written),
+        uploads=tuple(open_uploads(folder.join(DATA))),
+    )
+
+
+def _sizes(data: Location) -> dict[str, int]:
+    """Bytes of each file below a folder, by path, from one listing: there may be thousands, and a request for each is slow."""
+
+    def request() -> dict[str, int]:
+        data.fs.invalidate_cache()
+        try:
+            found = data.fs.find(data.path, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path: int(info["size"] or 0) for path, info in found.items()}
+
+    return data.ask("listing it", request)
+
+
+def _manifest(data: bytes, folder: Location) -> Manifest | None:
+    try:
+        return Manifest.from_bytes(data, where=folder.join(MANIFEST).url)
+    except BadData:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Shards with numbers in a row, none of which is there."""
+
+    first: Location
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The shards that are to be the dataset."""
+
+    shards: tuple[Location, ...]  # in reading order; of those that a manifest lists, some may not be there
+    by_manifest: Manifest | None  # the manifest that lists them, or some of them; None: none that can be read does
+    expected: Mapping[str, Said] = field(default_factory=dict)  # by path: what they must be to the last byte
+    generation: str = ""  # of a write that did not end, or whose manifest cannot be read; "": the manifest's
+    gaps: tuple[Gap, ...] = ()  # further ones that are missing
+
+    @property
+    def total(self) -> int:
+        """How many shards there should be."""
+        return len(self.shards) + sum(gap.count for gap in self.gaps)
+
+    def rest(self, found: Survey) -> list[Location]:
+        """Files in `data/` that are not among them."""
+        mine = {place.path for place in self.shards}
+        files = [place for numbered in found.shards.values() for place in numbered.values()]
+        return sorted((place for place in [*files, *found.others] if place.path not in mine), key=lambda place: place.path)
+
+
+def choose(found: Survey, keep: str | None) -> Choice:
+    """The dataset in a folder. `keep`: `old` or `new` of one that was being overwritten, or a generation.
+
+    Raises NoData where no shard is there, UsageError where `keep` is needed, or names nothing.
+    """
+    note, manifest = found.note, found.manifest
+    if keep not in (None, "old", "new", *found.shards):
+        fix = f"use old, new or {' or '.join(found.shards)}"
+        raise UsageError(f"there are no shards of {keep!r}", where=f"--keep for {found.folder.url}", fix=fix)
+    begun = note.generation if note is not None and note.generation in found.shards else None
+    if keep is not None and keep in found.shards:
+        return _of_writing(found, keep) if keep == begun else _of_ended_writing(found, keep)
+    if manifest is None:
+        return _of_writing(found, begun) if begun else _of_ended_writing(found, _only_generation(found), alone=True)
+    listed = {match["generation"] for shard in manifest.shards if (match := SHARD_PATH.fullmatch(shard.path))}
+    if begun is None or (begun in listed and not listed - {begun} and not _beyond(found, manifest, begun)):
+        return _of_manifest(found, manifest)
+    if begun in listed or not listed:
+        return _of_writing(found, begun, manifest)
+    if keep is None:
+        raise _two_datasets(found, manifest, begun)
+    return _of_manifest(found, manifest) if keep == "old" else _of_writing(found, begun)
+
+
+def _beyond(found: Survey, manifest: Manifest, generation: str) -> bool:
+    """Whether shards of the manifest's own generation are there that it does not list: somebody continued after it."""
+    return len(found.shards[generation]) > len(manifest.shards)
+
+
+def _of_manifest(found: Survey, manifest: Manifest) -> Choice:
+    places = tuple(found.folder.join(shard.path) for shard in manifest.shards)
+    return Choice(places, manifest, dict(zip((place.path for place in places), said_of_shards(found).values(), strict=True)))
+
+
+def _of_writing(found: Survey, generation: str, manifest: Manifest | None = None) -> Choice:
+    """All shards of one generation up to the last that is there; hashes may have changed since a manifest listed some."""
+    there = found.shards[generation]
+    gaps = tuple(_gaps(found, generation, there, -1))
+    return Choice(tuple(there[number] for number in sorted(there)), manifest, generation=generation, gaps=gaps)
+
+
+def _of_ended_writing(found: Survey, generation: str, *, alone: bool = False) -> Choice:
+    """All shards of one generation that was not being written: what a manifest lists of it must be there, and the same.
+
+    `alone`: shards of other generations that it lists are missing too.
+    """
+    there, said = found.shards[generation], said_of_shards(found)
+    known = [(path, match["generation"], int(match["number"])) for path in said if (match := SHARD_PATH.fullmatch(path))]
+    of_others = [path for path, other, _ in known if alone and other != generation]
+    if says_all(found):  # it may have left numbers out, as a repaired one does
+        gone = [path for path, own, number in known if own == generation and number not in there]
+        gaps = [Gap(found.folder.join(path), 1) for path in [*gone, *of_others]]
+    else:
+        last = max((number for _, own, number in known if own == generation), default=-1)
+        gaps = [*_gaps(found, generation, there, last), *(Gap(found.folder.join(path), 1) for path in of_others)]
+    return Choice(
+        tuple(there[number] for number in sorted(there)),
+        None,
+        {found.folder.join(path).path: one for path, one in said.items()},
+        generation,
+        tuple(gaps),
+    )
+
+
+def _gaps(found: Survey, generation: str, there: Iterable[int], last: int) -> Iterator[Gap]:
+    """Between the numbers that are `there`, and up to `last`; one shard may have any number, so none of them is walked."""
+    before = -1
+    for number in [*sorted(there), last + 1]:
+        if number > before + 1:
+            yield Gap(found.folder.join(shard_name(generation, before + 1)), number - before - 1)
+        before = max(before, number)
+
+
+def _only_generation(found: Survey) -> str:
+    if not found.shards:
+        what = "no complete shard is here, and no readable manifest: there is nothing to repair"
+        fix = "run the command that was writing here, with --resume or --overwrite"
+        raise NoData(what, where=found.folder.url, fix=fix)
+    if len(found.shards) > 1:
+        what = f"shards of {len(found.shards)} writes are here, and nothing readable tells which of them is the dataset"
+        raise UsageError(what, where=found.folder.url, fix=f"--keep {' or --keep '.join(_described(found))}")
+    return next(iter(found.shards))
+
+
+def _described(found: Survey) -> list[str]:
+    return [f"{generation} ({len(numbered)} shards)" for generation, numbered in sorted(found.shards.items())]
+
+
+def _two_datasets(found: Survey, manifest: Manifest, begun: str) -> UsageError:
+    old, new = len(manifest.shards), len(found.shards[begun])
+    there = f"a dataset ({manifest.counts.episodes} episodes in {old} shards)"
+    what = f"{there} was being overwritten, and {new} complete shards of the new one are here"
+    fix = "--keep old for the one that was there, --keep new for what there is of the new one; the other goes to quarantine/"
+    return UsageError(what, where=found.folder.url, fix=fix)

@@ -1,0 +1,268 @@
+"""What `validate` found: collected from checks and from reading, as values for programs and rows of a table for people.
+
+* `Validation`, `Problem`: the result; it raises for data with problems when asked to.
+* `Findings`: collects what checks find, one entry per code and source, with counts and first places. A code without an entry in
+  `codes` raises.
+* `ListeningTally`, `ListeningRejects`: record what reading otherwise counts silently, with its places, and never stop at a bad
+  row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from offline_cli.checking.validate.codes import CODES, SEVERITIES, Severity
+from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
+from offline_cli.tally import DROPPED, OnError, Rejects, Tally
+
+__all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
+
+PLACES: Final = 10  # shown of each problem
+
+SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
+"""Assumptions that other checks report themselves."""
+
+RENAMED: Final[dict[str, tuple[str, Severity]]] = {
+    "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
+    "duplicate-row": ("repeated-steps", "note"),
+}
+"""Assumptions that are problems of another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One kind of problem in one source."""
+
+    code: str  # docs/validate.md lists them
+    severity: Severity
+    where: str  # the first place
+    what: str
+    fix: str
+    count: int  # of what: see the code
+    source: str  # the folder, files or URL that was given
+    details: Mapping[str, Any] = field(default_factory=dict)  # places: the first 10; of: how many there are in all
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All problems of one or more sources, and what was checked."""
+
+    problems: tuple[Problem, ...]  # by source, worst first
+    sources: tuple[str, ...]
+    formats: tuple[str, ...]  # of the sources that could be opened
+    episodes: int  # whole ones, duplicates left out
+    steps: int
+    rows: int  # of tables, lines of JSON, packed episodes
+    deep: bool  # hashes of shards were compared
+    strict: bool  # warnings count as failures
+    hashes_unchecked: int  # shards whose sha256 was not compared
+    seconds: float
+
+    @property
+    def counts(self) -> dict[Severity, int]:
+        """Problems by severity."""
+        found = Counter(problem.severity for problem in self.problems)
+        return {severity: found[severity] for severity in SEVERITIES}
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is no error, and under `strict` no warning either."""
+        return not self._failing()
+
+    def _failing(self) -> list[Problem]:
+        failing = SEVERITIES[: 2 if self.strict else 1]
+        return [problem for problem in self.problems if problem.severity in failing]
+
+    def check(self) -> None:
+        """Raise InvalidData unless `passed`; it names the worst, and its `result` is `as_dict()`."""
+        failing = self._failing()
+        if not failing:
+            return
+        worst, more = failing[0], len(failing) - 1
+        raise InvalidData(
+            f"{worst.code}: {worst.what}" + (f" (and {more} more problem{'s' * (more > 1)})" if more else ""),
+            where=worst.where,
+            fix=worst.fix,
+            result=self.as_dict(),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        return {
+            "problems": [problem.as_dict() for problem in self.problems],
+            **{f"{severity}s": count for severity, count in self.counts.items()},
+            "passed": self.passed,
+            "sources": list(self.sources),
+            "formats": list(self.formats),
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "rows": self.rows,
+            "deep": self.deep,
+            "strict": self.strict,
+            "hashes_unchecked": self.hashes_unchecked,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(slots=True)
+class _Entry:
+    severity: Severity
+    count: int = 0
+    of: int | None = None  # how many there are in all
+    places: list[str] = field(default_factory=list)
+    example: str = ""  # the first one, as text
+    fix: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Findings:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], _Entry] = {}  # by source and code
+
+    def add(
+        self,
+        source: str,
+        code: str,
+        count: int = 1,
+        places: Iterable[str] = (),
+        *,
+        severity: Severity | None = None,
+        example: str = "",
+        fix: str = "",
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Count `count` more of `code` in `source`; `severity` other than usual, which stays if it is the worse one.
+
+        `places` is drawn from only as far as places are shown. `example` describes the first one.
+        """
+        entry = self._entries.setdefault((source, code), _Entry(severity or CODES[code].severity))
+        entry.severity = min(entry.severity, severity or CODES[code].severity, key=SEVERITIES.index)
+        entry.count += count
+        if len(entry.places) < PLACES:
+            entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
+        entry.example, entry.fix = entry.example or example, entry.fix or as_convert_would(fix)
+        entry.details.update(details or {})
+
+    def add_error(self, source: str, error: OfflineCliError, code: str, count: int = 1) -> None:
+        """Count an error that reading raised, or passed on, by its own code, else by `code`."""
+        named = str(error.details.get(PROBLEM, error.code))
+        code = named if named in CODES else code
+        self.add(source, code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
+
+    def set_total(self, source: str, code: str, of: int) -> None:
+        """Set the total that the count is out of, where the code was found."""
+        if (source, code) in self._entries:
+            self._entries[source, code].of = of
+
+    def has(self, source: str, *codes: str) -> bool:
+        """Whether any of these was found in `source`; without codes, whether any error was."""
+        found = {code: entry for (place, code), entry in self._entries.items() if place == source}
+        return any(code in found for code in codes) if codes else any(entry.severity == "error" for entry in found.values())
+
+    def problems(self, sources: Iterable[str]) -> tuple[Problem, ...]:
+        """All of them, by source in that order, the worst first."""
+        order, codes = {source: i for i, source in enumerate(sources)}, list(CODES)
+        found = sorted(
+            self._entries.items(),
+            key=lambda item: (order.get(item[0][0], len(order)), SEVERITIES.index(item[1].severity), codes.index(item[0][1])),
+        )
+        return tuple(_problem(source, code, entry) for (source, code), entry in found)
+
+
+def _problem(source: str, code: str, entry: _Entry) -> Problem:
+    known = CODES[code]
+    of = "" if entry.of is None else f" of {entry.of:,}"
+    what = f"{entry.count:,}{of} {known.unit[(entry.of or entry.count) != 1]}: {known.meaning}"
+    return Problem(
+        code=code,
+        severity=entry.severity,
+        where=entry.places[0] if entry.places else source,
+        what=f"{what}: {entry.example}" if entry.example else what,
+        fix=entry.fix or known.fix,
+        count=entry.count,
+        source=source,
+        details={"places": list(entry.places), **({} if entry.of is None else {"of": entry.of}), **entry.details},
+    )
+
+
+class ListeningTally(Tally):
+    """Reports each assumption that has a code of its own, and keeps the rest by source."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__()
+        self._findings = findings
+        self._counted: dict[str, Counter[str]] = {}  # by source: what is reported at the end
+        self._dropped: dict[str, dict[str, str]] = {}  # by source: columns left out, and why
+
+    def assume(self, kind: str, times: int = 1, *, places: Callable[[], Iterable[str]] | None = None) -> None:
+        """Count and report."""
+        super().assume(kind, times)
+        if times <= 0:
+            return
+        if kind in RENAMED:
+            code, severity = RENAMED[kind]
+            self._findings.add(self.location, code, times, self._placed(places), severity=severity)
+        elif kind in CODES:
+            self._findings.add(self.location, kind, times, self._placed(places))
+        elif kind not in SILENT:
+            self._counted.setdefault(self.location, Counter())[kind] += times
+
+    def _placed(self, places: Callable[[], Iterable[str]] | None) -> Iterator[str]:
+        """The places, with that of the source before those that name an episode only."""
+        for place in () if places is None else places():
+            yield f"{self.location}, {place}" if place.startswith("episode ") else place
+
+    def drop_column(self, name: str, reason: str) -> None:
+        """Count, and keep the name by source."""
+        known = name in self.dropped_columns
+        super().drop_column(name, reason)
+        if not known:
+            self._dropped.setdefault(self.location, {})[name] = reason
+
+    def drop_duplicate(self, place: Callable[[], str]) -> None:
+        """Count and report."""
+        super().drop_duplicate(place)
+        self._findings.add(self.location, "duplicate-episode", 1, self._placed(lambda: [place()]))
+
+    def tell_counted(self) -> None:
+        """Report the other assumptions as one note for each source."""
+        for source, counts in self._counted.items():
+            self.tell_assumptions(source, counts)
+
+    def tell_assumptions(self, source: str, counts: Counter[str]) -> None:
+        """Report `counts`, by kind, as one note."""
+        kinds = {kind: count for kind, count in sorted(counts.items()) if count > 0}
+        if kinds:
+            dropped = self._dropped.get(source, {}) if DROPPED in kinds else {}
+            named = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
+            if dropped:
+                named += f" ({', '.join(f'{name}: {reason}' for name, reason in dropped.items())})"
+            details = {"kinds": kinds, **({"dropped_columns": dropped} if dropped else {})}
+            self._findings.add(source, "assumption", sum(kinds.values()), example=named, details=details)
+
+
+class ListeningRejects(Rejects):
+    """Skips bad rows, and reports each error: rows that cannot be read by row, episodes that cannot be put together once."""
+
+    def __init__(self, findings: Findings, tally: Tally) -> None:
+        super().__init__(OnError.SKIP)
+        self._findings, self._tally = findings, tally
+        self._last: BadData | UnsupportedSpace | None = None
+
+    def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
+        """Count and report; several parts of one refused episode come with one error."""
+        super().add(error, rows=rows)
+        if error is not self._last:
+            whole_thing = PROBLEM in error.details and error.details[PROBLEM] != "length-mismatch"
+            self._findings.add_error(self._tally.location, error, "unreadable-row", 1 if whole_thing else rows)
+        self._last = error

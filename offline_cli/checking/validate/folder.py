@@ -1,0 +1,308 @@
+"""Checks of a dataset folder around its episodes: commit, manifest, shards, and what else is in it.
+
+* `OwnFolder`: shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at
+  the first fault: so gaps, chains and unreadable rows in a dataset are reported one by one. A shard that differs from its
+  manifest entry is reported once, and not read.
+* `told_of`: the report on an incomplete dataset, by how it came about; it names only remedies that would be accepted.
+* `check_footer`, `check_leftovers`: what only `--deep` checks, beside hashes: footers against their data, rows set aside,
+  uploads left open. A footer states least and greatest values of each column, and other tools skip row groups by them: a wrong
+  one hides rows from them, although reading all of it, as we do, shows nothing wrong. Bounds may be wider than the data, never
+  narrower.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from offline_cli.checking.repair.plan import LEFT_OUT
+from offline_cli.checking.validate.codes import Severity
+from offline_cli.checking.validate.comparisons import ManifestFigures, PlainColumns
+from offline_cli.checking.validate.findings import Findings, ListeningTally
+from offline_cli.datasets.dataset import NOT_FINISHED, Dataset
+from offline_cli.datasets.layout import DATA, MANIFEST, PART_PREFIX
+from offline_cli.datasets.manifest import Manifest, Shard
+from offline_cli.datasets.own_dataset import quarantine_files
+from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.target_folder import REPAIRED_FIX, UNFINISHED_WRITING
+from offline_cli.errors import BadData, StorageNotFound, Uncommitted
+from offline_cli.files.locations import Location
+from offline_cli.files.uploads import open_uploads
+from offline_cli.formats.memory import MEMORY_LIMIT
+from offline_cli.formats.own import info_of
+from offline_cli.formats.rllib_columns import RllibColumnsSource
+from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.source import Source
+from offline_cli.parquet.row_group_cuts import ChunkStatistics, chunk_statistics
+from offline_cli.parquet.shards import opened, read_row_groups
+from offline_cli.parquet.trust import OTHER_SHARD, Trust
+from offline_cli.progress import OnProgress, Progress
+from offline_cli.tally import Lost
+
+__all__ = ["OwnFolder", "check_footer", "check_leftovers", "told_of"]
+
+STORED_AS: Final = {
+    "BOOLEAN": "<?",
+    "INT32": "<i",
+    "INT64": "<q",
+    "unsigned INT32": "<I",
+    "unsigned INT64": "<Q",
+    "FLOAT": "<f",
+    "DOUBLE": "<d",
+    "FIXED_LEN_BYTE_ARRAY": "<e",
+}
+"""How `struct` reads the bounds of a Parquet type; half floats are the only numbers of fixed length."""
+
+
+def told_of(manifest: Manifest) -> dict[str, Any]:
+    """For `Findings.add`, of a manifest with `complete: false`."""
+    if UNFINISHED_WRITING in manifest.provenance:
+        return {}  # --resume continues from there
+    left_out = manifest.assumptions.get(LEFT_OUT, 0)
+    if left_out:
+        return {"example": f"repair left out {left_out:,} {'shard' if left_out == 1 else 'shards'}", "fix": REPAIRED_FIX}
+    if "repaired" in manifest.provenance:
+        counted = f"compare {manifest.counts.episodes:,} episodes with what was asked for"
+        return {
+            "severity": "note",
+            "example": "repair built the manifest anew from every shard, and nothing says whether there were to be more",
+            "fix": f"{counted}; where some are missing, {REPAIRED_FIX}",
+        }
+    return {  # readers refuse it: `Dataset.refuse_unexplained`
+        "severity": "error",
+        "example": "nothing in the manifest says what is missing, or how that came about",
+        "fix": "write the dataset again from its source, or read its shards without the manifest, as data/",
+    }
+
+
+def check_footer(shard: Location, source: str, findings: Findings, trust: Trust | None = None) -> None:
+    """Report row groups of a shard whose footer says something else; a shard that cannot be read is reported elsewhere."""
+    try:
+        with opened(shard) as file:
+            wrong = list(_wrong_groups(file, shard, trust))
+    except BadData:
+        return
+    if wrong:
+        findings.add(source, "footer-mismatch", len(wrong), (f"{shard.url}, {what}" for what in wrong))
+
+
+def _wrong_groups(file: Any, shard: Location, trust: Trust | None) -> Iterator[str]:
+    """One sentence for each row group with a fault: the first that it has."""
+    names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
+    columns = {file.schema.column(i).path: i for i in range(len(file.schema))}  # names in chunks may be wrong
+    kinds = {name: file.schema.column(i).physical_type for name, i in columns.items()}
+    try:
+        statistics = chunk_statistics(file.stream, file.metadata)
+    except pa.ArrowInvalid as error:
+        yield str(error)
+        return
+    for number, table in enumerate(read_row_groups(file, shard, columns=names, trust=trust)):
+        faults = (
+            f"row group {number}, column {name}: {fault}"
+            for name in names
+            for fault in _faults(statistics[number][columns[name]], kinds[name], table[name])
+        )
+        if (first := next(faults, None)) is not None:
+            yield first
+
+
+def _is_plain(kind: Any) -> bool:
+    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_boolean)
+    return any(check(kind) for check in checks)
+
+
+def _faults(said: ChunkStatistics, physical: str, values: Any) -> Iterator[str]:
+    """`said` of the pa.ChunkedArray `values`, which are stored as the Parquet type `physical`."""
+    if said.null_count is not None and said.null_count != values.null_count:
+        yield f"{values.null_count:,} nulls, the footer says {said.null_count:,}"
+    if said.low is None or said.high is None or len(values) == values.null_count:
+        return
+    try:
+        low, high = (_bound(data, physical, values.type) for data in (said.low, said.high))
+    except (ValueError, struct.error):
+        yield "the footer's least and greatest values are invalid"
+        return
+    have = pc.min_max(values)
+    least, greatest = (_comparable(have[name].as_py()) for name in ("min", "max"))
+    if least < low:
+        yield f"its least value is {least!r}, the footer says {low!r}"
+    if greatest > high:
+        yield f"its greatest value is {greatest!r}, the footer says {high!r}"
+
+
+def _bound(data: bytes, physical: str, kind: Any) -> Any:
+    """A bound of a column of Arrow type `kind`; bytes for text. Raises ValueError, struct.error where it is invalid."""
+    if physical == "BYTE_ARRAY":
+        return data
+    stored = STORED_AS.get(f"unsigned {physical}" if pa.types.is_unsigned_integer(kind) else physical)
+    if stored is None:
+        raise ValueError(f"{kind} is not stored as {physical}")
+    return struct.unpack(stored, data)[0]
+
+
+def _comparable(value: Any) -> Any:
+    """Text as bytes, which is how Parquet orders it: a bound may be cut off within a character."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def check_leftovers(folder: Location, findings: Findings) -> None:
+    """Report uploads to dataset `folder` that were never completed, and files of rows set aside that cannot be read."""
+    for upload in open_uploads(folder.join(DATA)):
+        findings.add(folder.url, "leftover-file", 1, [str(upload)])
+    for file in quarantine_files(folder).values():
+        try:
+            with opened(file) as parquet:
+                for _ in read_row_groups(parquet, file):
+                    continue
+        except BadData as error:
+            findings.add(folder.url, "damaged-quarantine", 1, [file.url], example=error.what)
+
+
+@dataclass(slots=True)
+class OwnFolder:
+    """One dataset folder; `check` covers everything but its episodes."""
+
+    location: Location
+    manifest: Manifest | None = None  # None: there is none that can be read
+    readable: list[Location] = field(default_factory=list)  # shards that are worth reading
+    trusted: dict[str, Trust] = field(default_factory=dict)  # the manifest's entries of these, by path
+    unhashed: int = 0  # shards whose sha256 is not compared, because they are not worth reading
+    memory_limit: int = MEMORY_LIMIT
+
+    def check(
+        self, findings: Findings, tally: ListeningTally, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False
+    ) -> None:
+        """Report what is wrong with the folder, and find the shards to read."""
+        try:
+            self.manifest = Dataset.open(self.location).manifest
+        except Uncommitted as error:
+            said = error.what.removeprefix(NOT_FINISHED).lstrip(":, ")  # which the code's text includes
+            findings.add(self.location.url, "uncommitted", 1, [error.where], example=said, fix=error.fix)
+            self._read_old_manifest(findings)
+        except BadData as error:
+            self._broken_manifest(findings, error)
+        else:
+            self._other_files(findings)
+        if deep:
+            check_leftovers(self.location, findings)
+        if self.manifest is not None:
+            self._facts(findings, tally, allow_lost=allow_lost)
+            self._shards(findings, deep=deep, on_progress=on_progress)
+
+    def _read_old_manifest(self, findings: Findings) -> None:
+        """That of the dataset that was being overwritten, if there is one."""
+        place = self.location.join(MANIFEST)
+        if place.exists():
+            try:
+                self.manifest = Manifest.from_bytes(place.read_bytes(), where=place.url)
+            except BadData as error:
+                self._broken_manifest(findings, error)
+
+    def _broken_manifest(self, findings: Findings, error: BadData) -> None:
+        wrong = error.details.get("problems", [error.what])
+        findings.add(
+            self.location.url,
+            "broken-manifest",
+            len(wrong),
+            [f"{self.location.join(MANIFEST).url}: {mistake}" for mistake in wrong],
+            example="; ".join(wrong[:3]),
+        )
+
+    # ---- what lies there ----
+
+    def _other_files(self, findings: Findings) -> None:
+        assert self.manifest is not None
+        listed = {shard.path for shard in self.manifest.shards}
+        data, source = self.location.join(DATA), self.location.url
+        for file in data.files() if data.exists() else []:
+            below = file.path.removeprefix(data.path.rstrip("/")).lstrip("/")
+            if f"{DATA}/{below}" not in listed:
+                hidden = any(part.startswith((".", "_")) for part in below.split("/"))  # readers skip these
+                findings.add(source, "unlisted-file", 1, [file.url], severity="warning" if hidden else None)
+        for child in self.location.children():
+            if child.name.startswith(PART_PREFIX):
+                findings.add(source, "leftover-file", 1, [child.url])
+
+    def _facts(self, findings: Findings, tally: ListeningTally, *, allow_lost: bool) -> None:
+        """The manifest by itself."""
+        assert self.manifest is not None
+        source = self.location.url
+        if not self.manifest.complete:
+            findings.add(source, "incomplete-dataset", 1, [source], **told_of(self.manifest))
+        lost = {kind: self.manifest.assumptions[kind] for kind in Lost if kind in self.manifest.assumptions}
+        if self.manifest.episodes_lost:
+            example = ", ".join(f"{kind} {count:,}" for kind, count in lost.items())
+            severity: Severity = "note" if allow_lost else "warning"
+            findings.add(source, "lost-episodes", self.manifest.episodes_lost, [source], severity=severity, example=example)
+        tally.tell_assumptions(source, Counter(self.manifest.assumptions) - Counter(lost))
+        aside = quarantine_files(self.location)
+        if aside:
+            findings.add(source, "quarantined-rows", len(aside), [aside[number].url for number in sorted(aside)])
+
+    # ---- shards ----
+
+    def _shards(self, findings: Findings, *, deep: bool, on_progress: OnProgress) -> None:
+        assert self.manifest is not None
+        reader = ShardReader(self.manifest.format, self.manifest.observation_space, self.manifest.action_space)
+        hashed, total = 0, sum(shard.bytes for shard in self.manifest.shards)
+        for shard in self.manifest.shards:
+            place = self.location.join(shard.path)
+            trust = self.trusted[place.path] = Trust(shard.sha256, self.memory_limit)
+            if self._is_whole(shard, place, findings, trust if deep else None) and self._has_columns(reader, place, findings):
+                self.readable.append(place)
+                if deep:
+                    check_footer(place, self.location.url, findings, trust)
+            elif not trust.is_known:
+                self.unhashed += 1
+            if deep:
+                hashed += shard.bytes
+                on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
+
+    def _is_whole(self, shard: Shard, place: Location, findings: Findings, trust: Trust | None) -> bool:
+        """Whether the shard is worth reading; its sha256 is compared with `trust`, or else while it is read."""
+        source = self.location.url
+        try:
+            size = place.size()
+        except StorageNotFound:
+            findings.add(source, "missing-shard", 1, [place.url])
+            return False
+        if size != shard.bytes:
+            findings.add(source, "shard-size", 1, [f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}"])
+            return False
+        if trust is not None and not trust.is_true_of(place):
+            findings.add(source, OTHER_SHARD, 1, [place.url])
+            return False
+        return True
+
+    def _has_columns(self, reader: ShardReader, place: Location, findings: Findings) -> bool:
+        try:
+            with opened(place) as file:
+                reader.check_columns(file, place)
+        except BadData as error:
+            findings.add_error(self.location.url, error, "unreadable-file")
+            return False
+        return True
+
+    # ---- its episodes ----
+
+    def source(self) -> Source | None:
+        """The shards worth reading, as a source; None where there is none."""
+        found = self.manifest
+        if found is None or not self.readable:
+            return None
+        kind = RllibEpisodesSource if found.format == "episodes" else RllibColumnsSource
+        return kind(self.readable, self.location.url, info_of(found, self.location.url), self.trusted)
+
+    def comparisons(self) -> tuple[ManifestFigures | None, PlainColumns | None]:
+        """What is to be compared while the shards are read: figures, and columns beside packed bytes."""
+        if self.manifest is None:
+            return None, None
+        packed = self.manifest.format == "episodes"
+        plain = PlainColumns({file.url: file for file in self.readable}) if packed else None
+        return ManifestFigures(self.manifest, self.location), plain

@@ -1,0 +1,201 @@
+"""Reads a committed dataset: exactly the shards that its manifest lists.
+
+A folder without a manifest, or with a broken one, raises.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from offline_cli.datasets.layout import DATA, DATASET, MANIFEST, WRITING
+from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.liveness import heard_from, holder_at_work
+from offline_cli.datasets.manifest import Manifest, Shard
+from offline_cli.datasets.moving import replaced_place
+from offline_cli.datasets.own_dataset import listed_paths
+from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.target_folder import UNFINISHED_WRITING
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, NoData, Uncommitted
+from offline_cli.files.locations import Location, open_location
+from offline_cli.files.staging import whole_file
+from offline_cli.parquet.safety import MEMORY_LIMIT
+from offline_cli.parquet.shard_prefetch import ShardsAhead
+from offline_cli.parquet.shards import opened
+from offline_cli.parquet.trust import Trust
+from offline_cli.scopes import Reading, Scope
+
+__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset"]
+
+NOT_FINISHED: Final = "a writer has not finished this dataset"
+TARGET_STEPS = 1 << 16
+FIX: Final = "write the dataset again from its source"
+INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-left-out"})
+"""Keys of a manifest's provenance and assumptions, one of which a dataset that is not complete has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One committed dataset.
+
+    It holds nothing open, so that leaving it as a context manager does nothing; `batches` is a context of its own.
+    """
+
+    location: Location  # its folder
+    manifest: Manifest
+    part: tuple[Shard, ...] | None = None  # of its shards, those that are read; None: all
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    @staticmethod
+    def open(location: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+        """The dataset in a folder.
+
+        Raises StorageNotFound where there is no folder, NoData where it holds no dataset, Uncommitted while a writer has not
+        finished, BadData for a broken manifest.
+        """
+        folder = open_location(location, storage_options)
+        place = folder.join(MANIFEST)
+        if folder.join(WRITING).exists():
+            raise _uncommitted(folder, has_manifest=place.exists())
+        if not place.exists():
+            if not folder.exists():
+                raise folder.missing()
+            fix = "name the folder of a dataset, the one with manifest.json in it"
+            raise NoData("no dataset is here: there is no manifest.json", where=folder.url, fix=fix)
+        return Dataset(folder, Manifest.from_bytes(place.read_bytes(), where=place.url))
+
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        target_steps: int = TARGET_STEPS,
+        *,
+        memory_limit: int = MEMORY_LIMIT,
+    ) -> Reading[EpisodeBatch]:
+        """All episodes in the manifest's order, streamed: one row group or so is in memory; of remote shards, a few parts more.
+
+        `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
+        and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
+        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or changed,
+        also where only its sha256 shows it: after its last batch, and in a bucket only where all columns are read;
+        MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
+        A caller that does not read to the end uses it with `with`, or calls its `close`.
+        """
+        return Reading(lambda scope: self._batches(columns, target_steps, memory_limit, scope))
+
+    def _batches(
+        self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
+    ) -> Iterator[EpisodeBatch]:
+        found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
+        reader = ShardReader(
+            found.format,
+            found.observation_space,
+            found.action_space,
+            columns,
+            target_steps,
+            declared=not found.spaces_inferred,
+        )
+        ends = {"terminated": 0, "truncated": 0}
+        with scope.part() as held:
+            coming = None
+            if self.location.is_in_bucket:
+                places = [(self.location.join(shard.path), shard.bytes) for shard in shards]
+                coming = held.enter(ShardsAhead(places, reader.columns_of))
+            for shard in shards:
+                try:
+                    for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held):
+                        ends["terminated"] += int(batch.terminated.sum())
+                        ends["truncated"] += int(batch.truncated.sum())
+                        yield batch
+                except BadData as error:
+                    raise self._overwritten(shard) or error from error.__cause__
+        for name, count in ends.items():
+            if self.part is None and count != getattr(found.counts, name):
+                raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
+
+    def _episodes(
+        self, shard: Shard, reader: ShardReader, trust: Trust, coming: ShardsAhead | None, scope: Scope
+    ) -> Iterator[EpisodeBatch]:
+        place, episodes, steps = self.location.join(shard.path), 0, 0
+        whole = reader.keep is None or not place.is_in_bucket  # in a bucket, unneeded columns would have to be fetched
+        moved = partial(replaced_place, self.location)
+        opening = (
+            opened(place, size=shard.bytes, moved=moved, trust=trust if whole else None) if coming is None else coming.turn()
+        )
+        for batch in reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope):
+            episodes += len(batch)
+            steps += batch.num_steps
+            yield batch
+            if coming is not None:
+                coming.advance()  # not before: a reader of the first episodes alone needs no other shard
+        if episodes != shard.episodes:
+            what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
+            raise BadData(what, where=place.url, fix=FIX)
+        if steps != shard.steps:
+            raise BadData(f"the shard holds {steps} steps, its manifest says {shard.steps}", where=place.url, fix=FIX)
+
+    def _overwritten(self, shard: Shard) -> BadData | None:
+        """The error of a shard that could not be read, if another dataset is here by now."""
+        place, listed = self.location.join(shard.path), listed_paths(whole_file(self.location.join(MANIFEST)))
+        kept = replaced_place(self.location, place)
+        if not listed or shard.path in listed or place.exists() or (kept is not None and kept.exists()):
+            return None
+        what = "the shard is gone: the dataset was overwritten after this began to read it"
+        return BadData(what, where=place.url, fix="run the same again: it reads the dataset that is here now")
+
+    def refuse_unexplained(self) -> None:
+        """Raise BadData for `complete: false` that nothing else in the manifest explains.
+
+        A dataset that was committed before it was complete has the note of its writer, one that was repaired says so.
+        """
+        found = self.manifest
+        if not (found.complete or INCOMPLETE_BY & (found.provenance.keys() | found.assumptions.keys())):
+            raise self._contradiction("`complete: false`, and nothing in it says what is missing, or how that came about")
+
+    def _contradiction(self, what: str) -> BadData:
+        fix = f"{FIX}; or read its shards without it, as {self.location.join(DATA).url}"
+        return BadData(f"the manifest contradicts its shards: it says {what}", where=self.location.join(MANIFEST).url, fix=fix)
+
+
+def open_dataset(url: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+    """The dataset in folder `url`, its `manifest` read and its `batches()` not yet.
+
+    Raises StorageNotFound, NoData where no dataset is there, Uncommitted, BadData for a broken manifest.
+    """
+    return Dataset.open(url, storage_options)
+
+
+def holds_dataset(location: Location) -> bool:
+    """Whether a dataset of ours is here, committed or not."""
+    if location.is_in_bucket:  # one listing, for the two questions and two listings of looking up names that may be missing
+        return not {MANIFEST, WRITING}.isdisjoint(place.name for place in location.children())
+    return location.join(MANIFEST).exists() or location.join(WRITING).exists()
+
+
+def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
+    try:
+        note = WritingNote.read(folder)
+    except BadData:  # a broken note says no less that nobody has finished
+        note = None
+    began = f": {note.command}, since {note.started}, process {note.pid} on {note.host}" if note else ""
+    holder = holder_at_work(note, folder.join(WRITING)) if note else None
+    if note is not None and holder is not None:
+        heard = heard_from(holder["age"])
+        what = f"a writer has not finished this {note.writes}, and is at work on it{began}{heard}"
+        return Uncommitted(what, where=folder.url, fix="wait until it ends, then run this again", details={"holder": holder})
+    if note is not None and note.writes != DATASET.noun:
+        fix = "run the same command again with --overwrite, and read the recordings that it reads"
+        return Uncommitted(f"a writer has not finished this {note.writes}{began}", where=folder.url, fix=fix)
+    fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
+    if has_manifest:
+        fix += f"; or remove {WRITING} to go back to the dataset that was being overwritten"
+    return Uncommitted(f"{NOT_FINISHED}{began}", where=folder.url, fix=fix)

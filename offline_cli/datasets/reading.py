@@ -1,0 +1,188 @@
+"""One shard as batches of whole episodes, streamed by row groups, and checked against its manifest entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.datasets import episode_tables, step_tables
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.codec import BatchDecoder
+from offline_cli.errors import PROBLEM, BadData
+from offline_cli.files.locations import Location
+from offline_cli.parquet.arrow_trees import is_numeric
+from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
+from offline_cli.parquet.trust import Trust
+from offline_cli.scopes import Scope, part_of
+from offline_cli.spaces import Space
+from offline_cli.tally import Rejects, Tally
+
+__all__ = ["ShardReader"]
+
+FIX = "write the dataset again from its source"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReader:
+    """How the shards of one dataset are read."""
+
+    format: str  # "episodes" | "columns"
+    observation_space: Space | None
+    action_space: Space | None
+    keep: Sequence[str] | None = None  # extra model outputs to read, and "infos"; None: all
+    target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
+    declared: bool = False  # `episodes` only: the episodes may not state other spaces
+    decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
+
+    def read(
+        self,
+        location: Location,
+        *,
+        size: int | None = None,
+        rows: int | None = None,
+        trust: Trust | None = None,
+        whole: bool = False,
+        opening: AbstractContextManager[OpenShard] | None = None,
+        scope: Scope | None = None,
+    ) -> Iterator[EpisodeBatch]:
+        """Batches of the episodes in the shard at `location`, in order.
+
+        `size`, `rows`, `trust`: what its manifest states. `whole`: compare its sha256 by the end of the last batch.
+        `opening`: the shard, if it has been opened. `scope` owns it. Raises BadData, naming the shard, where it is missing, has
+        another size or content, is cut, or has other columns than its spaces ask for; MemoryLimitExceeded for row groups
+        that are no bomb only because the sha256 is true.
+        """
+        with part_of(scope) as held:
+            file = held.enter(opening or opened(location, size=size))
+            if rows is not None and file.metadata.num_rows != rows:
+                what = f"the shard has {file.metadata.num_rows} rows, its manifest says {rows}"
+                raise BadData(what, where=location.url, fix=FIX)
+            self.check_columns(file, location)
+            if trust is not None and whole:
+                held.enter(trust.beside(file.stream, location))
+            yield from self._steps(file, location, trust) if self.format == "columns" else self._episodes(file, location, trust)
+            if trust is not None and whole:
+                trust.check(location)
+
+    def check_columns(self, file: OpenShard, location: Location) -> None:
+        """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
+        if self.format != "columns":
+            _check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
+            return
+        assert self.observation_space is not None, "a manifest of columns has spaces"
+        assert self.action_space is not None, "a manifest of columns has spaces"
+        _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
+        _check_further_columns(file.schema_arrow, location)
+
+    def _steps(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
+        tables = self._row_groups(file, location, trust)
+        for table in _whole_episodes(tables, self.target_steps):
+            yield step_tables.from_table(
+                table,
+                observation_space=self.observation_space,
+                action_space=self.action_space,
+                where=location.url,
+                keep=self.keep,
+            )
+
+    def columns_of(self, file: OpenShard) -> list[str]:
+        """The columns of an opened shard that are read."""
+        if self.format != "columns":
+            return [Columns.ITEM]
+        return [name for name in file.schema_arrow.names if self._is_wanted(name)]
+
+    def _is_wanted(self, name: str) -> bool:
+        if self.keep is None or name in STEP_COLUMNS:
+            return True
+        return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
+
+    def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[Any]:
+        return read_row_groups(file, location, columns=self.columns_of(file), trust=trust)
+
+    def _episodes(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
+        row = 0
+        for table in self._row_groups(file, location, trust):
+            for batch in episode_tables.from_table(
+                table,
+                first_row=row,
+                where=location.url,
+                decoder=self.decoder,
+                observation_space=self.observation_space,
+                action_space=self.action_space,
+                declared=self.declared,
+            ):
+                yield batch if self.keep is None else _kept(batch, self.keep)
+            row += table.num_rows
+
+
+def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:
+    extra = {name: tree for name, tree in batch.extra.items() if name in keep}
+    return replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in keep else None)
+
+
+def _check_columns(have: Any, want: Any, location: Location) -> None:
+    """Raise BadData, naming every difference, unless pa.Schema `have` has all the columns of `want`, as it has them."""
+    wrong = []
+    for column in want:
+        if column.name not in have.names:
+            wrong.append(f"no column {column.name!r}")
+        elif not have.field(column.name).type.equals(column.type):
+            wrong.append(f"column {column.name!r} is {have.field(column.name).type}, its space makes it {column.type}")
+    if wrong:
+        raise _wrong_columns(f"other columns than the manifest says: {'; '.join(wrong)}", location)
+
+
+def _check_further_columns(have: Any, location: Location) -> None:
+    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
+    kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
+    wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
+    infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]
+    if len(infos) == 1:
+        wrong.append(f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}")
+    extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
+    wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
+    if wrong:
+        raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)
+
+
+def _wrong_columns(what: str, location: Location) -> BadData:
+    return BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})
+
+
+def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:
+    """The rows of `tables` again, cut where an episode ends, each table of `target_steps` rows or more but for the last."""
+    pending: list[Any] = []
+    rows = cut = 0  # rows pending, and those of them before the episode that may continue
+    last_id: Any = None
+    for table in tables:
+        if not table.num_rows:
+            continue
+        ids = table.column(Columns.EPS_ID).combine_chunks()
+        start = _last_start(ids, last_id)
+        cut = rows + start if start is not None else cut
+        last_id = ids[-1]
+        pending.append(table)
+        rows += table.num_rows
+        if rows >= target_steps and cut:
+            joined = pa.concat_tables(pending)
+            yield joined.slice(0, cut)
+            pending, rows, cut = [joined.slice(cut)], rows - cut, 0
+    if pending:
+        yield pa.concat_tables(pending)
+
+
+def _last_start(ids: Any, before: Any) -> int | None:
+    """The last row at which an id begins that is not that of the row before; None: all continue `before`."""
+    if isinstance(ids, pa.ChunkedArray):
+        ids = ids.chunk(0)
+    changes = np.flatnonzero(pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False))
+    if len(changes):
+        return int(changes[-1]) + 1
+    return None if before is not None and before.equals(ids[0]) else 0

@@ -1,0 +1,175 @@
+"""Cuts a stream of batches into blocks and shards by episodes alone, so that data/ does not depend on how they arrived.
+
+A block becomes one table, and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of blocks
+within the limits that the user gave. An episode larger than a limit has a block, or a shard, of its own. Episodes of two
+structures are never joined: the block ends where the structure changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.parquet.row_group_cuts import BLOCK_BYTES
+from offline_cli.trees import Tree, flatten, leaves
+
+__all__ = ["Block", "BlockCutter", "raw_bytes"]
+
+ROW_OVERHEAD = 64  # bytes: id, t, reward and flags of a step
+LARGE = 64 << 10  # bytes of one value in an info that are counted
+MAY_BE_LARGE = frozenset({np.ndarray, bytes, str, list})
+VALUES = methodcaller("values")
+INFO_KEY_BYTES = 64  # of JSON text, an estimate: infos are counted by their keys, so as not to write them twice
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole episodes that become one table."""
+
+    batch: EpisodeBatch
+    opens_shard: bool  # whether the first of them begins a new shard
+
+
+class BlockCutter:
+    """Takes batches, gives blocks; the same episodes in the same order give the same blocks, however they were batched."""
+
+    def __init__(
+        self,
+        rows_of: Callable[[EpisodeBatch], NDArray[np.int64]],
+        *,
+        max_rows: int | None,
+        max_bytes: int | None,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        """`rows_of`: (E,) table rows of each episode. Limits are per shard, bytes before compression; None: no limit."""
+        self._rows_of = rows_of
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._block_bytes = block_bytes
+        self._pending: list[EpisodeBatch] = []
+        self._pending_bytes = 0
+        self._shard_rows = 0
+        self._shard_bytes = 0
+        self._opens_shard = True
+
+    @property
+    def between_shards(self) -> bool:
+        """Whether the next block opens a shard, so that the one before is complete."""
+        return self._opens_shard
+
+    def push(self, batch: EpisodeBatch) -> Iterator[Block]:
+        """The blocks that `batch` completes."""
+        if self._pending and not _same_structure(self._pending[-1], batch):
+            yield from self.flush()
+        sizes = np.concatenate([[0], np.cumsum(raw_bytes(batch))])
+        rows = np.concatenate([[0], np.cumsum(self._rows_of(batch))])
+        first = 0
+        while first < len(batch):
+            in_shard = self._fits_shard(sizes, rows, first)
+            count = min(in_shard, _count(sizes, first, self._block_bytes - self._pending_bytes))
+            if not count and not in_shard and self._shard_rows:
+                yield from self._give_block()
+                if not self._pending:
+                    self._end_shard()
+            elif not count and self._pending:
+                yield from self._give_block()
+            else:
+                last = first + max(1, count)
+                self._take(batch, first, last, int(sizes[last] - sizes[first]), int(rows[last] - rows[first]))
+                first = last
+
+    def begin_shard(self) -> Iterator[Block]:
+        """The block of what is pending; whatever comes next is in a shard of its own."""
+        yield from self.flush()
+        self._end_shard()
+
+    def take_back(self, block: Block) -> None:
+        """Start a shard with the episodes of a block just given, as a cutter does that gets them first.
+
+        They are passed again, maybe with more after them.
+        """
+        sizes, rows = raw_bytes(block.batch), self._rows_of(block.batch)
+        self._end_shard()
+        self._take(block.batch, 0, len(block.batch), int(sizes.sum()), int(rows.sum()))
+
+    def flush(self) -> Iterator[Block]:
+        """The block of what is pending, if anything is."""
+        while self._pending:
+            yield from self._give_block()
+
+    def _end_shard(self) -> None:
+        self._shard_rows = self._shard_bytes = 0
+        self._opens_shard = True
+
+    def _give_block(self) -> Iterator[Block]:
+        if self._pending:
+            batch = EpisodeBatch.concat(self._pending)
+            self._pending, self._pending_bytes = [], 0
+            opens, self._opens_shard = self._opens_shard, False
+            yield Block(batch, opens)
+
+    def _fits_shard(self, sizes: NDArray[Any], rows: NDArray[Any], first: int) -> int:
+        by_rows = _count(rows, first, None if self._max_rows is None else self._max_rows - self._shard_rows)
+        by_bytes = _count(sizes, first, None if self._max_bytes is None else self._max_bytes - self._shard_bytes)
+        return min(by_rows, by_bytes)
+
+    def _take(self, batch: EpisodeBatch, first: int, last: int, size: int, rows: int) -> None:
+        self._pending.append(batch if last - first == len(batch) else batch.select(slice(first, last)))
+        self._pending_bytes += size
+        self._shard_bytes += size
+        self._shard_rows += rows
+
+
+def _count(sums: NDArray[Any], first: int, room: int | None) -> int:
+    """How many episodes from `first` on fit into `room`, by running sums."""
+    if room is None:
+        return len(sums) - 1 - first
+    return max(0, int(np.searchsorted(sums, sums[first] + room, side="right")) - 1 - first)
+
+
+def _same_structure(left: EpisodeBatch, right: EpisodeBatch) -> bool:
+    """Whether both can share a block; quick where they come from one reader, as nearly all do."""
+    if left.observation_space is right.observation_space and left.action_space is right.action_space:
+        return _signature(left) == _signature(right)
+    return not left.structure_difference(right)
+
+
+def _signature(batch: EpisodeBatch) -> list[tuple[str, Any, tuple[int, ...]]]:
+    trees = (("obs", batch.obs), ("actions", batch.actions), *((f"extra {name}", tree) for name, tree in batch.extra.items()))
+    found = [(path, leaf.dtype, leaf.shape[1:]) for name, tree in trees for path, leaf in flatten(tree, name)]
+    return sorted(found, key=lambda part: part[0])
+
+
+def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
+    """(E,) bytes of each episode before compression; observations count twice, as in a row, and infos are estimated."""
+    step = ROW_OVERHEAD + 2 * _row_bytes(batch.obs) + _row_bytes(batch.actions) + sum(map(_row_bytes, batch.extra.values()))
+    sizes: NDArray[np.int64] = (batch.lengths + 1) * step
+    if batch.infos is not None:
+        keys = np.fromiter(map(len, batch.infos), np.int64, len(batch.infos))
+        told = INFO_KEY_BYTES * keys
+        if not MAY_BE_LARGE.isdisjoint(map(type, chain.from_iterable(map(VALUES, batch.infos)))):
+            told += np.fromiter(map(_large_bytes, batch.infos), np.int64, len(batch.infos))
+        sizes = sizes + np.add.reduceat(told, batch.obs_starts[:-1])
+    return sizes
+
+
+def _large_bytes(info: Mapping[str, Any]) -> int:
+    """Of an info's values that are LARGE or more: pictures, say, of which a few fill the memory."""
+    size = 0
+    for value in info.values():
+        if type(value) in MAY_BE_LARGE:
+            nbytes = value.nbytes if isinstance(value, np.ndarray) else len(value) * (8 if type(value) is list else 1)
+            size += nbytes if nbytes >= LARGE else 0
+    return size
+
+
+def _row_bytes(tree: Tree) -> int:
+    return sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves(tree))

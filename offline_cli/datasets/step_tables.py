@@ -1,0 +1,325 @@
+"""EpisodeBatch to Arrow table of the `columns` format and back: one row per step, whole columns at a time.
+
+A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
+`new_obs` of each episode's last. These raise: episodes without a step, which have no row (the writer drops and counts them),
+extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row has no
+place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts it.
+
+Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`; what
+JSON cannot express (bytes, complex numbers) raises. NaN and infinities are written as Python's json module writes and reads
+them: a null would lose them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.episodes.batch import EpisodeBatch, Infos
+from offline_cli.episodes.codec.steps import plain_mapping
+from offline_cli.errors import BadData, BadEpisode
+from offline_cli.json_documents import from_json
+from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field
+from offline_cli.parquet.safety import WIDTHS
+from offline_cli.spaces import Space
+from offline_cli.tally import Tally
+from offline_cli.trees import Tree, map_leaves
+
+__all__ = [
+    "EMPTY_INFOS_BYTES",
+    "INFO_COLUMNS",
+    "NO_EXTRA",
+    "extra_fields",
+    "from_table",
+    "info_from_text",
+    "info_to_text",
+    "step_schema",
+    "to_table",
+    "with_empty_infos",
+]
+
+INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
+NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
+"""Names that are not those of extra model outputs."""
+EMPTY_INFOS_BYTES: Final = 2 * WIDTHS["BYTE_ARRAY"]  # of a row in memory, in the two columns
+FIX = "write the dataset again from its source"
+
+
+def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
+    """`info` as JSON text, None for an empty one. `where` names episode and step. Raises BadData, naming them."""
+    if not info:
+        return None
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic) and value.dtype.kind in "biufU":
+            return value.item()
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufU":
+            tally.assume("info-array-to-list")
+            return value.tolist()
+        raise TypeError(f"values of type {_name(value)} have no JSON text")
+
+    try:
+        return json.dumps(
+            plain_mapping(info, tally=tally, where=where), separators=(",", ":"), default=plain, ensure_ascii=False
+        )
+    except TypeError as err:
+        fix = "use the episodes format, which keeps bytes and complex numbers"
+        raise BadData(f"infos cannot be written: {err}", where=where, fix=fix) from err
+
+
+def info_from_text(text: str, *, where: str) -> dict[str, Any]:
+    """The info in `text`. Raises BadData where it is no JSON object."""
+    try:
+        info = from_json(text)
+    except ValueError as err:
+        raise BadData(f"infos that are not JSON: {err}", where=where, fix="write the dataset again from its source") from err
+    if not isinstance(info, dict):
+        raise BadData("infos that are not a JSON object", where=where, fix="write the dataset again from its source")
+    return info
+
+
+def _name(value: Any) -> str:
+    return f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def step_schema(
+    observation_space: Space,
+    action_space: Space,
+    extra: Sequence[Any] = (),
+    *,
+    source_ids: bool = False,
+    infos: bool = False,
+) -> Any:
+    """The table's pa.Schema; `extra`: pa.Fields of the extra model outputs. Raises UnsupportedSpace."""
+    kinds = {
+        Columns.EPS_ID: pa.field(Columns.EPS_ID, pa.string()),
+        Columns.AGENT_ID: pa.field(Columns.AGENT_ID, pa.string()),
+        Columns.MODULE_ID: pa.field(Columns.MODULE_ID, pa.string()),
+        Columns.T: pa.field(Columns.T, pa.int64()),
+        Columns.OBS: space_field(Columns.OBS, observation_space),
+        Columns.ACTIONS: space_field(Columns.ACTIONS, action_space),
+        Columns.REWARDS: pa.field(Columns.REWARDS, pa.float64()),
+        Columns.NEXT_OBS: space_field(Columns.NEXT_OBS, observation_space),
+        Columns.TERMINATEDS: pa.field(Columns.TERMINATEDS, pa.bool_()),
+        Columns.TRUNCATEDS: pa.field(Columns.TRUNCATEDS, pa.bool_()),
+    }
+    theirs = [pa.field(Columns.SOURCE_ID, pa.string())] if source_ids else []
+    schema = pa.schema([*(kinds[name] for name in STEP_COLUMNS), *theirs, *extra])
+    return _with_info_columns(schema) if infos else schema
+
+
+def _with_info_columns(schema: Any) -> Any:
+    return pa.schema([*schema, *(pa.field(name, pa.string()) for name in INFO_COLUMNS)])
+
+
+def with_empty_infos(table: Any) -> Any:
+    """`table`, which has no infos, with the two columns of infos, all null."""
+    empty = pa.nulls(table.num_rows, pa.string())
+    schema = _with_info_columns(table.schema)
+    return pa.Table.from_arrays([*table.columns, *(empty for _ in INFO_COLUMNS)], schema=schema)
+
+
+def extra_fields(batch: EpisodeBatch) -> list[Any]:
+    """One pa.Field per extra model output, sorted by name. Raises UnsupportedSpace, BadEpisode."""
+    for name in batch.extra:
+        if name in NO_EXTRA:
+            fix = "rename it, or use the episodes format"
+            raise BadEpisode(f"an extra model output is called {name!r}, as a column is", where=_first(batch), fix=fix)
+    return [tree_field(name, batch.extra[name]) for name in sorted(batch.extra)]
+
+
+# ---- to rows ----
+
+
+def to_table(batch: EpisodeBatch, schema: Any, *, tally: Tally) -> Any:
+    """The pa.Table of `batch`, which fits `schema` and its spaces already. Raises BadData for infos that have no text."""
+    terminateds, truncateds = batch.step_flags()
+    columns = {
+        Columns.EPS_ID: _names(batch.ids, batch),
+        Columns.AGENT_ID: _names(batch.agent_ids, batch),
+        Columns.MODULE_ID: _names(batch.module_ids, batch),
+        Columns.T: pa.array(batch.timesteps()),
+        Columns.OBS: to_arrow(batch.acted_obs(view=True), schema.field(Columns.OBS).type),
+        Columns.ACTIONS: to_arrow(batch.actions, schema.field(Columns.ACTIONS).type),
+        Columns.REWARDS: pa.array(np.ascontiguousarray(batch.rewards)),
+        Columns.NEXT_OBS: to_arrow(batch.next_obs(view=True), schema.field(Columns.NEXT_OBS).type),
+        Columns.TERMINATEDS: pa.array(terminateds),
+        Columns.TRUNCATEDS: pa.array(truncateds),
+        **{name: to_arrow(tree, schema.field(name).type) for name, tree in batch.extra.items()},
+    }
+    if Columns.SOURCE_ID in schema.names:
+        theirs = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ({},) * len(batch)]
+        columns[Columns.SOURCE_ID] = _names(theirs, batch)
+    if Columns.INFOS in schema.names:
+        columns |= _info_columns(batch, tally)
+    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _names(names: Sequence[str | None] | None, batch: EpisodeBatch) -> Any:
+    if names is None:
+        return pa.nulls(batch.num_steps, pa.string())
+    episodes = np.repeat(np.arange(len(batch), dtype=np.int64), batch.lengths)
+    return pa.array(names, pa.string()).take(pa.array(episodes))
+
+
+def _info_columns(batch: EpisodeBatch, tally: Tally) -> dict[str, Any]:
+    if batch.infos is None:
+        return {name: pa.nulls(batch.num_steps, pa.string()) for name in INFO_COLUMNS}
+    texts = np.full(len(batch.infos), None, object)
+    for row, info in enumerate(batch.infos):  # a loop over those that are not empty: JSON is text
+        if info:
+            texts[row] = info_to_text(info, tally=tally, where=_info_place(batch, row))
+    resets = np.full(batch.num_steps, None, object)
+    resets[batch.starts[:-1]] = texts[batch.obs_starts[:-1]]
+    steps = texts[batch.step_rows() + 1]
+    return {Columns.INFOS: pa.array(steps, pa.string()), Columns.RESET_INFOS: pa.array(resets, pa.string())}
+
+
+def _info_place(batch: EpisodeBatch, row: int) -> str:
+    starts = batch.obs_starts
+    episode = int(np.searchsorted(starts, row, side="right")) - 1
+    return f"episode {batch.ids[episode]}, observation {row - int(starts[episode])}"
+
+
+def _first(batch: EpisodeBatch) -> str:
+    return f"batch from episode {batch.ids[0] if batch.ids else '(none)'}"
+
+
+# ---- from rows ----
+
+
+def from_table(
+    table: Any, *, observation_space: Space | None, action_space: Space | None, where: str, keep: Sequence[str] | None = None
+) -> EpisodeBatch:
+    """The batch of whole episodes that a pa.Table of step rows holds, in row order.
+
+    `keep`: the extra model outputs to read, and `infos`; None: all there are. Raises BadData, naming the column, for nulls,
+    for steps that are missing or out of order, and for infos that are no JSON.
+    """
+    columns = _Rows(table, where)
+    ids = columns.raw(Columns.EPS_ID)
+    if ids.null_count:
+        raise BadData(f"{ids.null_count} values of column {Columns.EPS_ID!r} are null", where=where, fix=FIX)
+    starts = np.append(_run_starts(ids), len(ids)).astype(np.int64)
+    t = columns.tree(Columns.T)
+    _check_timesteps(t, starts, where)
+    first, last = starts[:-1], starts[1:] - 1
+    extra = [name for name in table.column_names if name not in NO_EXTRA]
+    wanted = set(extra) | set(INFO_COLUMNS) if keep is None else set(keep)
+    t_started = t[first]
+    return EpisodeBatch(
+        ids=tuple(columns.texts(ids.take(pa.array(first)))),
+        starts=starts,
+        obs=map_leaves(
+            lambda acted, led_to: _with_final(acted, led_to, starts),
+            columns.tree(Columns.OBS),
+            columns.tree(Columns.NEXT_OBS),
+        ),
+        actions=columns.tree(Columns.ACTIONS),
+        rewards=columns.tree(Columns.REWARDS),
+        terminated=columns.flags(Columns.TERMINATEDS, last),
+        truncated=columns.flags(Columns.TRUNCATEDS, last),
+        extra={name: columns.tree(name) for name in extra if name in wanted},
+        infos=columns.infos(starts) if Columns.INFOS in wanted else None,
+        t_started=t_started if t_started.any() else None,
+        agent_ids=columns.names(Columns.AGENT_ID, first),
+        module_ids=columns.names(Columns.MODULE_ID, first),
+        custom_data=columns.custom_data(first),
+        observation_space=observation_space,
+        action_space=action_space,
+    )
+
+
+class _Rows:
+    """The columns of one table, each as one array."""
+
+    def __init__(self, table: Any, where: str) -> None:
+        self._table = table.combine_chunks()
+        self._where = where
+
+    def raw(self, name: str) -> Any:
+        column = self._table.column(name)
+        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+    def texts(self, column: Any) -> list[Any]:
+        """The texts of an array, None for null."""
+        try:
+            found: list[Any] = column.to_pylist()
+        except UnicodeDecodeError as err:  # Arrow does not check the bytes of a file
+            raise BadData(f"text that is not UTF-8: {err}", where=self._where, fix=FIX) from err
+        return found
+
+    def tree(self, name: str) -> Tree:
+        try:
+            return from_arrow(self.raw(name), self._table.schema.field(name))
+        except ValueError as err:
+            raise BadData(str(err), where=self._where, fix=FIX) from err
+
+    def flags(self, name: str, last: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(E,) the flag on each episode's last row; set on any other row it is an error."""
+        flags: NDArray[np.bool_] = self.tree(name)
+        at_end = flags[last]
+        if np.count_nonzero(flags) != np.count_nonzero(at_end):
+            raise BadData(f"column {name!r} is set before the last step of an episode", where=self._where, fix=FIX)
+        return at_end
+
+    def names(self, name: str, first: NDArray[np.int64]) -> tuple[str | None, ...] | None:
+        column = self.raw(name)
+        return None if column.null_count == len(column) else tuple(self.texts(column.take(pa.array(first))))
+
+    def custom_data(self, first: NDArray[np.int64]) -> tuple[Mapping[str, Any], ...] | None:
+        """(E,) with the ids that episodes had in their source; None where no episode had one."""
+        if Columns.SOURCE_ID not in self._table.column_names:
+            return None
+        names = self.names(Columns.SOURCE_ID, first)
+        if names is None:
+            return None
+        return tuple({} if name is None else {Columns.SOURCE_ID: name} for name in names)
+
+    def infos(self, starts: NDArray[np.int64]) -> Infos | None:
+        """N+E infos: the reset's and then each step's, per episode; None when all are empty."""
+        if Columns.INFOS not in self._table.column_names:
+            return None
+        steps, resets = (self.raw(name) for name in INFO_COLUMNS)
+        if steps.null_count == len(steps) and resets.null_count == len(resets):
+            return None
+        episodes = len(starts) - 1
+        infos: list[Mapping[str, Any]] = [{} for _ in range(len(steps) + episodes)]
+        offsets = np.repeat(np.arange(episodes), np.diff(starts))
+        for column, shift in ((steps, 1), (resets, 0)):
+            rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+            for row, text in zip(rows.tolist(), self.texts(column.take(pa.array(rows))), strict=True):
+                infos[row + int(offsets[row]) + shift] = info_from_text(text, where=f"{self._where}, step row {row}")
+        return infos
+
+
+def _run_starts(ids: Any) -> NDArray[np.int64]:
+    """Rows at which another id begins."""
+    if not len(ids):
+        return np.zeros(0, np.int64)
+    changes = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    return np.append(0, np.flatnonzero(changes) + 1).astype(np.int64)
+
+
+def _check_timesteps(t: NDArray[np.int64], starts: NDArray[np.int64], where: str) -> None:
+    steps = np.diff(t)
+    steps[starts[1:-1] - 1] = 1  # between episodes it may jump
+    if (steps != 1).any():
+        row = int(np.flatnonzero(steps != 1)[0])
+        raise BadData(f"t goes from {t[row]} to {t[row + 1]} within an episode", where=where, fix=FIX)
+
+
+def _with_final(acted: NDArray[Any], led_to: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+    """Leaves (N+E, ...) from the observations acted on and led to, (N, ...) each."""
+    episodes = np.arange(len(starts) - 1, dtype=np.int64)
+    whole = np.empty((len(acted) + len(episodes), *acted.shape[1:]), acted.dtype)
+    whole[np.arange(len(acted), dtype=np.int64) + np.repeat(episodes, np.diff(starts))] = acted
+    whole[starts[1:] + episodes] = led_to[starts[1:] - 1]
+    return whole

@@ -1,0 +1,355 @@
+"""The folder being written into, from the first note to the last clean-up; nothing unasked for is touched.
+
+Everything here said of datasets holds for train batches too: `FolderKind` (layout.py) has the names that differ.
+
+A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
+shards stay until the new manifest is written, and removing the note brings it back. The note is the lease that keeps a second
+writer out (`lease.py`); whatever was checked before the lease was held is checked again after.
+
+The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
+one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
+salted at random: old and new shards exist side by side until the manifest changes, and no name is ever reused, under which a
+reader with an older manifest would find other episodes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
+from typing import Any, Final
+
+from offline_cli.datasets.layout import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
+from offline_cli.datasets.lease import Changed, WritingLock
+from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.liveness import refuse_if_at_work
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.moving import forget_replaced, keep_names, replaced_files, retire
+from offline_cli.datasets.own_dataset import (
+    all_but_parts,
+    is_own_part,
+    listed_paths,
+    next_number,
+    numbered,
+    quarantine_files,
+    refuse_foreign_data,
+    refuse_foreign_folder,
+    refuse_links,
+)
+from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
+from offline_cli.files.locations import Location
+from offline_cli.files.staging import whole_file
+from offline_cli.files.uploads import open_uploads
+
+__all__ = ["REPAIRED_FIX", "UNFINISHED_WRITING", "TargetFolder", "check_apart", "check_target", "exclusive"]
+
+TRIES = 10  # tries to begin in a folder where others begin and end meanwhile
+
+REPAIRED_FIX: Final = "write what is missing to another --out, or everything again with --overwrite"
+UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
+
+
+def check_apart(places: Sequence[Location], target: Location) -> None:
+    """Raise UsageError for a target inside one of the sources: it would be a part of that source the next time."""
+    for place in places:
+        if place.fs == target.fs and target.path.startswith(place.path.rstrip("/") + "/"):
+            raise UsageError("the output lies inside the source", where=target.url, fix="give an --out beside the source")
+
+
+def check_target(
+    folder: Location, *, overwrite: bool = False, resume: bool = False, kind: FolderKind = DATASET
+) -> WritingNote | None:
+    """The note to resume from, with `resume`; None where writing starts anew.
+
+    Nothing is changed. `resume` where nothing was begun starts; `overwrite` replaces a dataset, never foreign files. Raises
+    OutputExists where what is there may not be touched, Locked where another writer is at work, UsageError for both at once,
+    StorageError for a local folder that could not be written to.
+    """
+    if resume and overwrite:
+        raise exclusive(folder.url, kind.noun)
+    if folder.is_file():
+        raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
+    if not folder.exists():
+        folder.check_writable()
+        return None
+    if overwrite or resume:
+        refuse_links(folder, kind)
+    note = _note(folder, needed=resume)
+    if note is not None:
+        refuse_if_at_work(note, folder.join(WRITING))
+        _refuse_other_kind(note, folder, kind)
+    elif resume:
+        note = _unfinished(folder)
+    if resume and note is not None:
+        refuse_foreign_data(folder, kind)
+        folder.check_writable()
+        return note
+    if overwrite:
+        refuse_foreign_folder(folder, kind)
+        refuse_foreign_data(folder, kind)
+    elif all_but_parts(folder):
+        late = _note(folder, needed=False)
+        if late is not None:  # since the check above
+            refuse_if_at_work(late, folder.join(WRITING))
+        raise _exists(folder, kind, resume=resume)
+    folder.check_writable()
+    return None
+
+
+def exclusive(url: str, noun: str) -> UsageError:
+    """The error for a call with both `resume` and `overwrite`."""
+    fix = f"--resume to resume the {noun}, or --overwrite to begin it again"
+    return UsageError("--resume and --overwrite are mutually exclusive", where=url, fix=fix)
+
+
+def _refuse_other_kind(note: WritingNote, folder: Location, kind: FolderKind) -> None:
+    if note.writes != kind.noun:
+        what = f"an unfinished {note.writes} is here, not a {kind.noun}"
+        raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
+
+
+def _note(folder: Location, *, needed: bool) -> WritingNote | None:
+    try:
+        return WritingNote.read(folder)
+    except BadData:
+        if needed:
+            raise
+        return None
+
+
+def _unfinished(folder: Location) -> WritingNote | None:
+    """The note of a writer that committed what it had, before all that was asked for was in it."""
+    place = folder.join(MANIFEST)
+    if not place.exists():
+        return None
+    found = Manifest.from_bytes(place.read_bytes(), where=place.url)
+    kept = found.provenance.get(UNFINISHED_WRITING)
+    if found.complete or kept is None:
+        return None
+    environment = found.environment and asdict(found.environment)
+    return WritingNote.of_manifest(kept, environment, where=f"{place.url}, {UNFINISHED_WRITING}")
+
+
+def _is_complete(folder: Location) -> bool:
+    place = folder.join(MANIFEST)
+    return Manifest.from_bytes(place.read_bytes(), where=place.url).complete
+
+
+def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
+    where, go_on = folder.url, "--resume to continue it, " if kind.resumable else ""
+    if folder.join(WRITING).exists():
+        fix = f"{go_on}--overwrite to begin again, or another --out"
+        return OutputExists(f"an unfinished {kind.noun} is here", where=where, fix=fix)
+    if not folder.join(kind.commit).exists():
+        return OutputExists(f"the folder is not empty, and holds no {kind.noun}", where=where, fix="give another --out")
+    if kind.resumable and not resume and _unfinished(folder) is not None:
+        fix = f"{go_on}--overwrite to replace it, or another --out"
+        return OutputExists(f"a {kind.noun} is here that was committed before it was complete", where=where, fix=fix)
+    if resume and kind.resumable and not _is_complete(folder):
+        what = f"the {kind.noun} here is not complete, and nothing in it says how to continue: it was repaired"
+        return OutputExists(what, where=where, fix=REPAIRED_FIX)
+    if resume:
+        fix = "the command that wrote it has nothing left to do; for another one: --overwrite to replace it, or another --out"
+        return OutputExists(f"the {kind.noun} here is complete", where=where, fix=fix)
+    return OutputExists(f"a {kind.noun} is here already", where=where, fix="--overwrite to replace it, or another --out")
+
+
+def _shards(folder: Location, kind: FolderKind) -> dict[str, dict[int, Location]]:
+    """Every shard file below `folder`, listed or not: generation -> number -> place."""
+    data = folder.join(DATA)
+    found: dict[str, dict[int, Location]] = {}
+    for file in data.files() if data.exists() else []:
+        if match := numbered(file, folder, kind):
+            found.setdefault(match["generation"], {})[int(match["number"])] = file
+    return found
+
+
+class TargetFolder:
+    """One write; `begin`, then either `finish` (after the manifest), `leave` or `leave_no_trace`."""
+
+    def __init__(self, folder: Location, command: str, kind: FolderKind = DATASET) -> None:
+        """`command`: what writes, without secrets."""
+        self.folder = folder
+        self.kind = kind
+        self._command = command
+        self.generation = ""
+        self.resumed = False
+        self._lock = WritingLock(folder)
+        self._first_quarantine = 0
+        self._made: list[Location] = []  # folders that were not there before, outermost first
+        self._note_before: bytes | None = None  # of a crashed write that this one overwrites
+        self._salt = secrets.token_hex(8)
+        self._listed: set[str] | None = None  # paths of the shards of the dataset that this one overwrites; None: not known
+
+    # ---- beginning ----
+
+    def begin(self, options: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
+        """Write the note, or take over the one that is there.
+
+        Raises OutputExists, Locked where another writer is at work, BadConfig for other options, StorageError.
+        """
+        for _ in range(TRIES):
+            note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
+            if note is not None:
+                note.refuse_other_options(options, self.folder)
+            try:
+                if note is None:
+                    self._begin_anew(options, overwrite=overwrite)
+                else:
+                    self._take_up(note, options)
+            except Changed:
+                continue
+            return
+        what = "other writers began and ended here, again and again"
+        raise Locked(what, where=self.folder.url, fix="the same command again, when they are done")
+
+    def _begin_anew(self, options: Mapping[str, Any], *, overwrite: bool) -> None:
+        self._note_before = whole_file(self.folder.join(WRITING)) if overwrite else None
+        self._made += self.folder.make_folder()
+        try:
+            self._choose_names(options, overwrite=overwrite)
+            self._lock.acquire(self.note(options), instead_of=self._note_before)
+            if not overwrite and (self.folder.join(self.kind.commit).exists() or _shards(self.folder, self.kind)):
+                self._lock.release()
+                raise Changed  # a whole write has taken place since `check_target`
+            if self._choose_names(options, overwrite=overwrite):
+                self._lock.rewrite(generation=self.generation, first_quarantine=self._first_quarantine)
+            self._remove_parts()
+            if overwrite:
+                self._forget_replaced()
+            self._made += self.folder.join(DATA).make_folder()
+        except (Changed, Locked):  # what is there is another writer's
+            raise
+        except BaseException:
+            self.leave_no_trace()
+            raise
+
+    def _forget_replaced(self) -> None:
+        """Remove what the write before this one has replaced."""
+        old = replaced_files(self.folder)
+        if old:
+            with self._lock.guard():  # checked after the listing
+                forget_replaced(old, self.folder)
+
+    def _choose_names(self, options: Mapping[str, Any], *, overwrite: bool) -> bool:
+        """Choose names that no file of the folder has, or has had; whether they are others than before."""
+        before = self.generation, self._first_quarantine
+        taken = set(_shards(self.folder, self.kind))
+        is_new = True
+        if overwrite:
+            commit = whole_file(self.folder.join(self.kind.commit))
+            self._listed = listed_paths(commit)
+            taken |= {match["generation"] for path in self._listed if (match := self.kind.data_path.fullmatch(path))}
+            is_new = commit is None and self._note_before is None and not (taken or replaced_files(self.folder))
+        self.generation = self.kind.generation(options, taken, None if is_new else self._salt)
+        self._first_quarantine = next_number(self.folder)
+        return (self.generation, self._first_quarantine) != before
+
+    def _take_up(self, note: WritingNote, options: Mapping[str, Any]) -> None:
+        before = whole_file(self.folder.join(WRITING))
+        if before is not None and WritingNote.of_bytes(before, where=self.folder.url) != note:
+            raise Changed
+        self.generation, self._first_quarantine = note.generation, note.first_quarantine
+        self._lock.acquire(self.note(options), instead_of=before)
+        self.resumed = True
+        self._remove_parts()
+        self.folder.join(DATA).make_folder()
+        keep_names(self.folder.join(DATA))  # of shards that are to be adopted: their writer may have been killed before that
+        for number, file in quarantine_files(self.folder).items():  # its rows will be seen, and set aside, again
+            if number >= self._first_quarantine:
+                file.remove()
+
+    def _remove_parts(self) -> None:
+        """Remove files that a killed writer left half written, and on S3 abort its uploads."""
+        with self._lock.guard():  # so that none belongs to a writer that is starting
+            for child in self.folder.children():
+                if is_own_part(child):
+                    child.remove()
+            if self.resumed or self._note_before is not None:
+                with suppress(StorageError):  # nothing depends on it, and not everybody who may write may list uploads
+                    for upload in open_uploads(self.folder.join(DATA)):
+                        upload.abort()
+
+    def note(self, options: Mapping[str, Any]) -> WritingNote:
+        """The note of this write: also what a manifest keeps of one that is committed before it is complete."""
+        return WritingNote.of_this_process(self.generation, options, self._first_quarantine, self._command, self.kind)
+
+    def own_shards(self) -> list[Location]:
+        """The complete shards of this write, in order. Raises BadData where one is missing between others."""
+        found = self.own_files()
+        for number, file in enumerate(found):
+            match = numbered(file, self.folder, self.kind)
+            if match is None or int(match["number"]) != number:
+                what = f"shard {number} is missing, later ones are there"
+                raise BadData(what, where=self.folder.url, fix="write the dataset again, with --overwrite")
+        return found
+
+    def own_files(self) -> list[Location]:
+        """The complete files of this write, by number, whichever are there."""
+        return [file for _, file in sorted(_shards(self.folder, self.kind).get(self.generation, {}).items())]
+
+    # ---- meanwhile ----
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder is this writer's, as far as is known."""
+        return self._lock.held
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Around whatever makes something count. Raises TakenOver where another writer has taken over."""
+        return self._lock.guard()
+
+    def check(self) -> None:
+        """Raise TakenOver where it is known by now that another writer has taken over."""
+        self._lock.check()
+
+    # ---- ends ----
+
+    def finish(self) -> None:
+        """End what the new manifest has replaced, and then remove the note: the dataset is committed."""
+        replaced, forgotten = self._old_shards()
+        forgotten += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
+        with self._lock.guard():  # checked after the listing: none of these is another writer's
+            for file in forgotten:
+                file.remove()
+            retire(replaced, self.folder)
+            keep_names(self.folder.join(DATA), self.folder.join(QUARANTINE))  # gone for good before the note is
+            for name in (DATA, QUARANTINE):
+                self.folder.join(name).remove_empty_folder()
+            self._lock.release()
+
+    def _old_shards(self) -> tuple[list[Location], list[Location]]:
+        """Those in `data/` that were the dataset until now, and others, which no reader has ever seen."""
+        replaced: list[Location] = []
+        forgotten: list[Location] = []
+        for generation, shards in _shards(self.folder, self.kind).items():
+            for file in shards.values() if generation != self.generation else ():
+                was_read = self._listed is None or f"{DATA}/{file.name}" in self._listed
+                (replaced if was_read and self.kind.keeps_replaced else forgotten).append(file)
+        return replaced, forgotten
+
+    def leave(self) -> None:
+        """End the write, so that it can be resumed at once; nothing where another writer has taken over."""
+        if self._lock.held:
+            self._lock.leave()
+
+    def leave_no_trace(self) -> None:
+        """Put everything back as it was before `begin`; for a write that has no complete shard.
+
+        Nothing where another writer has taken over: it may be about to write into a folder that is empty now.
+        """
+        if self._lock.is_lost:
+            return
+        if self._lock.held:
+            mine = [file for number, file in quarantine_files(self.folder).items() if number >= self._first_quarantine]
+            with self._lock.guard():  # checked after the listing
+                for file in mine:
+                    file.remove()
+                self.folder.join(QUARANTINE).remove_empty_folder()
+                if self._note_before is None:
+                    self._lock.release()
+                else:
+                    self._lock.restore(self._note_before)
+        for folder in reversed(self._made):
+            folder.remove_empty_folder()

@@ -1,0 +1,348 @@
+"""Writes a dataset so that it exists only when whole: note, shards, manifest, and only then removal of what was there before.
+
+    with DatasetWriter(open_location("D"), format="columns", ...) as writer:
+        for batch in batches:
+            writer.write(batch)
+        manifest = writer.commit()
+
+Order of events: `_writing.json`, shards one by one, `manifest.json`, removal of the shards of an overwritten generation,
+removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the new one
+(plus the note), or complete shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps
+the note and the complete shards; where no shard was complete yet it leaves no trace. An existing target raises without
+`overwrite` or `resume`, and so does one that another writer is at work on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import Any, Self
+
+from offline_cli.datasets.layout import MANIFEST
+from offline_cli.datasets.lease_record import identity_hash
+from offline_cli.datasets.manifest import Counts, Environment, Manifest, now, with_defaults
+from offline_cli.datasets.own_dataset import next_number, write_rejects
+from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.row_formats import row_format
+from offline_cli.datasets.row_groups import Block, BlockCutter
+from offline_cli.datasets.shard_sequence import ShardSequence, adopt
+from offline_cli.datasets.statistics import StatisticsBuilder
+from offline_cli.datasets.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
+from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import KnownIds
+from offline_cli.errors import BadEpisode, StorageError
+from offline_cli.files.blanking import this_command
+from offline_cli.files.locations import Location
+from offline_cli.files.staging import write_whole
+from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
+from offline_cli.parquet.arrow_trees import arrow_type
+from offline_cli.parquet.shards import check_compression
+from offline_cli.spaces import Space, same_space, space_to_json
+from offline_cli.tally import UNFINISHED, Reject, Tally
+
+__all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
+
+MAX_SHARD_BYTES: int = MAX_BYTES.default  # before compression; a killed writer loses at most so much
+
+
+class DatasetWriter:
+    """A dataset being written, as a context manager; `commit` makes it one. Raises StorageError throughout."""
+
+    def __init__(
+        self,
+        location: Location,
+        *,
+        format: RowFormat,
+        observation_space: Space | None,
+        action_space: Space | None,
+        action_scale: str,
+        environment: Environment | None = None,
+        spaces_inferred: bool = False,
+        provenance: Mapping[str, Any] | None = None,
+        compression: str = COMPRESSION.default,
+        max_rows_per_file: int | None = None,
+        max_bytes_per_file: int | None = MAX_SHARD_BYTES,
+        overwrite: bool = False,
+        resume: bool = False,
+        tally: Tally | None = None,
+        identity: str = "",
+        check_ids: bool = True,
+    ) -> None:
+        """Nothing is touched before `with`.
+
+        Spaces may be None for `episodes` only. `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file`
+        counts arrays before compression; one episode larger than either has a file of its own. `provenance`: see
+        schemas/manifest.v2.json; missing parts are filled in. `identity`: what is written, as a text that is the same for the
+        same content (`resume` asks for the same). `check_ids`: raise for an id that is there already; False where the caller
+        knows that all differ. Raises UsageError, UnsupportedSpace.
+        """
+        self._location = location
+        self._tally = Tally() if tally is None else tally
+        self._spaces = observation_space, action_space
+        self._spaces_inferred = spaces_inferred
+        self._action_scale = action_scale
+        self._environment = environment
+        self._given_provenance = dict(provenance or {})
+        self._compression = check_compression(compression)
+        self._overwrite = overwrite
+        self._resume = resume
+        self._rows = row_format(format, observation_space, action_space, self._tally)
+        self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
+        self._identity = identity
+        self._cutter = BlockCutter(self._rows.rows_of, max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
+        self._statistics = StatisticsBuilder()
+        self._target = TargetFolder(location, (self._given_provenance.get("commands") or [this_command()])[-1])
+        self._shards: ShardSequence | None = None
+        self._started = ""
+        self._committed = False
+        self._adopted_ids: frozenset[str] = frozenset()
+        self._ids = KnownIds() if check_ids else None  # of the episodes taken, adopted ones included
+        self._episodes = 0  # taken, adopted ones included
+        self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
+
+    def __enter__(self) -> Self:
+        """Write the note.
+
+        Raises OutputExists, Locked where another writer is at work; with `resume` also BadConfig (other options) and BadData
+        (broken shards).
+        """
+        self._started = now()
+        self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume)
+        generation, guard = self._target.generation, self._target.guard
+        self._shards = ShardSequence(self._location, generation, compression=self._compression, guard=guard)
+        if self._target.resumed:
+            try:
+                self._adopt_shards(self._shards)
+            except BaseException:
+                self._target.leave()
+                raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._committed:
+            return
+        try:
+            self._abandon()
+        except StorageError as failed:
+            if error is None:
+                raise
+            error.add_note(f"cleaning up failed too: {failed}")
+
+    # ---- state ----
+
+    @property
+    def episodes_written(self) -> int:
+        """Episodes taken so far, those of the shards that `resume` found included; ones without a row are not counted."""
+        return self._episodes
+
+    @property
+    def episodes_kept(self) -> int:
+        """Episodes in shards that are complete, which stay if nothing is committed."""
+        return 0 if self._shards is None else sum(shard.episodes for shard in self._shards.finished)
+
+    @property
+    def steps_written(self) -> int:
+        """Steps in blocks by now: all of the shards that `resume` found, but maybe not of the last episodes written."""
+        return self._statistics.steps
+
+    @property
+    def ids_written(self) -> frozenset[str]:
+        """Ids of the episodes in the shards that `resume` found: what the caller need not write again."""
+        return self._adopted_ids
+
+    def _options(self) -> dict[str, Any]:
+        """What must be equal for a write to be resumed; plain JSON values."""
+        obs, actions = (space and space_to_json(space) for space in self._spaces)
+        return {
+            "format": self._rows.name,
+            "compression": self._compression,
+            "max_rows_per_file": self._max_rows,
+            "max_bytes_per_file": self._max_bytes,
+            "observation_space": obs,
+            "action_space": actions,
+            "action_scale": self._action_scale,
+            "environment": self._environment and asdict(self._environment),
+            "identity": identity_hash(self._identity),
+        }
+
+    # ---- writing ----
+
+    def write(self, batch: EpisodeBatch) -> None:
+        """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards.
+
+        Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
+        where another writer has taken over.
+        """
+        self._target.check()
+        batch = self._as_declared(self._rows.prepare(batch))
+        if not len(batch):
+            return
+        self._take_ids(batch.ids)
+        first = self._rows.first_change(batch)
+        if first is not None:  # a table cannot change its columns half way
+            self._put(self._cutter.push(batch.select(slice(0, first))))
+            self._put(self._cutter.begin_shard())
+            self._rows.add_columns()
+            batch = batch.select(slice(first, len(batch)))
+        self._put(self._cutter.push(batch))
+
+    def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch` with the spaces of the manifest, where both have some: readers refuse episodes that contradict it."""
+        if self._spaces_inferred:
+            return batch
+        observations, actions = (
+            said if own is not None and said is not None and own is not said and not same_space(own, said) else own
+            for own, said in zip((batch.observation_space, batch.action_space), self._spaces, strict=True)
+        )
+        if observations is batch.observation_space and actions is batch.action_space:
+            return batch
+        return replace(batch, observation_space=observations, action_space=actions)
+
+    def rehearse(self, batch: EpisodeBatch) -> None:
+        """Raise and count as `write` would, and keep only the ids. Raises as `write` does."""
+        self._take_ids(self._rows.prepare(batch).ids)
+
+    def _take_ids(self, ids: tuple[str, ...]) -> None:
+        if self._ids is not None:
+            known = self._ids.met(ids)
+            if known or len(set(ids)) < len(ids):
+                twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
+                what = f"two episodes are called {twice!r}: rows of one id are one episode"
+                raise BadEpisode(what, where=self._location.url, fix="give every episode an id of its own")
+            self._ids.add(ids)
+        self._episodes += len(ids)
+
+    def _put(self, blocks: Iterable[Block]) -> None:
+        shards = self._open_shards()
+        for block in blocks:
+            if block.opens_shard:  # two shards in one batch
+                shards.close()
+            where = self._location.join(shards.next_path).url
+            counted = Counter(self._tally.assumptions)
+            table = self._rows.table(block.batch, where=where)
+            cuts = shards.cuts_of(table)
+            if cuts is None:  # another shard begins, where the block may be a larger one: as `resume` would cut it
+                self._tally.assumptions.clear()
+                self._tally.assumptions.update(counted)
+                shards.close()
+                self._cutter.take_back(block)
+                continue
+            shards.write(block.batch, table, cuts)
+            self._statistics.add(block.batch)
+        if self._cutter.between_shards:
+            shards.close()
+
+    def quarantine(self, rejects: list[Reject]) -> None:
+        """Write rows that were set aside to `quarantine/`, and empty the list."""
+        if rejects:
+            if self._next_quarantine is None:
+                self._next_quarantine = next_number(self._location)
+            with self._target.guard():
+                write_rejects(self._location, rejects, self._next_quarantine)
+            self._next_quarantine += 1
+            rejects.clear()
+
+    # ---- ends ----
+
+    def commit(
+        self,
+        *,
+        complete: bool = True,
+        assumptions: Mapping[str, int] | None = None,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        episodes_lost: int | None = None,
+        count_not_finite: bool = False,
+    ) -> Manifest:
+        """Finish the last shard, write the manifest, remove what it replaces; the manifest.
+
+        `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. Spaces given here
+        replace those given first: an inferred one may be known better at the end, as long as its columns are the same.
+        `provenance`: what is known only at the end. `episodes_lost`: how many of the source are not in it; None: not
+        known. `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one.
+        """
+        self._given_provenance.update(provenance or {})
+        shards = self._open_shards()
+        self._put(self._cutter.flush())
+        shards.close()
+        for number, schema in enumerate(shards.schemas):
+            if self._rows.lacks(schema):
+                shards.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
+        spaces = self._final_spaces(observation_space, action_space)
+        counted = self._tally.assumptions if assumptions is None else assumptions
+        if count_not_finite:
+            counted = {**counted, **self._statistics.not_finite}
+        manifest = self._manifest(shards, spaces, complete, counted, episodes_lost)
+        with self._target.guard():
+            write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
+            self._target.finish()
+        self._committed = True
+        return manifest
+
+    def _final_spaces(self, *better: Space | None) -> tuple[Space | None, Space | None]:
+        for first, last in zip(self._spaces, better, strict=True):
+            if first is not None and last is not None and self._rows.name == "columns":
+                assert arrow_type(first) == arrow_type(last), "a better known space may not change its columns"
+        obs, actions = (last or first for first, last in zip(self._spaces, better, strict=True))
+        return obs, actions
+
+    def _manifest(
+        self,
+        shards: ShardSequence,
+        spaces: tuple[Space | None, Space | None],
+        complete: bool,
+        assumptions: Mapping[str, int],
+        episodes_lost: int | None,
+    ) -> Manifest:
+        found = self._statistics
+        unfinished = found.unfinished + assumptions.get(UNFINISHED, 0)
+        return Manifest(
+            format=self._rows.name,
+            complete=complete,
+            environment=self._environment,
+            observation_space=spaces[0],
+            action_space=spaces[1],
+            spaces_inferred=self._spaces_inferred,
+            action_scale=self._action_scale,
+            compression=self._compression,
+            counts=Counts(found.episodes, found.steps, found.terminated, found.truncated, unfinished),
+            shards=tuple(shards.finished),
+            statistics=found.as_json(),
+            assumptions=dict(assumptions),
+            provenance=self._provenance(complete=complete),
+            episodes_lost=episodes_lost,
+        )
+
+    def _provenance(self, *, complete: bool) -> dict[str, Any]:
+        known = with_defaults(self._given_provenance, started=self._started)
+        if complete:
+            return known
+        note = self._target.note(self._options())
+        return {**known, UNFINISHED_WRITING: note.within_manifest(note.options["environment"])}
+
+    def _adopt_shards(self, shards: ShardSequence) -> None:
+        reader, ids = ShardReader(self._rows.name, *self._spaces), set[str]()
+        for place in self._target.own_shards():
+            adopted = adopt(place, reader, self._rows, self._statistics)
+            shards.adopt(adopted.shard, adopted.schema)
+            self._take_ids(adopted.ids)
+            ids.update(adopted.ids)
+        self._adopted_ids = frozenset(ids)
+
+    def _abandon(self) -> None:
+        if self._shards is None:
+            return
+        self._shards.discard()
+        if not self._shards.finished and not self._target.resumed:
+            self._target.leave_no_trace()
+        else:
+            self._target.leave()
+
+    def _open_shards(self) -> ShardSequence:
+        assert self._shards is not None, "used outside its `with`"
+        assert not self._committed, "used after `commit`"
+        return self._shards

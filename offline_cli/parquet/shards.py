@@ -1,0 +1,340 @@
+"""One Parquet file: written so that it exists only when whole, read row group by row group.
+
+Every page carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be read as
+another value. Whatever the Parquet reader raises on a broken or hostile file becomes BadData that names the shard.
+
+A thread compresses row groups one at a time (`BackgroundWriter`) while the caller prepares the next; an exception in it is
+raised by the next row group, or at the end. A writer that gives up does not wait for storage.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, BinaryIO, Final, TypeAlias, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound, UnsafeData, UsageError
+from offline_cli.files.failures import storage_failures
+from offline_cli.files.locations import Location
+from offline_cli.files.prefetch import Ahead
+from offline_cli.files.remote_files import expect, ready
+from offline_cli.files.staging import StagedFile
+from offline_cli.files.timeouts import ended_by
+from offline_cli.options.shared import Compression
+from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
+from offline_cli.parquet.row_group_cuts import Held, parquet_options
+from offline_cli.parquet.safety import (
+    Opening,
+    Unfolded,
+    chunk_ranges,
+    file_ranges,
+    in_memory_bytes,
+    refuse_bomb,
+    unfolded_bytes,
+    with_ends,
+)
+from offline_cli.parquet.trust import Trust
+
+__all__ = [
+    "COMPRESSIONS",
+    "BackgroundWriter",
+    "OpenShard",
+    "ShardWriter",
+    "check_bound",
+    "check_compression",
+    "expect_row_groups",
+    "is_plain",
+    "opened",
+    "opened_stream",
+    "parsed",
+    "read_row_groups",
+]
+
+COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
+FIX: Final = "restore the file from a copy, or write the dataset again from its source"
+MISSING: Final = "the shard is missing"
+Moved: TypeAlias = Callable[[Location], Location | None]
+"""Where a shard is that is no longer in its place; None: nowhere."""
+READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
+
+
+class BackgroundWriter:
+    """Calls made in a thread, one after the other; ended by exactly one of `finish` and `give_up`."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._pool: ThreadPoolExecutor | None = None  # from the first call on
+        self._coming: Future[None] | None = None
+
+    def begin(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Queue the call in the thread, after the one before it. Raises what that raised."""
+        self.wait()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="offline-cli-writing")
+        self._coming = self._pool.submit(self._make, call, *arguments)
+
+    def finish(self) -> None:
+        """Wait for the last call, and make no more. Raises what it raised."""
+        self.wait()
+        self._end()
+
+    def give_up(self) -> None:
+        """Wait until no call is running: waits for a storage end at once, and what the call raises is ignored."""
+        self._stop.set()
+        self._end()
+
+    def wait(self) -> None:
+        """Wait for the last call. Raises what it raised."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.result()
+
+    def _end(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _make(self, call: Callable[..., None], *arguments: Any) -> None:
+        with ended_by(self._stop):
+            call(*arguments)
+
+
+def check_compression(name: str) -> str:
+    """`name`, if Parquet files can be compressed that way; else raises UsageError."""
+    if name not in COMPRESSIONS:
+        raise UsageError(f"no compression is called {name!r}", where="--compression", fix=f"one of {', '.join(COMPRESSIONS)}")
+    return name
+
+
+class ShardWriter:
+    """A shard being written; ended by exactly one of `commit` and `discard`. Raises StorageError.
+
+    A table is compressed and written by a thread, while the caller makes the next one: what fails is raised one call later.
+    """
+
+    def __init__(self, target: Location, schema: Any, *, folder: Location, compression: str, is_plain: bool = False) -> None:
+        """`schema`: a pa.Schema. `folder`: the dataset folder. `is_plain`: whatever `compression` says, as `Cuts` has it."""
+        self.target = target
+        self.is_plain = is_plain
+        self._in_memory = 0  # bytes of the tables, as readers count them
+        self.rows = 0
+        self._file = StagedFile(target, folder=folder)
+        self._behind = BackgroundWriter()
+        try:
+            options = parquet_options(schema, compression, is_plain=is_plain)
+            self._parquet = pq.ParquetWriter(self._file, schema, **options)
+        except BaseException:
+            self._file.discard()
+            raise
+
+    def write(self, table: Any, *, rows: Sequence[int]) -> None:
+        """Append a pa.Table in row groups of so many rows."""
+        self._in_memory += in_memory_bytes(table)
+        self._behind.begin(self._write, table, rows)
+        self.rows += table.num_rows
+
+    def _write(self, table: Any, rows: Sequence[int]) -> None:
+        whole, first = table.combine_chunks(), 0  # one chunk: pages depend on chunks
+        for count in rows:
+            self._parquet.write_table(whole.slice(first, count), row_group_size=max(1, count))
+            first += count
+
+    def held(self) -> Held:
+        """What is in it, for `cuts_of`."""
+        return Held(self._in_memory, self._file.bytes, self._settled_bytes)
+
+    def _settled_bytes(self) -> int:
+        self.settle()
+        return self._file.bytes
+
+    def settle(self) -> None:
+        """Wait for the last table, so that `commit` takes only a moment. Raises what writing it raised."""
+        self._behind.wait()
+
+    def commit(self) -> tuple[int, str]:
+        """Publish the shard under its name, footer included; its bytes and sha256."""
+        self._behind.finish()
+        self._parquet.close()
+        self._file.commit()
+        return self._file.bytes, self._file.sha256
+
+    def discard(self) -> None:
+        """Discard the shard."""
+        self._behind.give_up()
+        self._file.discard()
+        with suppress(pa.ArrowException, OSError):  # after a failed write it may raise once more
+            self._parquet.close()
+
+
+# ---- reading ----
+
+
+class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
+    """A Parquet file, and the stream that it is read from. Raises what Arrow raises."""
+
+    def __init__(self, stream: BinaryIO, source: Any = None) -> None:
+        """`source`: what Arrow reads in place of `stream`."""
+        source = stream if source is None else source
+        self.is_threaded = threads_may_read(source)
+        super().__init__(source, page_checksum_verification=True, pre_buffer=self.is_threaded)
+        self.stream = stream
+        self.size = stream.seek(0, io.SEEK_END)  # bytes
+
+
+class opened:  # noqa: N801  reads as what it gives, as in contextlib
+    """The Parquet file at a location, closed at the end; a context manager that does nothing when it is dropped.
+
+    Entering it raises BadData where the shard is missing, has another size, or is not Parquet.
+    """
+
+    def __init__(
+        self, location: Location, *, size: int | None = None, moved: Moved | None = None, trust: Trust | None = None
+    ) -> None:
+        """`size`: the bytes it must have; None: any. `moved`: see `opened_stream`. `trust`: compared at once if it is small."""
+        self._location, self._size, self._moved, self._trust, self._stack = location, size, moved, trust, ExitStack()
+
+    def __enter__(self) -> OpenShard:
+        with ExitStack() as stack:
+            stream = stack.enter_context(opened_stream(self._location, size=self._size, moved=self._moved))
+            is_own = self._trust is not None and self._trust.is_true_at_once(stream, self._location)
+            shard = parsed(stream, self._location, stack.enter_context(arrow_file(stream)), is_own=is_own)
+            self._stack = stack.pop_all()
+        return shard
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+
+def opened_stream(
+    location: Location, *, size: int | None = None, ahead: Ahead | None = None, moved: Moved | None = None
+) -> BinaryIO:
+    """The bytes of the shard at `location`. Raises BadData where it is missing, or has another size than it must have.
+
+    `moved` says where it is if it is not there any more.
+    """
+    try:
+        stream = location.open(ahead)
+    except StorageNotFound as err:
+        stream = _opened_elsewhere(None if moved is None else moved(location), location, err)
+    have = stream.seek(0, io.SEEK_END)
+    if size is not None and have != size:
+        stream.close()
+        raise _bad(f"the shard has {have} bytes, its manifest says {size}", location)
+    return stream
+
+
+def _opened_elsewhere(place: Location | None, location: Location, missing: StorageNotFound) -> BinaryIO:
+    """Asked for second, as a shard moves in that order. Raises BadData where it is not there either."""
+    if place is not None:
+        with suppress(StorageNotFound):
+            return place.open()
+    raise _bad(MISSING, location) from missing
+
+
+def parsed(stream: BinaryIO, location: Location, source: Any = None, *, is_own: bool = False) -> OpenShard:
+    """The footer of a shard's bytes; `source`: what Arrow reads in place of them. Raises BadData where they are no Parquet.
+
+    `is_own`: they are known to be our writer's, to the last byte.
+    """
+    with _parquet_failures(location):
+        shard = OpenShard(stream, source)
+        if not is_own:
+            check_footer(shard.metadata)
+        return shard
+
+
+def expect_row_groups(file: OpenShard, location: Location, columns: Sequence[str] | None = None) -> None:
+    """Prefetch the row groups of a remote shard, and what is before and after them, to be hashed.
+
+    Raises BadData where the footer is broken.
+    """
+    if location.is_in_bucket:
+        with _parquet_failures(location):
+            expect(file.stream, lambda: with_ends(file_ranges(file.metadata, columns), file.size))
+
+
+def is_plain(file: OpenShard) -> bool:
+    """Whether a shard was written without compression and dictionaries, because a row of it packs too well."""
+    if not file.num_row_groups:
+        return False
+    first = file.metadata.row_group(0)
+    chunks = [first.column(number) for number in range(first.num_columns)]
+    return all(chunk.compression == "UNCOMPRESSED" and not chunk.has_dictionary_page for chunk in chunks)
+
+
+def read_row_groups(
+    file: OpenShard,
+    location: Location,
+    *,
+    columns: Sequence[str] | None = None,
+    trust: Trust | None = None,
+) -> Iterator[Any]:
+    """The pa.Table of each row group of an opened shard, in order. Raises BadData, StorageError, and as `check_bound` does."""
+    expect_row_groups(file, location, columns)
+    opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
+    for group in range(file.num_row_groups):
+        with _parquet_failures(location):
+            check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
+            if location.is_in_bucket:
+                ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
+            table = file.read_row_group(group, columns=columns, use_threads=file.is_threaded)
+        yield without_objects(table)
+
+
+def check_bound(
+    location: Location,
+    opening: Opening,
+    metadata: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    group: int | None = None,
+    trust: Trust | None = None,
+    size: int | None = None,
+) -> Unfolded:
+    """As `refuse_bomb`, of the file at `location`; the sha256 of one that is refused is compared with what is trusted.
+
+    `size`: its bytes, if they are known. Raises UnsafeData; MemoryLimitExceeded where a trusted row group takes more than its
+    limit.
+    """
+    try:
+        told = location.size if size is None else lambda: size
+        return refuse_bomb(opening, metadata, told, where=location.url, columns=columns, group=group)
+    except UnsafeData:
+        if trust is None or not trust.is_true_of(location):
+            raise
+    limit, total = trust.memory_limit, 0
+    for number in range(metadata.num_row_groups) if group is None else [group]:
+        unfolded = unfolded_bytes(opening, metadata, limit=limit // READING, columns=columns, group=number)
+        needs = READING * unfolded
+        if needs > limit:
+            what = f"reading row group {number} may take {needs >> 20} MiB, more than the memory limit of {limit >> 20} MiB"
+            raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
+        total += unfolded
+    return Unfolded(total, apart=True)
+
+
+@contextmanager
+def _parquet_failures(location: Location) -> Iterator[None]:
+    """Within it, errors of Arrow about the bytes raise BadData, errors of storage StorageError."""
+    try:
+        with storage_failures(location.url, "reading it"):
+            try:
+                with extension_failures():
+                    yield
+            except OSError as err:
+                if err.errno is not None:  # Arrow's own complaints about bytes are OSErrors without a number
+                    raise
+                raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
+    except (pa.ArrowException, UnicodeDecodeError) as err:  # names of columns are text, or should be
+        raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
+
+
+def _bad(what: str, location: Location) -> BadData:
+    return BadData(what, where=location.url, fix=FIX)

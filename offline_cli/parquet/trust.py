@@ -1,0 +1,189 @@
+"""Checks a shard's bytes against the SHA-256 in its manifest, where possible while somebody else reads the file.
+
+Two shards of the same size that changed places, or a shard that another write put there, look whole in every other way. A file
+is read a second time only where that cannot be avoided:
+
+* A thread hashes a larger file of this machine, from the same open file: hashlib and the system release Python's lock, and the
+  disk is read once, because the second reader finds the bytes in the system's memory.
+* Of a file in a bucket, the parts that the reader fetches are hashed on their way; what lies between them, and after the last,
+  is fetched at the end.
+* Any other file, and a small one, is read again, through the same open file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+from offline_cli.errors import PROBLEM, BadData
+from offline_cli.files.failures import storage_failures
+from offline_cli.files.locations import Location
+from offline_cli.files.remote_files import PartsInOrder, follow, rest_of
+from offline_cli.parquet.safety import MEMORY_LIMIT
+
+__all__ = ["OTHER_SHARD", "Hashing", "Trust", "fingerprint"]
+
+OTHER_SHARD: Final = "shard-hash"  # the code of the problem
+CHUNK: Final = 4 << 20  # bytes
+SMALL: Final = 256 << 10  # bytes of a file that is hashed before it is read
+BESIDE: Final = 3 << 19  # bytes of a file from which on a thread hashes it: hashing fewer takes less time than starting one
+BUFFER: Final = 1 << 20  # bytes that the thread reads at a time; to fill more with zeros first takes longer than to ask again
+FIX: Final = (
+    "offline-cli validate, which names every shard that differs; then restore them from a copy, or make a dataset "
+    "of the others with offline-cli repair --drop-broken"
+)
+
+
+class Trust:
+    """The manifest's entry for one shard: where it matches, the shard is the writer's own, however well it is packed."""
+
+    def __init__(self, sha256: str, memory_limit: int = MEMORY_LIMIT, *, found: str | None = None) -> None:
+        """`sha256`: hex. `memory_limit`: bytes that reading a row group may take all the same: a manifest can be hostile too.
+
+        `found`: the sha256 that the shard has, if that is known.
+        """
+        self.sha256 = sha256
+        self.memory_limit = memory_limit
+        self._is_true = None if found is None else found == sha256
+        self._beside: Hashing | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has been compared."""
+        return self._is_true is not None
+
+    def beside(self, stream: BinaryIO, location: Location) -> AbstractContextManager[object]:
+        """A context manager within which the shard, opened as `stream`, is hashed while it is read."""
+        if self._is_true is not None:
+            return nullcontext()
+        self._beside = Hashing(stream, location)
+        return self._beside
+
+    def is_true_at_once(self, stream: BinaryIO, location: Location) -> bool:
+        """Whether a small file of this machine, open as `stream`, is the one that is trusted; False of any other file.
+
+        It is hashed before anything is made of its bytes: those of the writer's own file need no other check.
+        """
+        if self._is_true is None and location.is_local and os.fstat(stream.fileno()).st_size <= SMALL:
+            with storage_failures(location.url, "reading it"):
+                stream.seek(0)
+                if _read_through(stream)[1] == self.sha256:
+                    self._is_true = True
+                stream.seek(0)
+        return self._is_true is True
+
+    def is_true_of(self, location: Location) -> bool:
+        """Whether the shard there is the one that is trusted; its bytes are read the first time alone. Raises StorageError."""
+        if self._is_true is None:
+            hashing = self._beside
+            digest = hashing.digest() if hashing is not None and hashing.is_begun else fingerprint(location)[1]
+            self._is_true = digest == self.sha256
+        return self._is_true
+
+    def check(self, location: Location) -> None:
+        """Raise BadData unless the shard there, which has been read to its end, is the one that is trusted; StorageError."""
+        if self._is_true is None and self._beside is not None:
+            self._is_true = self._beside.digest() == self.sha256
+        if not self.is_true_of(location):
+            what = "the shard has other content than its manifest says: its sha256 is another one"
+            raise BadData(what, where=location.url, fix=FIX, details={PROBLEM: OTHER_SHARD})
+
+
+def fingerprint(location: Location) -> tuple[int, str]:
+    """Bytes and sha256 (hex) of a file, as its storage has them, past any cache. Raises StorageNotFound, StorageError."""
+    with location.without_cache.open() as file, storage_failures(location.url, "reading it"):
+        return _read_through(file)
+
+
+def _read_through(file: BinaryIO) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    while chunk := file.read(CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+    return size, digest.hexdigest()
+
+
+class Hashing:
+    """The hash of a file that is open, from entering it on; its end as a context manager is the end of hashing.
+
+    Dropping it does nothing: its thread ends with the file's last byte.
+    """
+
+    def __init__(self, stream: BinaryIO, location: Location) -> None:
+        """`stream`: the file at `location`, opened, and not closed before the end of this."""
+        self._stream, self._location = stream, location
+        self._thread: _Thread | None = None
+        self._parts: PartsInOrder | None = None
+
+    def __enter__(self) -> Self:
+        if self._location.is_local and hasattr(os, "preadv"):
+            handle = self._stream.fileno()
+            if os.fstat(handle).st_size > BESIDE:
+                self._thread = _Thread(handle)
+        elif self._location.is_in_bucket:
+            self._parts = follow(self._stream)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._thread is not None:
+            self._thread.stop()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether waiting for `digest` is faster than reading the file again."""
+        return self._parts is None
+
+    def digest(self) -> str:
+        """The sha256 (hex), waited for. Raises StorageError."""
+        with storage_failures(self._location.url, "reading it"):
+            if self._thread is not None:
+                return self._thread.outcome()
+            if self._parts is not None:
+                return rest_of(self._stream, self._parts)
+            before = self._stream.tell()
+            self._stream.seek(0)
+            found = _read_through(self._stream)[1]
+            self._stream.seek(before)
+            return found
+
+
+class _Thread:
+    """Hashes a file of this machine in a thread that does not keep the process alive."""
+
+    def __init__(self, handle: int) -> None:
+        self._digest = hashlib.sha256()
+        self._error: Exception | None = None
+        self._stop = threading.Event()
+        self._is_done = threading.Event()
+        own = os.dup(handle)  # the reader may close the file sooner
+        try:
+            threading.Thread(target=self._hash, args=(own,), name="offline-cli-hashing", daemon=True).start()
+        except BaseException:
+            os.close(own)
+            raise
+
+    def _hash(self, handle: int) -> None:
+        try:
+            buffer, at = memoryview(bytearray(BUFFER)), 0
+            while not self._stop.is_set() and (size := os.preadv(handle, [buffer], at)):
+                self._digest.update(buffer[:size])
+                at += size
+        except Exception as error:  # noqa: BLE001  raised where the hash is asked for
+            self._error = error
+        finally:
+            os.close(handle)
+            self._is_done.set()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def outcome(self) -> str:
+        self._is_done.wait()
+        assert not self._stop.is_set(), "asked for within the `with`"
+        if self._error is not None:
+            raise self._error
+        return self._digest.hexdigest()

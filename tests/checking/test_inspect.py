@@ -1,0 +1,94 @@
+"""Figures of data, from a manifest or by reading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_cli.checking.inspect import inspect
+from offline_cli.converting.convert import convert
+from offline_cli.datasets.dataset import open_dataset
+from offline_cli.errors import NoData, TargetNotMet, UsageError
+
+KEYS = {"format", "episodes", "steps", "observation_space", "action_space", "return", "length"}
+
+
+def test_a_recording_of_rllib_has_its_known_figures(real_data: Path) -> None:
+    found = inspect(str(real_data / "rllib_episodes_cartpole_expert")).as_dict()
+    assert found.keys() >= KEYS
+    assert (found["format"], found["episodes"], found["steps"]) == ("rllib-episodes", 100, 46184)
+    assert found["return"]["mean"] == pytest.approx(461.84)
+    assert found["length"]["quantiles"]["50"] == 500
+    assert found["action_space_text"] == "Discrete(2)"
+    assert not found["from_manifest"]
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("to", ["episodes", "columns"])
+def test_the_manifest_gives_the_figures_that_reading_gives(to: str, real_data: Path, tmp_path: Path) -> None:
+    source = str(real_data / "rllib_columns_pendulum_plain")
+    convert(source, str(tmp_path / "D"), to=to)
+    read, known = inspect(source).as_dict(), inspect(str(tmp_path / "D")).as_dict()
+    assert known["from_manifest"]
+    for name in ("episodes", "steps", "terminated", "truncated", "observation_space", "action_space", "action_scale"):
+        assert known[name] == read[name]
+    for name in ("return", "length"):
+        assert known[name]["quantiles"] == pytest.approx(read[name]["quantiles"], rel=1e-12)
+        assert known[name]["mean"] == pytest.approx(read[name]["mean"], rel=1e-12)
+
+
+def test_the_manifest_answers_without_the_shards(real_data: Path, tmp_path: Path) -> None:
+    convert(str(real_data / "rllib_episodes_pendulum"), str(tmp_path / "D"))
+    for shard in (tmp_path / "D" / "data").iterdir():
+        shard.unlink()
+    assert inspect(str(tmp_path / "D")).episodes == 8
+
+
+def test_duplicates_and_assumptions_found_while_reading_are_told(real_data: Path) -> None:
+    assert inspect(str(real_data / "rllib_columns_cartpole_expert")).duplicates_dropped == 25
+    found = inspect(str(real_data / "sample_batch_cartpole_lz4"))
+    assert (found.unfinished, found.assumptions["unfinished-episode"]) == (1, 1)
+
+
+def test_a_dataset_and_its_source_say_the_same_of_how_episodes_ended(real_data: Path, tmp_path: Path) -> None:
+    source = inspect(str(real_data / "sample_batch_cartpole_lz4"))
+    convert(str(real_data / "sample_batch_cartpole_lz4"), str(tmp_path / "D"))
+    found, counts = inspect(str(tmp_path / "D")), open_dataset(str(tmp_path / "D")).manifest.counts
+    ends = [(one.terminated, one.truncated, one.unfinished) for one in (source, counts, found)]
+    assert ends == [(162, 1, 1)] * 3
+
+
+def test_several_sources_are_taken_together(real_data: Path) -> None:
+    folders = [str(real_data / name) for name in ("sample_batch_pendulum_lz4", "sample_batch_pendulum_trunc")]
+    found = inspect(folders)
+    assert (found.episodes, found.sources) == (20, tuple(folders))
+
+
+@pytest.mark.parametrize(
+    "expect", [{"episodes": 8}, {"episodes": "8", "return.mean": "-1660.5219551531", "format": "rllib-episodes"}]
+)
+def test_expectations_that_hold_change_nothing(expect: dict[str, Any], real_data: Path) -> None:
+    assert inspect(str(real_data / "rllib_episodes_pendulum"), expect=expect).episodes == 8
+
+
+def test_expectations_that_do_not_hold_are_all_named(real_data: Path) -> None:
+    with pytest.raises(TargetNotMet, match="episodes is 8, expected 9; steps is 1600, expected 1") as caught:
+        inspect(str(real_data / "rllib_episodes_pendulum"), expect={"episodes": 9, "steps": "1", "terminated": 0})
+    assert caught.value.details["differences"]["steps"] == {"is": 1600, "expected": "1"}
+
+
+def test_an_expectation_of_something_unknown_is_refused_with_what_there_is(real_data: Path) -> None:
+    with pytest.raises(UsageError, match="'episode'") as caught:
+        inspect(str(real_data / "rllib_episodes_pendulum"), expect={"episode": 8})
+    assert "episodes" in caught.value.fix
+
+
+def test_open_dataset_opens_what_convert_wrote_and_nothing_else(real_data: Path, tmp_path: Path) -> None:
+    source = str(real_data / "rllib_episodes_pendulum")
+    convert(source, str(tmp_path / "D"))
+    assert open_dataset(str(tmp_path / "D")).manifest.counts.episodes == 8
+    with pytest.raises(NoData):
+        open_dataset(source)

@@ -1,0 +1,143 @@
+"""What `convert A B` refuses of two sources, each of them clean, is a problem of `validate A B`, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli.checking.validate import Validation, validate
+from offline_cli.converting.convert import convert
+from offline_cli.errors import OfflineCliError
+
+Make = Any  # the fixture's class, which lives in conftest.py
+NARROW = spaces.Box(-10, 10, (2,), np.float32)
+UNKNOWN = {"observation_space": None, "action_space": None}
+
+
+def other(make: Make, **fields: Any) -> Any:
+    """Episodes of ids that the first source has not."""
+    return make.batch(ids=("x0", "x1", "x2"), **fields)
+
+
+def an_output_more(make: Make) -> tuple[Path, Path]:
+    return make.dataset(), make.dataset(replace(other(make), extra={"values": np.zeros(12, np.float32)}))
+
+
+def an_output_of_another_shape(make: Make) -> tuple[Path, Path]:
+    wide = replace(other(make), extra={"values": np.zeros((12, 2), np.float32)})
+    return make.dataset(replace(make.batch(), extra={"values": np.zeros(12, np.float32)})), make.dataset(wide)
+
+
+def rows_of_two_shapes(make: Make) -> tuple[Path, Path]:
+    narrow = other(make, obs=np.zeros((15, 2), np.float32))
+    return make.rows(make.columns()), make.rows(make.columns(narrow))
+
+
+def rows_of_another_shape_than_a_dataset(make: Make) -> tuple[Path, Path]:
+    return make.dataset(), make.rows(make.columns(other(make, obs=np.zeros((15, 2), np.float32))))
+
+
+def other_observation_spaces(make: Make) -> tuple[Path, Path]:
+    narrow = other(make, obs=np.zeros((15, 2), np.float32), observation_space=NARROW)
+    return make.dataset(), make.dataset(narrow)
+
+
+def other_numbers_of_choices(make: Make) -> tuple[Path, Path]:
+    return make.dataset(), make.dataset(other(make, action_space=spaces.Discrete(4)))
+
+
+def inferred_numbers_of_choices(make: Make) -> tuple[Path, Path]:
+    return make.dataset(), make.dataset(other(make, action_space=spaces.Discrete(4)), spaces_inferred=True)
+
+
+def other_spaces_of_packed_episodes(make: Make) -> tuple[Path, Path]:
+    packed = make.packed(other(make, observation_space=spaces.Box(-20, 20, (3,), np.float32)))
+    return make.items(make.packed()), make.items(packed)
+
+
+def other_scales(make: Make) -> tuple[Path, Path]:
+    boxes = other(make, boxes=True)
+    return make.dataset(make.batch(boxes=True)), make.dataset(boxes, action_scale="normalized")
+
+
+def an_unknown_scale(make: Make) -> tuple[Path, Path]:
+    boxes = other(make, boxes=True)
+    return make.dataset(make.batch(boxes=True)), make.dataset(boxes, action_scale="unknown")
+
+
+MIXED = {
+    an_output_more: "mixed-structures",
+    an_output_of_another_shape: "mixed-structures",
+    rows_of_two_shapes: "mixed-structures",
+    rows_of_another_shape_than_a_dataset: "mixed-structures",
+    other_observation_spaces: "mixed-spaces",
+    other_numbers_of_choices: "mixed-spaces",
+    inferred_numbers_of_choices: "mixed-spaces",
+    other_spaces_of_packed_episodes: "mixed-spaces",
+    other_scales: "mixed-action-scales",
+    an_unknown_scale: "mixed-action-scales",
+}
+
+
+def errors(found: Validation) -> list[str]:
+    return [problem.code for problem in found.problems if problem.severity == "error"]
+
+
+@pytest.mark.parametrize("made", MIXED)
+def test_two_sources_that_cannot_be_one_dataset_are_an_error_of_the_second(made: Any, make: Make, tmp_path: Path) -> None:
+    one, two = made(make)
+    assert errors(validate(one)) == errors(validate(two)) == []
+    with pytest.raises(OfflineCliError):
+        convert([one, two], tmp_path / "out")
+    found = validate([one, two])
+    assert errors(found) == [MIXED[made]]
+    (problem,) = (problem for problem in found.problems if problem.severity == "error")
+    assert two.as_posix() in problem.source
+    assert one.as_posix() in problem.what  # what differs is said of both
+
+
+def numbers_of_two_dtypes(make: Make) -> tuple[Path, Path]:
+    wide = replace(other(make), extra={"values": np.zeros(12, np.float64)})
+    return make.dataset(replace(make.batch(), extra={"values": np.zeros(12, np.float32)})), make.dataset(wide)
+
+
+def rows_without_spaces_beside_a_dataset(make: Make) -> tuple[Path, Path]:
+    return make.dataset(), make.rows(make.columns(other(make)))
+
+
+def unfinished_pieces_of_one_episode(make: Make) -> tuple[Path, Path]:
+    columns = make.columns(make.batch((6,), ids=("long",)))
+    return tuple(make.rows({name: values[part] for name, values in columns.items()}) for part in (slice(3), slice(3, 6)))
+
+
+@pytest.mark.parametrize(
+    "made", [numbers_of_two_dtypes, rows_without_spaces_beside_a_dataset, unfinished_pieces_of_one_episode]
+)
+def test_two_sources_that_can_be_one_dataset_are_none(made: Any, make: Make, tmp_path: Path) -> None:
+    one, two = made(make)
+    convert([one, two], tmp_path / "out")
+    assert errors(validate([one, two])) == []
+
+
+def test_sources_of_two_spaces_that_fit_the_named_environment_are_no_problem(make: Make, tmp_path: Path) -> None:
+    cart, two = (spaces.Box(-bound, bound, (4,), np.float32) for bound in (50, 60))
+    one, other_one = (
+        make.dataset(
+            make.batch(
+                ids=tuple(f"{name}{i}" for i in range(3)),
+                obs=np.zeros((15, 4), np.float32),
+                actions=np.arange(12) % 2,
+                observation_space=space,
+                action_space=spaces.Discrete(2),
+            )
+        )
+        for name, space in (("a", cart), ("b", two))
+    )
+    assert "mixed-spaces" in errors(validate([one, other_one]))
+    assert errors(validate([one, other_one], env="CartPole-v1")) == []
+    convert([one, other_one], tmp_path / "out", env="CartPole-v1")

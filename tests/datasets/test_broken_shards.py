@@ -1,0 +1,178 @@
+"""A shard that is missing, cut, changed or of another kind is named, and nothing of it is taken for data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.files.locations import Location, open_location
+from offline_cli.parquet.trust import fingerprint
+from offline_cli.spaces import space_to_json
+from offline_cli.testing import assert_same_batch
+
+Make = Callable[..., EpisodeBatch]
+Write = Callable[..., Manifest]
+
+
+@pytest.fixture
+def dataset(place: Location, format: str, make_batch: Make, write_dataset: Write) -> Dataset:
+    write_dataset(place, make_batch((3, 1, 5, 2)), format=format, max_rows_per_file=5 if format == "columns" else 2)
+    return Dataset.open(place)
+
+
+def second_shard(dataset: Dataset) -> Location:
+    return dataset.location.join(dataset.manifest.shards[1].path)
+
+
+def refused(dataset: Dataset, what: str) -> None:
+    """Reading gives the first shard whole, and then an error that names the second."""
+    found = 0
+    with pytest.raises(BadData, match=what) as caught:
+        for batch in dataset.batches():
+            found += len(batch)
+    assert found == dataset.manifest.shards[0].episodes
+    assert caught.value.where.startswith(second_shard(dataset).url)
+
+
+def replace_bytes(dataset: Dataset, data: bytes, *, tell_manifest: bool = True) -> Dataset:
+    """The dataset with other bytes in its second shard; the manifest knows their number, unless told otherwise."""
+    shard = second_shard(dataset)
+    shard.fs.pipe_file(shard.path, data)
+    document = dataset.manifest.as_json()
+    if tell_manifest:
+        document["shards"][1]["bytes"], document["shards"][1]["sha256"] = fingerprint(shard)
+    manifest = Manifest.from_bytes(json.dumps(document).encode(), where="m")
+    return Dataset(dataset.location, manifest)
+
+
+def test_a_missing_shard_is_named(dataset: Dataset) -> None:
+    second_shard(dataset).remove()
+    refused(dataset, "missing")
+
+
+def test_a_shard_of_another_size_is_named(dataset: Dataset) -> None:
+    data = second_shard(dataset).read_bytes()
+    refused(replace_bytes(dataset, data[: len(data) // 2], tell_manifest=False), "its manifest says")
+
+
+@pytest.mark.parametrize("keep", [0, 3, 4, 100, -1, -8, -100])
+def test_a_cut_shard_is_refused_even_where_the_size_is_right(dataset: Dataset, keep: int) -> None:
+    data = second_shard(dataset).read_bytes()
+    refused(replace_bytes(dataset, data[:keep]), "Parquet")
+
+
+def test_bytes_overwritten_in_the_middle_are_refused(dataset: Dataset) -> None:
+    data = bytearray(second_shard(dataset).read_bytes())
+    data[20:60] = b"\xff" * 40
+    refused(replace_bytes(dataset, bytes(data)), "Parquet")
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_no_flipped_byte_is_read_as_another_value(
+    tmp_path: Path, format: str, compression: str, make_batch: Make, write_dataset: Write
+) -> None:
+    batch = make_batch([3] * 4, extra={"logp": np.arange(12.0)}, infos=[{"a": i, "s": "text"} for i in range(16)])
+    folder = open_location(tmp_path / "D")
+    [shard] = write_dataset(folder, batch, format=format, compression=compression).shards
+    file = tmp_path / "D" / shard.path
+    good, rng, places = file.read_bytes(), np.random.default_rng(0), []
+    for flipped in rng.integers(4, len(good) - 8, 150).tolist():
+        file.write_bytes(good[:flipped] + bytes([good[flipped] ^ int(rng.integers(1, 256))]) + good[flipped + 1 :])
+        try:
+            [read] = Dataset.open(folder).batches()
+        except BadData as err:
+            places.append(err.where)
+        else:  # a byte of a figure, or of a column that nobody reads
+            assert_same_batch(read, batch)
+    assert len(places) > 30
+    assert all(file.name in place for place in places)
+
+
+def rewritten(dataset: Dataset, change: Callable[[pa.Table], pa.Table]) -> Dataset:
+    """The dataset with its second shard as `change` makes it."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(change(pq.read_table(second_shard(dataset).open())), sink)
+    return replace_bytes(dataset, sink.getvalue().to_pybytes())
+
+
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        (pa.field("logp", pa.string()), "'logp' is string, which holds no numbers"),
+        (pa.field("logp", pa.list_(pa.int64())), "'logp' is list"),
+        (pa.field("logp", pa.timestamp("us")), "'logp' is timestamp"),
+        (pa.field("logp", pa.struct([("a", pa.struct([("b", pa.binary())]))])), "'logp' is struct"),
+        (pa.field("infos", pa.string()), "only infos"),
+        (pa.field("reset_infos", pa.int64()), "'reset_infos' is int64, not text"),
+    ],
+    ids=str,
+)
+def test_further_columns_that_no_dataset_has_are_refused(
+    place: Location, make_batch: Make, write_dataset: Write, column: pa.Field, what: str
+) -> None:
+    write_dataset(place, make_batch((3, 1, 5, 2)), max_rows_per_file=5)
+    refused(rewritten(Dataset.open(place), lambda table: table.append_column(column, pa.nulls(len(table), column.type))), what)
+
+
+@pytest.mark.parametrize("name", ["eps_id", "agent_id", "infos"])
+def test_text_that_is_no_text_is_refused(place: Location, make_batch: Make, write_dataset: Write, name: str) -> None:
+    write_dataset(place, make_batch((3, 1, 5, 2), infos=[{"a": 1}] * 15), max_rows_per_file=5)
+
+    def broken(table: pa.Table) -> pa.Table:
+        texts = pa.array([b"\xff\xfe"] * len(table), pa.binary()).view(pa.string())
+        return table.set_column(table.column_names.index(name), name, texts)
+
+    refused(rewritten(Dataset.open(place), broken), "UTF-8")
+
+
+def test_episodes_that_are_not_in_the_manifests_spaces_are_refused(
+    place: Location, make_batch: Make, write_dataset: Write
+) -> None:
+    document = write_dataset(place, make_batch((2, 3)), format="episodes").as_json()
+    for wrong in (spaces.Box(-1, 1, (5,)), spaces.Tuple([spaces.Discrete(2)] * 2), spaces.Dict({"a": spaces.Discrete(2)})):
+        document["observation_space"] = space_to_json(wrong)
+        broken = Dataset(place, Manifest.from_bytes(json.dumps(document).encode(), where="m"))
+        with pytest.raises(BadData, match="not in the manifest's spaces: column 'obs'") as caught:
+            list(broken.batches())
+        assert caught.value.where.startswith(place.join(document["shards"][0]["path"]).url)
+
+
+def test_a_parquet_file_of_something_else_is_refused(dataset: Dataset) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": range(dataset.manifest.shards[1].rows)}), sink)
+    refused(replace_bytes(dataset, sink.getvalue().to_pybytes()), "no column")
+
+
+def test_another_number_of_rows_is_refused(dataset: Dataset) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pq.read_table(second_shard(dataset).open()).slice(1), sink)
+    refused(replace_bytes(dataset, sink.getvalue().to_pybytes()), "rows, its manifest says")
+
+
+def test_other_spaces_than_the_shards_have_are_refused(place: Location, make_batch: Make, write_dataset: Write) -> None:
+    manifest = write_dataset(place, make_batch())
+    document = manifest.as_json()
+    document["observation_space"] = space_to_json(spaces.Box(-1, 1, (5,), "float32"))
+    document["action_space"] = space_to_json(spaces.MultiBinary(2))
+    broken = Dataset(place, Manifest.from_bytes(json.dumps(document).encode(), where="m"))
+    with pytest.raises(BadData) as caught:
+        list(broken.batches())
+    for name in ("'obs'", "'new_obs'", "'actions'"):
+        assert name in caught.value.what
+
+
+def test_files_that_the_manifest_does_not_list_are_not_read(dataset: Dataset, make_batch: Make) -> None:
+    extra = dataset.location.join("data", "shard-00000000-000000.parquet")
+    extra.fs.pipe_file(extra.path, b"no Parquet at all")
+    assert sum(len(batch) for batch in dataset.batches()) == 4

@@ -1,0 +1,371 @@
+"""What stands on storage at every moment of a writing, and after every way it can end."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli.datasets.dataset import Dataset, holds_dataset
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.target_folder import check_target
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
+from offline_cli.files.locations import Location, open_location
+from offline_cli.tally import Reject
+
+Make = Callable[..., EpisodeBatch]
+Write = Callable[..., Manifest]
+WriterFor = Callable[..., DatasetWriter]
+Paths = Callable[[Location], list[str]]
+
+
+class Crash(Exception):
+    """Stands for anything that ends a writing."""
+
+
+def put(location: Location, data: bytes = b"theirs") -> None:
+    location.fs.makedirs(location.path.rpartition("/")[0], exist_ok=True)
+    location.fs.pipe_file(location.path, data)
+
+
+def snapshot(location: Location) -> dict[str, bytes]:
+    return {file.path: file.read_bytes() for file in location.files()} if location.exists() else {}
+
+
+class TestOrder:
+    """Note, shards, manifest, end of the old, end of the note."""
+
+    def test_while_writing_there_is_a_note_and_complete_shards_only(
+        self, place: Location, format: str, make_batch: Make, writer_for: WriterFor, paths_of: Paths
+    ) -> None:
+        with writer_for(place, format=format, max_rows_per_file=1) as writer:
+            assert paths_of(place) == ["_writing.json"]
+            for number in range(3):
+                writer.write(make_batch((1, 1), first_id=2 * number))
+            complete = [path for path in paths_of(place) if path.startswith("data/")]
+            assert len(complete) == 5
+            assert "manifest.json" not in paths_of(place)
+            writer.commit()
+        assert [path for path in paths_of(place) if not path.startswith("data/")] == ["manifest.json"]
+
+    def test_the_note_says_who_writes(self, place: Location, writer_for: WriterFor, make_batch: Make) -> None:
+        with writer_for(place) as writer:
+            note = json.loads(place.join("_writing.json").read_bytes())
+            writer.write(make_batch())
+            writer.commit()
+        assert note["host"] == socket.gethostname()
+        assert {"pid", "started", "command", "generation", "options"} <= set(note)
+
+    def test_a_dataset_being_written_is_uncommitted_for_readers(self, place: Location, writer_for: WriterFor) -> None:
+        with writer_for(place) as writer:
+            assert holds_dataset(place)
+            with pytest.raises(Uncommitted) as caught:
+                Dataset.open(place)
+            writer.commit()
+        assert caught.value.exit_code == 3
+        assert "is at work on it" in caught.value.what
+        assert caught.value.details["holder"]["host"] == socket.gethostname()
+        assert "wait" in caught.value.fix
+        assert "--resume" not in caught.value.fix
+
+    def test_the_manifest_comes_after_the_last_shard_and_before_the_notes_end(
+        self, place: Location, make_batch: Make, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch, paths_of: Paths
+    ) -> None:
+        def crash(*_: Any, **__: Any) -> None:
+            raise Crash
+
+        with pytest.raises(Crash), writer_for(place) as writer:
+            writer.write(make_batch())
+            monkeypatch.setattr("offline_cli.datasets.target_folder.TargetFolder.finish", crash)
+            writer.commit()
+        assert {path.partition("/")[0] for path in paths_of(place)} == {"_writing.json", "data", "manifest.json"}
+
+
+class TestEarlyEnds:
+    """Leaving without a commit."""
+
+    def test_a_failure_before_the_first_complete_shard_leaves_no_trace(
+        self, place: Location, format: str, make_batch: Make, writer_for: WriterFor
+    ) -> None:
+        deep = place.join("new", "D")
+        with pytest.raises(Crash), writer_for(deep, format=format) as writer:
+            writer.write(make_batch())
+            writer.quarantine([Reject("a", "bad-data", "x", b"")])
+            raise Crash
+        assert not place.exists()
+
+    def test_a_folder_that_was_there_and_empty_stays_empty(
+        self, place: Location, make_batch: Make, writer_for: WriterFor
+    ) -> None:
+        place.make_folder()
+        with pytest.raises(Crash), writer_for(place) as writer:
+            writer.write(make_batch())
+            raise Crash
+        assert place.is_dir()
+        assert place.children() == []
+
+    def test_leaving_without_commit_is_no_commit(self, place: Location, make_batch: Make, writer_for: WriterFor) -> None:
+        with writer_for(place) as writer:
+            writer.write(make_batch())
+        assert not place.exists()
+
+    def test_a_failure_later_keeps_the_note_and_the_complete_shards_alone(
+        self, place: Location, format: str, make_batch: Make, writer_for: WriterFor, paths_of: Paths
+    ) -> None:
+        with pytest.raises(KeyboardInterrupt), writer_for(place, format=format, max_rows_per_file=2) as writer:
+            writer.write(make_batch((1, 1, 1, 1, 1)))
+            raise KeyboardInterrupt
+        kinds = [path.partition("/")[0] for path in paths_of(place)]
+        assert kinds == ["_writing.json", "data", "data"]
+        for file in place.join("data").files():
+            assert pq.read_metadata(file.open()).num_rows == 2
+        with pytest.raises(Uncommitted):
+            Dataset.open(place)
+
+    @pytest.mark.parametrize("nth", [0, 1, 2, 5, 9])
+    def test_a_failure_in_any_write_to_a_shard_discards_that_shard(
+        self,
+        place: Location,
+        format: str,
+        nth: int,
+        make_batch: Make,
+        writer_for: WriterFor,
+        monkeypatch: pytest.MonkeyPatch,
+        paths_of: Paths,
+    ) -> None:
+        from offline_cli.files import staging
+
+        real, seen = staging.StagedFile.write, [0]
+
+        def failing(self: staging.StagedFile, data: Any) -> int:
+            if self.target.name.startswith("shard-"):
+                seen[0] += 1
+                if seen[0] > nth:
+                    raise OSError(28, "No space left on device")
+            return real(self, data)
+
+        monkeypatch.setattr(staging.StagedFile, "write", failing)
+        with pytest.raises((StorageError, OSError)), writer_for(place, format=format) as writer:
+            writer.write(make_batch())
+            writer.commit()
+        assert paths_of(place) == []
+
+    def test_a_failure_in_cleaning_up_is_told_beside_the_first_one(
+        self, place: Location, make_batch: Make, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_: Any) -> None:
+            raise StorageError("gone", where="there", fix="none")
+
+        monkeypatch.setattr("offline_cli.datasets.target_folder.TargetFolder.leave_no_trace", fail)
+        with pytest.raises(Crash) as caught, writer_for(place) as writer:
+            writer.write(make_batch())
+            raise Crash
+        assert "gone" in caught.value.__notes__[0]
+
+
+class TestExistingTargets:
+    """Nothing existing is touched unasked."""
+
+    def test_a_dataset_is_not_written_over(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        write_dataset(place, make_batch())
+        before = snapshot(place)
+        with pytest.raises(OutputExists) as caught:
+            write_dataset(place, make_batch(seed=1))
+        assert caught.value.exit_code == 2
+        assert "--overwrite" in caught.value.fix
+        assert snapshot(place) == before
+
+    @pytest.mark.parametrize("name", ["theirs.txt", "data/theirs.parquet", "sub/folder/theirs"])
+    def test_a_folder_with_foreign_files_is_not_written_into(
+        self, place: Location, name: str, make_batch: Make, write_dataset: Write
+    ) -> None:
+        put(place.join(name))
+        before = snapshot(place)
+        for resume in (False, True):
+            with pytest.raises(OutputExists, match="holds no dataset"):
+                write_dataset(place, make_batch(), resume=resume)
+        assert snapshot(place) == before
+
+    def test_a_file_is_not_written_over_even_with_overwrite(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        put(place)
+        for overwrite in (False, True):
+            with pytest.raises(OutputExists, match="a file is here"):
+                write_dataset(place, make_batch(), overwrite=overwrite)
+        assert place.read_bytes() == b"theirs"
+
+    def test_a_file_where_a_folder_above_is_needed_is_a_storage_error(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        put(place)
+        with pytest.raises(StorageError):
+            write_dataset(place.join("inner"), make_batch())
+        assert place.read_bytes() == b"theirs"
+
+    def test_an_unfinished_dataset_asks_for_resume_or_overwrite(
+        self, place: Location, make_batch: Make, writer_for: WriterFor, write_dataset: Write
+    ) -> None:
+        with pytest.raises(Crash), writer_for(place, max_rows_per_file=1) as writer:
+            writer.write(make_batch((1, 1, 1)))
+            raise Crash
+        with pytest.raises(OutputExists, match="unfinished") as caught:
+            write_dataset(place, make_batch())
+        assert "--resume" in caught.value.fix
+        assert "--overwrite" in caught.value.fix
+
+    def test_checking_a_target_changes_nothing(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        assert check_target(place) is None
+        assert not place.exists()
+        write_dataset(place, make_batch())
+        before = snapshot(place)
+        assert check_target(place, overwrite=True) is None
+        with pytest.raises(OutputExists):
+            check_target(place)
+        assert snapshot(place) == before
+
+
+class TestOverwrite:
+    """The old dataset goes only when the new one is whole."""
+
+    def test_the_new_dataset_replaces_the_old_one_entirely(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write, writer_for: WriterFor, paths_of: Paths
+    ) -> None:
+        with writer_for(place, max_rows_per_file=1) as writer:
+            writer.write(make_batch((1, 1, 1)))
+            writer.quarantine([Reject("a", "bad-data", "x", b"")])
+            old = writer.commit()
+        manifest = write_dataset(place, make_batch((2,), seed=1), format=format, overwrite=True)
+        kept = [shard.path.replace("data/", "_replaced/") for shard in old.shards]
+        assert paths_of(place) == sorted([*kept, *(shard.path for shard in manifest.shards), "manifest.json"])
+        assert Dataset.open(place).manifest.counts.steps == 2
+
+    def test_the_same_options_give_new_names_each_time(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        paths = [write_dataset(place, make_batch(), overwrite=True).shards[0].path for _ in range(3)]
+        assert len(set(paths)) == 3
+
+    def test_old_manifest_and_shards_stand_until_the_new_manifest(
+        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
+    ) -> None:
+        write_dataset(place, make_batch())
+        before = snapshot(place)
+        with writer_for(place, overwrite=True, max_rows_per_file=1) as writer:
+            writer.write(make_batch((1, 1, 1), seed=1))
+            assert snapshot(place).items() >= before.items()
+            writer.commit()
+
+    def test_an_early_failure_gives_the_old_dataset_back(
+        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
+    ) -> None:
+        write_dataset(place, make_batch())
+        before = snapshot(place)
+        with pytest.raises(Crash), writer_for(place, overwrite=True) as writer:
+            writer.write(make_batch(seed=1))
+            raise Crash
+        assert snapshot(place) == before
+        assert Dataset.open(place).manifest.counts.episodes == 3
+
+    def test_after_a_later_failure_removing_the_note_gives_the_old_dataset_back(
+        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
+    ) -> None:
+        write_dataset(place, make_batch())
+        with pytest.raises(Crash), writer_for(place, overwrite=True, max_rows_per_file=1) as writer:
+            writer.write(make_batch((1, 1, 1), seed=1))
+            raise Crash
+        with pytest.raises(Uncommitted) as caught:
+            Dataset.open(place)
+        assert "remove _writing.json" in caught.value.fix
+        place.join("_writing.json").remove()
+        assert sum(batch.num_steps for batch in Dataset.open(place).batches()) == 9
+
+    def test_what_a_crashed_writing_left_goes_too(
+        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor, paths_of: Paths
+    ) -> None:
+        with pytest.raises(Crash), writer_for(place, max_rows_per_file=1) as writer:
+            writer.write(make_batch((1, 1, 1)))
+            raise Crash
+        manifest = write_dataset(place, make_batch(), overwrite=True)
+        assert paths_of(place) == [*(shard.path for shard in manifest.shards), "manifest.json"]
+
+    def test_an_early_failure_over_a_crashed_writing_leaves_that_one_to_be_resumed(
+        self, place: Location, make_batch: Make, writer_for: WriterFor
+    ) -> None:
+        with pytest.raises(Crash), writer_for(place, max_rows_per_file=1) as writer:
+            writer.write(make_batch((1, 1, 1)))
+            raise Crash
+        before = snapshot(place)
+        with pytest.raises(Crash), writer_for(place, overwrite=True, format="episodes"):
+            raise Crash
+        assert snapshot(place) == before
+
+    def test_a_broken_note_does_not_keep_overwrite_from_working(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        put(place.join("_writing.json"), b"{")
+        write_dataset(place, make_batch(), overwrite=True)
+        assert Dataset.open(place).manifest.counts.episodes == 3
+
+    def test_foreign_files_beside_the_data_are_left_alone(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        write_dataset(place, make_batch())
+        put(place.join("notes.txt"))
+        write_dataset(place, make_batch(), overwrite=True)
+        assert place.join("notes.txt").read_bytes() == b"theirs"
+
+    def test_a_folder_that_holds_no_dataset_is_not_overwritten(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        put(place.join("run.json"))
+        before = snapshot(place)
+        with pytest.raises(OutputExists, match="holds no dataset") as caught:
+            write_dataset(place, make_batch(), overwrite=True)
+        assert caught.value.exit_code == 2
+        assert snapshot(place) == before
+
+    def test_foreign_files_in_data_are_never_removed(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        put(place.join("data/part-0.parquet"))
+        before = snapshot(place)
+        with pytest.raises(OutputExists, match=r"part-0\.parquet"):
+            write_dataset(place, make_batch(), overwrite=True)
+        assert snapshot(place) == before
+
+
+class TestReaders:
+    """What a folder without a finished dataset says."""
+
+    def test_a_missing_folder_is_a_storage_error(self, place: Location) -> None:
+        with pytest.raises(StorageError, match="does not exist"):
+            Dataset.open(place)
+
+    def test_a_folder_of_something_else_holds_no_dataset(self, place: Location) -> None:
+        put(place.join("a.txt"))
+        assert not holds_dataset(place)
+        with pytest.raises(NoData):
+            Dataset.open(place)
+
+    def test_a_broken_note_is_a_note(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        write_dataset(place, make_batch())
+        put(place.join("_writing.json"), b"{")
+        with pytest.raises(Uncommitted):
+            Dataset.open(place)
+
+
+def test_a_half_written_local_file_of_a_killed_writer_is_removed_by_the_next(
+    tmp_path: Path, make_batch: Make, writer_for: WriterFor, paths_of: Paths
+) -> None:
+    folder = open_location(tmp_path / "D")
+    with pytest.raises(Crash), writer_for(folder, max_rows_per_file=1) as writer:
+        writer.write(make_batch((1, 1)))
+        raise Crash
+    put(folder.join("_part-shard-01234567-000001.parquet"), b"PAR1half")
+    with writer_for(folder, max_rows_per_file=1, resume=True) as writer:
+        assert not [path for path in paths_of(folder) if path.startswith("_part-")]
+        writer.commit()

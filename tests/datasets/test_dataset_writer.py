@@ -1,0 +1,356 @@
+"""Writing and reading datasets of both formats: round trips, limits, bytes that depend on the content alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+
+from offline_cli.datasets.dataset import Dataset, holds_dataset
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace, UsageError
+from offline_cli.files.locations import Location, open_location
+from offline_cli.parquet.trust import fingerprint
+from offline_cli.tally import Reject, Tally
+
+Make = Callable[..., EpisodeBatch]
+Same = Callable[[EpisodeBatch, EpisodeBatch], None]
+Write = Callable[..., Manifest]
+WriterFor = Callable[..., DatasetWriter]
+
+NESTED = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        "arm": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)]),
+    }
+)
+
+
+def read_all(location: Location, **options: Any) -> EpisodeBatch:
+    return EpisodeBatch.concat(list(Dataset.open(location).batches(**options)))
+
+
+def data_bytes(location: Location) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in location.join("data").files()}
+
+
+def in_parts(batch: EpisodeBatch, *places: int) -> list[EpisodeBatch]:
+    return [batch.select(slice(a, b)) for a, b in pairwise([0, *places, len(batch)])]
+
+
+class TestRoundTrips:
+    """What is written is read, on disk and in memory, in both formats."""
+
+    def test_a_dataset_read_again_is_what_was_written(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write, assert_same_batch: Same
+    ) -> None:
+        batch = make_batch((3, 1, 5, 2), extra={"logp": np.arange(11, dtype=np.float32)})
+        write_dataset(place, *in_parts(batch, 1, 3), format=format)
+        assert_same_batch(read_all(place), batch)
+
+    def test_nested_spaces_come_back_with_their_dicts_and_tuples(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write, assert_same_batch: Same
+    ) -> None:
+        batch = make_batch(observation_space=NESTED, action_space=NESTED)
+        write_dataset(place, batch, format=format, observation_space=NESTED, action_space=NESTED)
+        read = read_all(place)
+        assert_same_batch(read, batch)
+        assert isinstance(read.obs["arm"], tuple)
+
+    def test_infos_come_back_even_when_the_first_episodes_have_none(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write, assert_same_batch: Same
+    ) -> None:
+        silent, telling = make_batch((2, 2)), make_batch((2, 1), first_id=2, infos=[{}, {}, {}, {"a": 1}, {}])
+        more = make_batch((2,), first_id=4)
+        write_dataset(place, silent, telling, more, format=format, max_rows_per_file=2)
+        assert_same_batch(read_all(place), EpisodeBatch.concat([silent, telling, more]))
+
+    def test_every_shard_has_the_columns_of_infos_once_one_episode_has_any(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        telling = make_batch((2, 1), first_id=2, infos=[{}, {}, {}, {"a": 1}, {}])
+        manifest = write_dataset(place, make_batch((2, 2)), telling, max_rows_per_file=2)
+        schemas = [pq.read_schema(file.open()) for file in place.join("data").files()]
+        assert len(schemas) == len(manifest.shards) == 4
+        assert all(schema.equals(schemas[0]) and "reset_infos" in schema.names for schema in schemas)
+        assert [(shard.bytes, shard.sha256) for shard in manifest.shards] == [
+            fingerprint(file) for file in place.join("data").files()
+        ]
+
+    def test_a_dataset_without_infos_has_no_columns_for_them(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        write_dataset(place, make_batch((2,), infos=[{}, {}, {}]))
+        assert "infos" not in pq.read_schema(place.join("data").files()[0].open()).names
+
+    def test_only_the_columns_asked_for_are_read(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write
+    ) -> None:
+        write_dataset(place, make_batch((2,), extra={"a": np.zeros(2), "b": np.zeros(2)}, infos=[{"x": 1}] * 3), format=format)
+        read = read_all(place, columns=["b"])
+        assert list(read.extra) == ["b"]
+        assert read.infos is None
+        assert read_all(place).infos is not None
+
+    def test_an_episode_longer_than_a_row_group_comes_back_whole(
+        self, place: Location, make_batch: Make, write_dataset: Write, assert_same_batch: Same
+    ) -> None:
+        image = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        batch = make_batch((3, 2000, 5), observation_space=image)
+        write_dataset(place, batch, observation_space=image)
+        file = pq.ParquetFile(place.join("data").files()[0].open())
+        assert file.num_row_groups > 3
+        assert max(file.read_row_group(i).nbytes for i in range(file.num_row_groups)) < 9 << 20
+        assert_same_batch(read_all(place), batch)
+
+    def test_batches_are_as_large_as_asked_and_hold_whole_episodes(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        image = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        batch = make_batch([90] * 12, observation_space=image)  # about 340 steps a row group
+        write_dataset(place, batch, observation_space=image)
+        read = list(Dataset.open(place).batches(target_steps=400))
+        assert [part.num_steps >= 400 for part in read[:-1]] == [True] * (len(read) - 1)
+        assert len(read) > 1
+        assert all(set(part.lengths) == {90} for part in read)
+        assert tuple(name for part in read for name in part.ids) == batch.ids
+
+
+class TestManifests:
+    """What the manifest says of the shards."""
+
+    def test_counts_rows_bytes_and_hashes_are_those_of_the_files(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write
+    ) -> None:
+        batch = make_batch((3, 1, 5, 2))
+        manifest = write_dataset(place, batch, format=format, max_rows_per_file=4 if format == "columns" else 2)
+        assert (manifest.counts.episodes, manifest.counts.steps) == (4, 11)
+        files = place.join("data").files()
+        assert [shard.path for shard in manifest.shards] == [f"data/{file.name}" for file in files]
+        assert [(shard.bytes, shard.sha256) for shard in manifest.shards] == [fingerprint(file) for file in files]
+        assert [shard.rows for shard in manifest.shards] == [pq.read_metadata(file.open()).num_rows for file in files]
+        assert sum(shard.steps for shard in manifest.shards) == 11
+
+    def test_statistics_are_the_same_in_both_formats(self, tmp_path: Path, make_batch: Make, write_dataset: Write) -> None:
+        batch = make_batch([5] * 50, extra={"logp": np.linspace(0, 1, 250)})
+        manifests = [write_dataset(open_location(tmp_path / kind), batch, format=kind) for kind in ("episodes", "columns")]
+        assert manifests[0].statistics == manifests[1].statistics
+        assert manifests[0].statistics["columns"]["obs"]["count"] == 250
+
+    def test_assumptions_are_those_of_the_tally(self, place: Location, make_batch: Make, writer_for: WriterFor) -> None:
+        tally = Tally()
+        tally.assume("unfinished-episode", 2)
+        with writer_for(place, tally=tally) as writer:
+            writer.write(make_batch())
+            assert writer.commit(complete=False).assumptions == {"unfinished-episode": 2}
+        assert not Dataset.open(place).manifest.complete
+
+    def test_an_inferred_space_may_be_known_better_at_the_end(
+        self, place: Location, make_batch: Make, writer_for: WriterFor
+    ) -> None:
+        with writer_for(place, spaces_inferred=True, action_space=spaces.Discrete(2)) as writer:
+            writer.write(make_batch())
+            writer.commit(action_space=spaces.Discrete(3))
+        manifest = Dataset.open(place).manifest
+        assert manifest.action_space == spaces.Discrete(3)
+        assert manifest.spaces_inferred
+
+    def test_a_dataset_without_episodes_is_one(self, place: Location, format: str, write_dataset: Write) -> None:
+        manifest = write_dataset(place, format=format)
+        assert manifest.counts.episodes == 0
+        assert list(Dataset.open(place).batches()) == []
+        assert holds_dataset(place)
+
+    def test_the_episodes_format_needs_no_spaces(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        write_dataset(place, make_batch(), format="episodes", observation_space=None, action_space=None)
+        assert Dataset.open(place).manifest.observation_space is None
+        assert read_all(place).num_steps == 9
+
+
+class TestWhatColumnsDoNotKeep:
+    """Dropped and counted, never in silence."""
+
+    def test_episodes_without_a_step_are_dropped_and_counted(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        manifest = write_dataset(place, make_batch((0, 2, 0)))
+        assert manifest.assumptions == {"zero-length-episode": 2}
+        assert manifest.counts.episodes == 1
+
+    def test_the_episodes_format_keeps_them(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        manifest = write_dataset(place, make_batch((0, 2, 0)), format="episodes")
+        assert manifest.assumptions == {}
+        assert read_all(place).lengths.tolist() == [0, 2, 0]
+
+    def test_custom_data_clock_and_multi_agent_ids_are_counted(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        batch = make_batch(
+            (1, 1),
+            custom_data=({"a": 1}, {}),
+            clock=np.array([[1.0, 2.0], [np.nan, np.nan]]),
+            multi_agent_ids=("m", None),
+        )
+        counted = {"custom-data-not-kept": 1, "clock-not-kept": 1, "multi-agent-id-not-kept": 1}
+        assert write_dataset(place, batch).assumptions == counted
+
+
+class TestRefusals:
+    """Batches and options that make no dataset."""
+
+    def test_another_extra_output_than_before_is_refused_by_name(
+        self, place: Location, make_batch: Make, write_dataset: Write
+    ) -> None:
+        batches = [make_batch((2,), extra={"logp": np.zeros(2)}), make_batch((2,), first_id=1)]
+        with pytest.raises(BadEpisode, match="'logp' is absent, before it was double"):
+            write_dataset(place, *batches)
+
+    def test_two_episodes_of_one_id_are_refused(
+        self, place: Location, format: str, make_batch: Make, writer_for: WriterFor
+    ) -> None:
+        twice = make_batch((2, 1)).select([0, 1, 0])
+        with pytest.raises(BadEpisode, match="two episodes are called 'episode-0'"), writer_for(place, format=format) as writer:
+            writer.write(twice)
+        with pytest.raises(BadEpisode, match="'episode-1'"), writer_for(place, format=format) as writer:
+            writer.write(make_batch((2, 1)))
+            writer.write(make_batch((1,), first_id=1))
+
+    def test_names_that_no_file_can_hold_are_refused(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write
+    ) -> None:
+        for name in ("\ud800", "x" * (1 << 16)):
+            for names in ({"ids": ("a", name)}, {"agent_ids": (None, name)}):
+                with pytest.raises(BadData, match="name"):
+                    write_dataset(place, replace(make_batch((2, 1)), **names), format=format)
+
+    def test_values_that_the_space_cannot_hold_are_refused(
+        self, place: Location, make_batch: Make, writer_for: WriterFor
+    ) -> None:
+        with (
+            pytest.raises(BadEpisode, match="'actions'"),
+            writer_for(place, action_space=spaces.Box(0, 9, (), np.int8)) as writer,
+        ):
+            writer.write(make_batch((2,), action_space=spaces.Box(0, 9, (), np.float32)))
+
+    def test_shapes_that_are_not_the_spaces_are_refused(
+        self, place: Location, format: str, make_batch: Make, writer_for: WriterFor
+    ) -> None:
+        with pytest.raises(BadEpisode, match="'obs'"), writer_for(place, format=format) as writer:
+            writer.write(make_batch((2,), observation_space=spaces.Box(0, 9, (5,), np.float32)))
+
+    def test_a_compression_that_parquet_lacks_is_a_usage_error(self, place: Location, writer_for: WriterFor) -> None:
+        with pytest.raises(UsageError, match="'rar'"):
+            writer_for(place, compression="rar")
+
+    def test_a_space_without_columns_is_refused_before_anything_is_touched(
+        self, place: Location, writer_for: WriterFor
+    ) -> None:
+        with pytest.raises(UnsupportedSpace):
+            writer_for(place, observation_space=spaces.Dict({}))
+        assert not place.exists()
+
+
+class TestSameBytes:
+    """Same input and options, same data/ bytes."""
+
+    def test_two_runs_write_the_same_bytes_however_the_input_was_batched(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write
+    ) -> None:
+        infos = [{"i": i} if i > 700 else {} for i in range(1000 + 100)]
+        batch = make_batch([10] * 100, extra={"logp": np.linspace(0, 1, 1000)}, infos=infos)
+        options = {"format": format, "max_bytes_per_file": 40_000}
+        one = write_dataset(place.join("one"), batch, **options)
+        two = write_dataset(place.join("two"), *in_parts(batch, 1, 2, 50, 77), **options)
+        assert len(one.shards) > 2
+        assert data_bytes(place.join("one")) == data_bytes(place.join("two"))
+        left, right = one.as_json(), two.as_json()
+        del left["provenance"], right["provenance"]
+        assert left == right
+
+    def test_other_options_give_other_names(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        names = {
+            write_dataset(place.join(str(i)), make_batch(), **options).shards[0].path
+            for i, options in enumerate([{}, {"format": "episodes"}, {"compression": "snappy"}, {"action_scale": "normalized"}])
+        }
+        assert len(names) == 4
+
+    @pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "brotli", "lz4", "none"])
+    def test_every_compression_reads_back(
+        self, place: Location, compression: str, make_batch: Make, write_dataset: Write, assert_same_batch: Same
+    ) -> None:
+        write_dataset(place, make_batch(), compression=compression)
+        assert_same_batch(read_all(place), make_batch())
+
+
+class TestOtherReaders:
+    """The folder `data/` is plain Parquet for other programs."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, format: str, make_batch: Make, write_dataset: Write) -> Path:
+        image = spaces.Dict({"image": spaces.Box(0, 255, (3, 2, 1), np.uint8), "vector": spaces.Box(-1, 1, (2,), np.float32)})
+        batch = make_batch([4] * 6, observation_space=image)
+        write_dataset(open_location(tmp_path / "D"), batch, format=format, observation_space=image, max_rows_per_file=8)
+        return tmp_path / "D" / "data"
+
+    def test_polars_reads_the_folder(self, folder: Path, format: str) -> None:
+        table = pl.scan_parquet(folder).collect()
+        assert table.height == (24 if format == "columns" else 6)
+        assert table["eps_id"].n_unique() == 6
+
+    def test_pyarrow_reads_the_folder(self, folder: Path, format: str) -> None:
+        table = pyarrow.dataset.dataset(folder).to_table()
+        assert table.num_rows == (24 if format == "columns" else 6)
+        if format == "columns":
+            assert table.schema.field("obs").type.field("image").type == pa.fixed_shape_tensor(pa.uint8(), (3, 2, 1))
+
+    def test_items_have_no_dictionary(self, tmp_path: Path, make_batch: Make, write_dataset: Write) -> None:
+        write_dataset(open_location(tmp_path / "D"), make_batch(), format="episodes")
+        column = pq.read_metadata(next((tmp_path / "D" / "data").iterdir())).row_group(0).column(0)
+        assert column.path_in_schema == "item"
+        assert not {"PLAIN_DICTIONARY", "RLE_DICTIONARY"} & set(column.encodings)
+
+    def test_bytes_of_images_are_not_stored_as_four_each(self, tmp_path: Path, make_batch: Make, write_dataset: Write) -> None:
+        image = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8)})
+        batch = make_batch((50,), observation_space=image)
+        write_dataset(open_location(tmp_path / "D"), batch, observation_space=image, compression="none")
+        raw = 2 * 50 * 32 * 32 * 3
+        assert next((tmp_path / "D" / "data").iterdir()).stat().st_size < 1.2 * raw
+
+    def test_plain_columns_describe_each_episode(self, tmp_path: Path, make_batch: Make, write_dataset: Write) -> None:
+        batch = make_batch((4, 2))
+        write_dataset(open_location(tmp_path / "D"), batch, format="episodes")
+        table = pl.read_parquet(tmp_path / "D" / "data")
+        assert table.columns == ["item", "eps_id", "length", "return", "terminated", "truncated"]
+        assert table["length"].to_list() == [4, 2]
+        assert table["return"].to_list() == batch.returns.tolist()
+        assert table["terminated"].to_list() == batch.terminated.tolist()
+
+
+def test_rows_set_aside_are_written_with_place_code_and_reason(
+    place: Location, make_batch: Make, writer_for: WriterFor
+) -> None:
+    rejects = [Reject("a.json row 3", "bad-data", "cut in half", b'{"a'), Reject("b", "unsafe-data", "pickle", b"")]
+    with writer_for(place) as writer:
+        writer.write(make_batch())
+        writer.quarantine(rejects)
+        writer.quarantine(rejects)
+        writer.quarantine([Reject("c", "bad-data", "x", b"\xff")])
+        writer.commit()
+    assert rejects == []
+    files = place.join("quarantine").files()
+    assert [file.name for file in files] == ["rows-000000.parquet", "rows-000001.parquet"]
+    rows = pq.read_table(files[0].open()).to_pylist()
+    assert rows[0] == {"where": "a.json row 3", "code": "bad-data", "reason": "cut in half", "raw": b'{"a'}
+    assert len(rows) == 2

@@ -1,0 +1,165 @@
+"""`kill -9` at any moment of record and convert, on disk and S3: `--resume` ends like an undisturbed run, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mortal_commands import Life, Zygote
+
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.files.locations import Location, open_location
+
+pytestmark = pytest.mark.kill
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OPERATIONS = 12
+TRIES, SOONER = 8, 0.8
+EPISODES = 24
+KILLED = -9
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the dataset goes, and how the killed commands find it."""
+
+    url: str  # of a folder for several datasets
+    environment: dict[str, str]
+    moments: int  # of kills in one test
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.cloud)])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    """A folder on disk, and one in a bucket."""
+    if request.param == "local":
+        return Target(str(tmp_path), {}, 30)
+    server = request.getfixturevalue("s3")
+    return Target(server.bucket(), dict(server.environment), 12)
+
+
+@pytest.fixture
+def zygote(target: Target, tmp_path: Path) -> Iterator[Zygote]:
+    """Runs commands that start in no time, and may be killed."""
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "recording"), os.environ.get("PYTHONPATH", "")])
+    process = Zygote({**os.environ, **target.environment, "PYTHONPATH": path}, tmp_path / "stderr")
+    yield process
+    process.close()
+
+
+def record(out: str) -> list[str]:
+    words = ["record", "recording_envs:Slow-v0", "--out", out, "--policy", "random", "--episodes", str(EPISODES)]
+    words += ["--vectorize", "sync", "--num-envs", "3"]
+    return [*words, "--max-rows-per-file", "2", "--device", "cpu", "--json", "--quiet"]
+
+
+def convert(out: str, source: Path) -> list[str]:
+    return ["convert", str(source), "--out", out, "--to", "columns", "--max-rows-per-file", "40", "--json", "--quiet"]
+
+
+@pytest.fixture(params=["record", "convert"])
+def command(request: pytest.FixtureRequest, zygote: Zygote, tmp_path: Path) -> Any:
+    """A function from an --out to a command line."""
+    if request.param == "record":
+        return record
+    source = tmp_path / "source"
+    words = record(str(source))
+    words[words.index("recording_envs:Slow-v0")] = "recording_envs:Count-v0"
+    assert zygote.run(words).code == 0, zygote.complaints()
+    return lambda out: convert(out, source)
+
+
+def files(folder: Location) -> dict[str, bytes]:
+    found = folder.files() if folder.exists() else []
+    return {file.path.removeprefix(folder.path).lstrip("/"): file.read_bytes() for file in found}
+
+
+def content(folder: Location) -> dict[str, Any]:
+    """All of a dataset but for its provenance."""
+    found: dict[str, Any] = dict(files(folder))
+    found["manifest.json"] = {k: v for k, v in json.loads(found["manifest.json"]).items() if k != "provenance"}
+    return found
+
+
+def whole_shards(folder: Location, want: dict[str, Any]) -> dict[str, bytes]:
+    """What is in `data/`: nothing but shards of the undisturbed run `want`, to the last byte, so none that is half."""
+    shards = {name: data for name, data in files(folder).items() if name.startswith("data/")}
+    assert shards.items() <= want.items(), "a shard that is none of the undisturbed run"
+    return shards
+
+
+def is_committed(folder: Location) -> bool:
+    return folder.join("manifest.json").exists() and not folder.join("_writing.json").exists()
+
+
+def is_being_written(folder: Location) -> bool:
+    return folder.join("_writing.json").exists()
+
+
+def undisturbed(target: Target, zygote: Zygote, command: Any) -> tuple[Life, dict[str, Any]]:
+    """A run that nobody kills, and the content that it leaves: every episode once."""
+    folder = open_location(f"{target.url}/undisturbed")
+    life = zygote.run(command(folder.url))
+    assert life.code == 0, zygote.complaints()
+    ids = [name for batch in Dataset.open(folder).batches() for name in batch.ids]
+    assert len(ids) == len(set(ids)) == EPISODES
+    return life, content(folder)
+
+
+def gone_on_with(zygote: Zygote, words: list[str], folder: Location, want: dict[str, Any]) -> None:
+    """Go on until it is done: what was whole stays, and the content is that of the undisturbed run `want`."""
+    before = whole_shards(folder, want)
+    if not is_committed(folder):
+        assert zygote.run([*words, "--resume"]).code == 0, zygote.complaints()
+    have = content(folder)
+    assert have.items() >= before.items(), "a complete shard is lost"
+    assert have == want
+
+
+def assert_cover_the_writing(shards: list[int], *, of: int) -> None:
+    """`shards`: how many were complete at each of the kills between the first and the last word of the writing."""
+    assert len(shards) >= of // 3, f"{len(shards)} of the {of} kills were within the writing"
+    assert len(set(shards)) >= 3, f"the kills do not cover the writing: so many shards were complete: {shards}"
+
+
+def test_killed_at_random_moments_it_is_gone_on_with_to_the_same_content(target: Target, zygote: Zygote, command: Any) -> None:
+    life, want = undisturbed(target, zygote, command)
+    chance, shards = random.Random(5), list[int]()
+    for number in range(target.moments):
+        for again in range(TRIES):  # a run that is over sooner than the first one was cannot be killed so late
+            folder = open_location(f"{target.url}/killed-{number}-{again}")
+            words = command(folder.url)
+            share = (number + chance.random()) / target.moments  # so that they cover all of the run
+            if zygote.run(words, moment=life.moment(share * SOONER**again)).code == KILLED:
+                break
+        else:
+            pytest.fail(f"in {TRIES} runs no kill came before the end")
+        if is_being_written(folder):
+            shards.append(len(whole_shards(folder, want)))
+        if number % 3 == 0 and not is_committed(folder):
+            zygote.run([*words, "--resume"], moment=life.moment(chance.random()))
+        gone_on_with(zygote, words, folder, want)
+    print("complete shards at the kills within the writing:", shards)
+    assert_cover_the_writing(shards, of=target.moments)
+
+
+def test_killed_at_storage_operations_from_first_to_last_it_is_gone_on_with_to_the_same_content(
+    target: Target, zygote: Zygote, command: Any
+) -> None:
+    life, want = undisturbed(target, zygote, command)
+    operations, shards = len(life.operations), list[int]()
+    for number in range(OPERATIONS):
+        folder = open_location(f"{target.url}/killed-{number}")
+        words = command(folder.url)
+        moment = 2 * ((operations - 1) * number // (OPERATIONS - 1)) + number % 2
+        assert zygote.run(words, operation=moment).code == KILLED
+        if is_being_written(folder):
+            shards.append(len(whole_shards(folder, want)))
+        gone_on_with(zygote, words, folder, want)
+    print(f"{operations} operations; complete shards at the kills within the writing:", shards)
+    assert_cover_the_writing(shards, of=OPERATIONS)

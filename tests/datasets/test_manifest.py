@@ -1,0 +1,162 @@
+"""Manifests: read back equal, and broken or hostile ones refused with all their mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.errors import BadData
+from offline_cli.files.locations import open_location
+from offline_cli.spaces import same_space, space_to_json
+
+Write = Callable[..., Manifest]
+
+
+@pytest.fixture
+def manifest(write_dataset: Write, make_batch: Callable[..., Any], tmp_path: Path) -> Manifest:
+    return write_dataset(
+        open_location(tmp_path / "M"),
+        make_batch(extra={"logp": np.zeros(9)}),
+        environment=Environment("CartPole-v1", {"render_mode": None}),
+    )
+
+
+def read(document: Any) -> Manifest:
+    return Manifest.from_bytes(json.dumps(document).encode(), where="D/manifest.json")
+
+
+def test_a_manifest_read_again_is_equal(manifest: Manifest) -> None:
+    again = Manifest.from_bytes(manifest.to_bytes(), where="D/manifest.json")
+    assert again.as_json() == manifest.as_json()
+    assert same_space(again.observation_space, manifest.observation_space)
+    assert again.environment == Environment("CartPole-v1", {"render_mode": None})
+
+
+def test_it_says_what_the_dataset_holds(manifest: Manifest) -> None:
+    document = manifest.as_json()
+    assert document["format"] == "columns"
+    assert document["version"] == 2
+    assert (document["counts"]["episodes"], document["counts"]["steps"]) == (3, 9)
+    assert set(document["statistics"]["columns"]) == {"obs", "actions", "rewards", "logp"}
+    assert document["provenance"]["commands"] == ["offline-cli convert SRC --out D"]
+    assert {"offline-cli", "python", "numpy", "pyarrow"} <= set(document["provenance"]["versions"])
+
+
+def set_at(document: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split("/")
+    for name in parents:
+        document = document[int(name)] if isinstance(document, list) else document[name]
+    document[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "what"),
+    [
+        ("shards/0/path", "../../etc/passwd", "does not match"),
+        ("shards/0/path", "data/../data/shard-0123abcd-000000.parquet", "does not match"),
+        ("shards/0/path", "/data/shard-0123abcd-000000.parquet", "does not match"),
+        ("shards/0/path", "data/shard-0123abcd-000000.parquet\n", "no shard's name"),
+        ("shards/0/bytes", -1, "minimum"),
+        ("shards/0/bytes", "many", "not of type 'integer'"),
+        ("shards/0/sha256", "0", "does not match"),
+        ("shards/0/steps", 8, "counts.steps: 9, but the shards hold 8"),
+        ("counts/episodes", 4, "counts.episodes: 4, but the shards hold 3"),
+        ("counts/more", 4, "Additional properties"),
+        ("format", "rows", "format: 'rows' is not one of"),
+        ("complete", 1, "complete: 1 is not of type 'boolean'"),
+        ("action_scale", None, "action_scale"),
+        ("observation_space", None, "columns need an observation_space"),
+        ("observation_space", {"type": "Text"}, "observation_space.type: 'Text' is not one of"),
+        ("observation_space", {"type": "Box", "shape": [4]}, "observation_space: 'dtype' is a required property"),
+        ("environment", {"id": "", "kwargs": {}}, "environment.id"),
+        ("statistics/columns/obs/mean", [1, "x"], "statistics.columns.obs.mean"),
+        ("assumptions", {"kind": 1.5}, "assumptions.kind"),
+        ("provenance/commands", "one", "provenance.commands"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place(manifest: Manifest, path: str, value: Any, what: str) -> None:
+    document = manifest.as_json()
+    set_at(document, path, value)
+    with pytest.raises(BadData) as caught:
+        read(document)
+    assert any(what in problem for problem in caught.value.details["problems"]), caught.value.details
+    assert caught.value.where == "D/manifest.json"
+
+
+def test_all_mistakes_are_named_at_once(manifest: Manifest) -> None:
+    document = manifest.as_json()
+    document["format"], document["complete"] = "rows", "yes"
+    del document["counts"]
+    with pytest.raises(BadData, match="3 mistakes"):
+        read(document)
+
+
+def test_a_shard_listed_twice_is_refused(manifest: Manifest) -> None:
+    document = manifest.as_json()
+    document["shards"] *= 2
+    with pytest.raises(BadData, match="listed 2 times"):
+        read(document)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"null", b'{"format": NaN}', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 500 + b"1" + b"}" * 500]
+)
+def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
+    with pytest.raises(BadData) as caught:
+        Manifest.from_bytes(data, where="D/manifest.json")
+    assert caught.value.where == "D/manifest.json"
+
+
+def test_a_manifest_of_a_later_version_asks_for_a_newer_program(manifest: Manifest) -> None:
+    document = manifest.as_json()
+    document["version"] = 3
+    with pytest.raises(BadData, match="a manifest of version 3; this program knows 2") as caught:
+        read(document)
+    assert "upgrade" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "Box", "shape": [67108864, 67108864], "dtype": "float32", "low": 0, "high": 1},
+        {"type": "Box", "shape": [67108864], "dtype": "float64", "low": 0, "high": 1},
+        {"type": "Box", "shape": [2], "dtype": "float32", "low": [0, 0, 0], "high": 1},
+        {"type": "Discrete", "n": 3, "dtype": "float128"},
+        {"type": "MultiDiscrete", "nvec": [[1, 2], [3]]},
+    ],
+)
+def test_a_space_that_makes_none_is_refused_without_building_it(manifest: Manifest, space: dict[str, Any]) -> None:
+    document = manifest.as_json()
+    document["observation_space"] = space
+    with pytest.raises(BadData) as caught:
+        read(document)
+    assert "observation_space" in caught.value.where
+
+
+def test_a_manifest_that_its_schema_refuses_is_never_written(manifest: Manifest) -> None:
+    with pytest.raises(ValueError, match="action_scale"):
+        replace(manifest, action_scale="unheard of").to_bytes()
+
+
+def test_numbers_that_json_writes_with_a_point_count_as_integers(manifest: Manifest) -> None:
+    document = manifest.as_json()
+    document["counts"]["steps"] = 9.0
+    assert type(read(document).counts.steps) is int
+
+
+def test_spaces_nested_in_spaces_are_checked_too(manifest: Manifest) -> None:
+    space = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2)])})
+    document = manifest.as_json()
+    document["observation_space"] = space_to_json(space)
+    document["observation_space"]["spaces"][0][1]["spaces"][0]["n"] = 0
+    with pytest.raises(BadData, match=re.escape("observation_space.spaces.0.1.spaces.0.n")):
+        read(document)

@@ -1,0 +1,158 @@
+"""What a writer removes and replaces in a dataset's folder: what writers wrote, by name and content; links are not followed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folder_content import content
+from gymnasium import spaces
+
+from offline_cli import apply, convert
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import OutputExists
+from offline_cli.files.locations import open_location
+
+
+def write(folder: Path, *, overwrite: bool = False, value: float = 0.0) -> None:
+    """A dataset of one episode."""
+    obs, act = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    batch = EpisodeBatch(
+        ids=("e",),
+        starts=np.array([0, 3]),
+        obs=np.full((4, 2), value, np.float32),
+        actions=np.zeros(3, np.int64),
+        rewards=np.zeros(3),
+        terminated=np.ones(1, np.bool_),
+        truncated=np.zeros(1, np.bool_),
+        observation_space=obs,
+        action_space=act,
+    )
+    place = open_location(str(folder))
+    with DatasetWriter(
+        place, format="columns", observation_space=obs, action_space=act, action_scale="env", overwrite=overwrite
+    ) as writer:
+        writer.write(batch)
+        writer.commit()
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    write(tmp_path / "D")
+    return tmp_path / "D"
+
+
+def refused(folder: Path, *, match: str) -> None:
+    before = content(folder)
+    with pytest.raises(OutputExists, match=match) as caught:
+        write(folder, overwrite=True, value=0.5)
+    assert caught.value.exit_code == 2
+    assert content(folder) == before
+
+
+def test_anybodys_manifest_makes_no_dataset(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "manifest.json").write_text(json.dumps({"name": "my app", "version": "1.0", "format": "web"}))
+    refused(app, match="manifest.json is in it")
+
+
+def test_anybodys_note_makes_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "novel").mkdir()
+    (tmp_path / "novel" / "_writing.json").write_text(json.dumps({"chapter": 3}))
+    refused(tmp_path / "novel", match="_writing.json is in it")
+
+
+@pytest.mark.parametrize("name", ["data", "quarantine", "manifest.json"])
+def test_links_under_a_datasets_names_are_refused(dataset: Path, tmp_path: Path, name: str) -> None:
+    (dataset / "quarantine").mkdir()
+    shutil.move(dataset / name, tmp_path / "moved")
+    (dataset / name).symlink_to(tmp_path / "moved")
+    elsewhere = content(tmp_path / "moved")
+    refused(dataset, match="symbolic link")
+    assert content(tmp_path / "moved") == elsewhere
+
+
+def test_copies_of_shards_in_a_folder_of_their_own_are_refused_and_stay(dataset: Path) -> None:
+    shutil.copytree(dataset / "data", dataset / "data" / "keep")
+    refused(dataset, match="1 files that no dataset put there")
+
+
+@pytest.mark.parametrize("name", ["data/shard-0123abcd-000000.parquet", "quarantine/rows-000000.parquet"])
+def test_other_content_under_a_writers_names_is_refused(dataset: Path, name: str) -> None:
+    (dataset / name).parent.mkdir(exist_ok=True)
+    (dataset / name).write_text("my measurements")
+    refused(dataset, match=name.partition("/")[0])
+
+
+def test_the_users_own_files_stay(dataset: Path) -> None:
+    own = ["README.md", "_part-notes", "_part-0123abcd-diary.json", "quarantine/why.md", "quarantine/old/rows-000000.parquet"]
+    for name in own:
+        (dataset / name).parent.mkdir(parents=True, exist_ok=True)
+        (dataset / name).write_text("mine")
+    write(dataset, overwrite=True, value=0.5)
+    assert [name for name in own if (dataset / name).read_text() != "mine"] == []
+
+
+def test_a_folder_with_somebodys_part_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "D").mkdir()
+    (tmp_path / "D" / "_part-of-my-thesis").write_text("mine")
+    with pytest.raises(OutputExists, match="not empty"):
+        write(tmp_path / "D")
+    assert os.listdir(tmp_path / "D") == ["_part-of-my-thesis"]
+
+
+def test_a_dataset_with_a_damaged_manifest_is_replaced(dataset: Path) -> None:
+    (dataset / "manifest.json").write_bytes(b"\xff" * 20)
+    write(dataset, overwrite=True, value=0.5)
+    assert len(list((dataset / "data").iterdir())) == 1
+
+
+def test_what_killed_writers_left_is_replaced(dataset: Path) -> None:
+    (left,) = (dataset / "data").iterdir()
+    shutil.copy(left, dataset / "data" / "shard-0123abcd-000000.parquet")
+    (dataset / "_part-0123abcd-manifest.json").write_text('{"form')
+    write(dataset, overwrite=True, value=0.5)
+    assert len(list((dataset / "data").iterdir())) == 1
+    assert sorted(os.listdir(dataset)) == ["_replaced", "data", "manifest.json"]
+    assert os.listdir(dataset / "_replaced") == [left.name]
+
+
+PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
+
+
+@pytest.fixture
+def batches(dataset: Path, tmp_path: Path) -> Path:
+    """Train batches of a pipeline that learned something."""
+    (tmp_path / "p.toml").write_text(PIPELINE)
+    apply([str(dataset)], str(tmp_path / "B"), pipeline=str(tmp_path / "p.toml"))
+    return tmp_path / "B"
+
+
+def test_replacing_train_batches_leaves_the_users_own_states(dataset: Path, batches: Path, tmp_path: Path) -> None:
+    assert (batches / "connectors.msgpack").is_file()
+    own = {"connectors-mine.msgpack": b"\x80mine", "connectors.old.msgpack": b"\x80mine", "connectors-7.msgpack": b"my own"}
+    for name, data in own.items():
+        (batches / name).write_bytes(data)
+    (batches / "connectors-8.msgpack").symlink_to(batches / "batches.json")
+    apply([str(dataset)], str(batches), pipeline=str(tmp_path / "p.toml"), overwrite=True)
+    assert {name: (batches / name).read_bytes() for name in own} == own
+    assert (batches / "connectors-8.msgpack").is_symlink()
+    assert not (batches / "connectors.msgpack").exists(), "replaced by connectors-1.msgpack"
+
+
+def test_neither_a_dataset_nor_a_set_of_train_batches_is_replaced_by_the_other(
+    dataset: Path, batches: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "E")
+    before = content(dataset), content(batches)
+    with pytest.raises(OutputExists):
+        apply([str(tmp_path / "E")], str(dataset), pipeline=str(tmp_path / "p.toml"), overwrite=True)
+    with pytest.raises(OutputExists):
+        convert([str(tmp_path / "E")], str(batches), overwrite=True)
+    assert (content(dataset), content(batches)) == before

@@ -1,0 +1,106 @@
+"""Blocks and shards depend on the episodes alone, not on the batches that they came in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offline_cli.datasets.row_groups import Block, BlockCutter, raw_bytes
+from offline_cli.episodes.batch import EpisodeBatch
+
+Make = Callable[..., EpisodeBatch]
+
+
+def cut(batches: list[EpisodeBatch], **limits: Any) -> list[Block]:
+    cutter = BlockCutter(lambda batch: batch.lengths, **{"max_rows": None, "max_bytes": None, **limits})
+    blocks = [block for batch in batches for block in cutter.push(batch)]
+    return [*blocks, *cutter.flush()]
+
+
+def shards(blocks: list[Block]) -> list[list[tuple[str, ...]]]:
+    found: list[list[tuple[str, ...]]] = []
+    for block in blocks:
+        if block.opens_shard:
+            found.append([])
+        found[-1].append(block.batch.ids)
+    return found
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    cuts=st.sets(st.integers(1, 29)),
+    max_rows=st.none() | st.integers(1, 25),
+    max_bytes=st.none() | st.integers(1, 3000),
+    block_bytes=st.integers(1, 2000),
+)
+def test_the_same_episodes_give_the_same_blocks_however_they_were_batched(
+    make_batch: Make, lengths: list[int], cuts: set[int], max_rows: int | None, max_bytes: int | None, block_bytes: int
+) -> None:
+    whole = make_batch(lengths)
+    places = [0, *sorted(place for place in cuts if place < len(lengths)), len(lengths)]
+    parts = [whole.select(slice(a, b)) for a, b in pairwise(places)]
+    limits = {"max_rows": max_rows, "max_bytes": max_bytes, "block_bytes": block_bytes}
+    one, many = cut([whole], **limits), cut(parts, **limits)
+    assert shards(one) == shards(many)
+    joined = EpisodeBatch.concat([block.batch for block in many])
+    assert joined.ids == whole.ids
+    np.testing.assert_array_equal(joined.obs, whole.obs)
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30), max_rows=st.integers(1, 25))
+def test_a_shard_keeps_to_its_limit_unless_one_episode_is_larger(make_batch: Make, lengths: list[int], max_rows: int) -> None:
+    blocks = cut([make_batch(lengths)], max_rows=max_rows, block_bytes=500)
+    for ids in shards(blocks):
+        rows = [lengths[int(name.removeprefix("episode-"))] for part in ids for name in part]
+        assert sum(rows) <= max_rows or len(rows) == 1
+
+
+def test_a_limit_of_bytes_counts_arrays_before_compression(make_batch: Make) -> None:
+    batch = make_batch((5, 5, 5, 5))
+    one = int(raw_bytes(batch)[0])
+    assert [len(ids) for ids in shards(cut([batch], max_bytes=2 * one, block_bytes=1))] == [2, 2]
+    assert [len(ids) for ids in shards(cut([batch], max_bytes=2 * one - 1, block_bytes=1))] == [1, 1, 1, 1]
+
+
+def test_infos_count_by_their_keys(make_batch: Make) -> None:
+    plain = make_batch((2, 1))
+    told = make_batch((2, 1), infos=[{}, {"a": 1}, {"a": 1, "b": 2}, {}, {}])
+    grown = raw_bytes(told) - raw_bytes(plain)
+    assert grown[0] > 0
+    assert grown[1] == 0
+
+
+def test_a_block_ends_where_the_structure_changes(make_batch: Make) -> None:
+    plain, other = make_batch((2, 2)), make_batch((2,), first_id=2, extra={"logp": np.zeros(2)})
+    assert [block.batch.ids for block in cut([plain, other])] == [("episode-0", "episode-1"), ("episode-2",)]
+
+
+def test_a_shard_begun_on_purpose_holds_only_what_comes_after(make_batch: Make) -> None:
+    cutter = BlockCutter(lambda batch: batch.lengths, max_rows=None, max_bytes=None)
+    blocks = [*cutter.begin_shard(), *cutter.push(make_batch((1,)))]
+    blocks += [*cutter.begin_shard(), *cutter.push(make_batch((1,), first_id=1)), *cutter.flush()]
+    assert shards(blocks) == [[("episode-0",)], [("episode-1",)]]
+
+
+@pytest.mark.parametrize("value", [np.zeros(1 << 20, np.uint8), b"x" * (1 << 20), "x" * (1 << 20), [0] * (1 << 18)])
+def test_large_infos_count_as_bytes_so_that_few_of_them_wait(make_batch: Make, value: object) -> None:
+    batch = make_batch([2, 3])
+    plain = raw_bytes(replace(batch, infos=[{"a": 1}] * 7))
+    large = raw_bytes(replace(batch, infos=[{"a": value}] * 7))
+    assert (large - plain >= np.array([3, 4]) << 20).all()
+
+
+@given(at=st.integers(0, 6), key=st.sampled_from("abc"), others=st.sampled_from([1.5, 2, True, None]))
+def test_one_large_info_among_small_ones_counts(make_batch: Make, at: int, key: str, others: object) -> None:
+    batch = make_batch([2, 3])
+    small: list[dict[str, Any]] = [{"a": others, "b": others, "c": others} for _ in range(7)]
+    large = [{**info, key: b"x" * (1 << 20)} if number == at else info for number, info in enumerate(small)]
+    grown = raw_bytes(replace(batch, infos=large)) - raw_bytes(replace(batch, infos=small))
+    assert grown.tolist() == ([1 << 20, 0] if at < 3 else [0, 1 << 20])

@@ -1,0 +1,128 @@
+"""What providers answer, in their own bodies from a stub on loopback, as errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from answering import answering, s3_error
+from cloud_servers import azure_at, gcs_at, s3_at
+from provider_answers import ANSWERS, MISSING, Answer
+
+from offline_cli.errors import StorageError, StorageNotFound
+from offline_cli.files.locations import Location, expand, open_location
+from offline_cli.files.staging import write_whole
+
+NOBODY = 9  # a port of loopback that nobody listens at
+
+
+def look(place: Location) -> None:
+    place.exists()
+
+
+def match(place: Location) -> None:
+    expand(f"{place.url}/*.parquet", place.fs.storage_options)
+
+
+def write(place: Location) -> None:
+    write_whole(place, b"abc", folder=place)
+
+
+def place_at(port: int, scheme: str, **options: Any) -> Location:
+    if scheme == "az":
+        pytest.importorskip("adlfs")
+    cloud = {"s3": s3_at, "gs": gcs_at, "az": azure_at}[scheme](port)
+    return open_location(f"{scheme}://bucket/D", {**cloud.options, "time_limit": 20, **options})
+
+
+@pytest.mark.parametrize("request_", [look, match, write], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("answer", [*ANSWERS, *MISSING], ids=str)
+def test_a_providers_answer_is_told_in_words_that_say_what_to_do(answer: Answer, request_: Callable[[Location], None]) -> None:
+    with answer.given() as port:
+        place, began = place_at(port, answer.scheme), time.monotonic()
+        if answer in MISSING and request_ is look and answer.scheme != "s3":
+            assert not place.exists(), "these say no more of a file than that it is not there"
+            return
+        with pytest.raises(StorageError, match=answer.what) as caught:
+            request_(place)
+        assert time.monotonic() - began < 10
+    assert place.url in caught.value.where
+    assert answer.fix in caught.value.fix
+    assert isinstance(caught.value, StorageNotFound) == (answer in MISSING)
+
+
+def test_a_name_that_no_bucket_can_have_is_told_as_such() -> None:
+    with pytest.raises(StorageError, match="'Bad bucket!' cannot be the name of a bucket") as caught:
+        look(open_location("s3://Bad bucket!/x", s3_at(NOBODY).options))
+    assert "check the name" in caught.value.fix
+
+
+def test_s3_without_credentials_is_told_at_once() -> None:
+    place = open_location("s3://bucket/D", {"endpoint_url": f"http://127.0.0.1:{NOBODY}"})
+    with pytest.raises(StorageError, match="no credentials were found") as caught:
+        place.exists()
+    assert "AWS_ACCESS_KEY_ID" in caught.value.fix
+    assert "anon=true" in caught.value.fix
+
+
+def test_azure_without_an_account_is_told_at_once() -> None:
+    pytest.importorskip("adlfs")
+    with pytest.raises(StorageError, match="no credentials were found") as caught:
+        open_location("az://bucket/D")
+    assert "AZURE_STORAGE_CONNECTION_STRING" in caught.value.fix
+
+
+def test_an_azure_account_without_a_key_ends_with_the_time_limit() -> None:
+    pytest.importorskip("adlfs")
+    options = {"account_name": "nobody", "account_host": f"127.0.0.1:{NOBODY}", "time_limit": 3}
+    began = time.monotonic()
+    with pytest.raises(StorageError) as caught:
+        open_location("az://bucket/D", options).exists()
+    assert time.monotonic() - began < 20
+    assert "AZURE_STORAGE_ACCOUNT_KEY" in caught.value.fix
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_server_that_cannot_be_reached_ends_with_the_time_limit(scheme: str) -> None:
+    place, began = place_at(NOBODY, scheme, time_limit=2), time.monotonic()
+    with pytest.raises(StorageError, match=r"cannot be reached|timed out after 2 s") as caught:
+        place.exists()
+    assert time.monotonic() - began < 10
+    assert caught.value.where == place.url
+
+
+def test_a_client_that_runs_in_circles_is_a_failure_of_storage() -> None:
+    body = s3_error("PermanentRedirect", "must be addressed elsewhere")
+    with answering(301, body, Content_Type="application/xml") as port, pytest.raises(StorageError):
+        place_at(port, "s3").exists()
+
+
+def test_the_azure_client_is_an_extra_that_the_error_names() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['adlfs'] = None\n"
+        "from offline_cli.cli.app import main\n"
+        "sys.argv = ['offline-cli', 'inspect', 'az://container/D', '--json']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["error"]["code"]) == (6, "missing-package")
+    assert told["error"]["fix"] == "pip install 'offline-cli[azure]'"
+
+
+def test_gcsfs_asks_for_no_kind_of_bucket_where_the_endpoint_is_not_googles() -> None:
+    script = (
+        "import os\n"
+        "os.environ.pop('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', None)\n"
+        "from offline_cli.files.locations import open_location\n"
+        "place = open_location('gs://bucket/D', {'endpoint_url': 'http://127.0.0.1:9', 'token': 'anon'})\n"
+        "print(type(place.fs).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "GCSFileSystem\n"

@@ -1,0 +1,107 @@
+"""Arrow types follow from spaces and dtypes, and values move both ways unchanged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from gymnasium import spaces
+
+from offline_cli.errors import UnsupportedSpace
+from offline_cli.parquet.arrow_trees import arrow_type, from_arrow, space_field, to_arrow, tree_field
+from offline_cli.spaces import Space
+
+VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+IMAGE = spaces.Box(0, 255, (8, 6, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (VECTOR, pa.list_(pa.float32(), 4)),
+        (IMAGE, pa.fixed_shape_tensor(pa.uint8(), (8, 6, 3))),
+        (spaces.Box(-1, 1, (), np.float64), pa.float64()),
+        (spaces.Box(0, 1, (1,), np.float16), pa.list_(pa.float16(), 1)),
+        (spaces.Discrete(3), pa.int64()),
+        (spaces.Discrete(3, dtype=np.int32), pa.int32()),
+        (spaces.MultiDiscrete([3, 4]), pa.list_(pa.int64(), 2)),
+        (spaces.MultiDiscrete([[3, 4], [2, 2]]), pa.fixed_shape_tensor(pa.int64(), (2, 2))),
+        (spaces.MultiBinary(6), pa.list_(pa.int8(), 6)),
+        (spaces.MultiBinary([2, 3]), pa.fixed_shape_tensor(pa.int8(), (2, 3))),
+        (spaces.Dict({"b": VECTOR, "a": spaces.Discrete(2)}), pa.struct([("a", pa.int64()), ("b", pa.list_(pa.float32(), 4))])),
+        (spaces.Tuple([VECTOR, spaces.Discrete(2)]), pa.struct([("0", pa.list_(pa.float32(), 4)), ("1", pa.int64())])),
+        (spaces.Dict({"t": spaces.Tuple([IMAGE])}), pa.struct([("t", pa.struct([("0", arrow_type(IMAGE))]))])),
+    ],
+)
+def test_each_space_has_its_arrow_type(space: Space, kind: pa.DataType) -> None:
+    assert arrow_type(space) == kind
+
+
+@pytest.mark.parametrize(
+    ("space", "part"),
+    [
+        (spaces.Dict({"a": VECTOR, "b": spaces.Dict({})}), "value.b"),
+        (spaces.Dict({"a": spaces.Box(0, 1, (2, 0), np.float32)}), "value.a"),
+        (spaces.Tuple([VECTOR, spaces.Box(0, 1, (2,), np.longdouble)]), "value.1"),
+    ],
+)
+def test_a_space_that_makes_no_column_is_refused_by_the_name_of_its_part(space: Space, part: str) -> None:
+    with pytest.raises(UnsupportedSpace) as caught:
+        arrow_type(space)
+    assert caught.value.where == part
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", ">f4"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 4)])
+def test_values_of_every_dtype_and_rank_come_back_unchanged(dtype: str, shape: tuple[int, ...]) -> None:
+    leaf = np.random.default_rng(0).integers(0, 2, (5, *shape)).astype(dtype)
+    field = tree_field("x", leaf)
+    native = leaf.astype(leaf.dtype.newbyteorder("="))
+    back = from_arrow(to_arrow(native, field.type), field)
+    assert back.dtype == native.dtype
+    np.testing.assert_array_equal(back, leaf)
+
+
+def test_a_slice_of_a_column_gives_its_own_values() -> None:
+    tree = {"a": np.arange(24, dtype=np.uint8).reshape(4, 2, 3), "b": np.arange(8.0).reshape(4, 2), "c": np.arange(4) % 2 == 0}
+    field = tree_field("x", tree)
+    back = from_arrow(to_arrow(tree, field.type).slice(1, 2), field)
+    for name, leaf in tree.items():
+        np.testing.assert_array_equal(back[name], leaf[1:3])
+
+
+def test_a_dict_keyed_like_a_tuple_stays_a_dict() -> None:
+    tree = {"0": np.arange(3), "1": (np.arange(3.0), np.ones((3, 2)))}
+    field = tree_field("x", tree)
+    back = from_arrow(to_arrow(tree, field.type), field)
+    assert isinstance(back, dict)
+    assert isinstance(back["1"], tuple)
+
+
+def test_nan_and_infinities_are_values_not_nulls() -> None:
+    leaf = np.array([[np.nan, np.inf], [-np.inf, -0.0]])
+    field = tree_field("x", leaf)
+    column = to_arrow(leaf, field.type)
+    assert column.null_count == 0
+    assert from_arrow(column, field).tobytes() == leaf.tobytes()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([1.0, None]),
+        pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2)),
+        pa.array([[1.0, None], [1.0, 2.0]], pa.list_(pa.float64(), 2)),
+        pa.array([{"a": 1}, None]),
+        pa.array([{"a": 1}, {"a": None}]),
+    ],
+)
+def test_nulls_are_refused_by_the_name_of_the_column(array: pa.Array) -> None:
+    with pytest.raises(ValueError, match="null"):
+        from_arrow(array, pa.field("x", array.type))
+
+
+def test_a_leaf_that_is_not_contiguous_is_written_in_its_own_order() -> None:
+    leaf = np.arange(24.0).reshape(4, 6)[:, ::2]
+    field = space_field("x", spaces.Box(-100, 100, (3,), np.float64))
+    np.testing.assert_array_equal(from_arrow(to_arrow(leaf, field.type), field), leaf)

@@ -1,0 +1,85 @@
+"""One shard being written: whole under its name, or nothing, and not a word of it afterwards."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from offline_cli.errors import StorageError
+from offline_cli.files import staging
+from offline_cli.files.locations import Location, open_location
+from offline_cli.parquet.shards import ShardWriter
+
+TABLE = pa.table({"x": list(range(1000))})
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Python would print as "Exception ignored in"."""
+    seen: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", seen.append)
+    return seen
+
+
+def begun(folder: Location) -> ShardWriter:
+    folder.join("data").make_folder()
+    writer = ShardWriter(folder.join("data/a.parquet"), TABLE.schema, folder=folder, compression="none")
+    writer.write(TABLE, rows=[100])
+    return writer
+
+
+def test_a_discarded_shard_leaves_nothing_and_says_nothing(place: Location, unraisable: list[Any]) -> None:
+    writer = begun(place)
+    writer.discard()
+    del writer
+    gc.collect()
+    assert unraisable == []
+    assert place.files() == []
+
+
+def test_a_shard_that_was_committed_says_nothing_when_it_is_discarded(place: Location, unraisable: list[Any]) -> None:
+    writer = begun(place)
+    writer.commit()
+    writer.discard()
+    del writer
+    gc.collect()
+    assert unraisable == []
+    assert place.join("data/a.parquet").exists()
+
+
+def test_a_shard_on_a_full_disk_is_one_error_and_says_no_more(
+    tmp_path: Path, unraisable: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    folder = open_location(tmp_path)
+    folder.join("data").make_folder()
+    monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
+    (tmp_path / "_part-a.parquet").symlink_to("/dev/full")
+    writer = ShardWriter(folder.join("data/a.parquet"), TABLE.schema, folder=folder, compression="none")
+    writer.write(TABLE, rows=[100])
+    with pytest.raises(StorageError, match="no space left"):
+        writer.commit()
+    writer.discard()
+    del writer
+    gc.collect()
+    assert unraisable == []
+    assert [path.name for path in tmp_path.rglob("*")] == ["data"]
+
+
+def test_a_shard_whose_file_cannot_be_removed_says_so_once(place: Location, unraisable: list[Any]) -> None:
+    writer = begun(place)
+
+    def fail() -> None:
+        raise PermissionError("no")
+
+    writer._file._stage.discard = fail  # type: ignore[method-assign,union-attr]
+    with pytest.raises(StorageError, match="denied"):
+        writer.discard()
+    del writer
+    gc.collect()
+    assert unraisable == []
