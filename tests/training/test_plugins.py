@@ -1,4 +1,4 @@
-"""An algorithm, a network and a piece of another package (tests/plugins/cloning): trained, resumed, streamed, played, recorded."""
+"""An algorithm, a network and a piece of another package (tests/plugins/cloning): trained, resumed, streamed, played."""
 
 from __future__ import annotations
 
