@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -213,7 +214,7 @@ def chunk_statistics(stream: Any, metadata: Any) -> list[list[ChunkStatistics]]:
     stream.seek(-8 - length, io.SEEK_END)
     try:
         footer = _Thrift(stream.read(length)).value(STRUCT)
-    except (LookupError, ValueError) as error:
+    except (StopIteration, LookupError, ValueError) as error:
         raise pa.ArrowInvalid(f"the footer cannot be read: {error}") from error
     groups = [group for group in _of(footer, ROW_GROUPS, list, []) if isinstance(group, dict)]
     found = [[_of_chunk(chunk) for chunk in _of(group, COLUMNS, list, [])] for group in groups]
@@ -234,30 +235,34 @@ def _of(node: Any, field: int, kind: type[Any], otherwise: T) -> Any | T:
 
 
 class _Thrift:
-    """Reads values of Thrift's compact protocol one after the other. Raises LookupError, ValueError where there are none."""
+    """Reads values of Thrift's compact protocol one after the other.
+
+    Raises StopIteration at the end, LookupError and ValueError for what is no value.
+    """
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._rest = iter(data)
+        self._byte = self._rest.__next__
 
     def value(self, kind: int, depth: int = 0) -> Any:
         """The next one, by Thrift's number of its type; `depth`: of the structs and lists around it."""
         if depth > DEEPEST:
             raise ValueError(f"more than {DEEPEST} structs and lists in one another")
-        match kind:
+        match kind:  # the most frequent first
+            case 4 | 5 | 6:
+                value = self._varint()
+                return value >> 1 ^ -(value & 1)
+            case 8 | 7:
+                return self._bytes(8 if kind == 7 else self._varint())
+            case 12:  # STRUCT
+                return self._struct(depth)
+            case 9 | 10:
+                head = self._byte()  # each value takes a byte at least, so that no length leads far beyond the end
+                return [self.value(head & 15, depth + 1) for _ in range(head >> 4 if head < 240 else self._varint())]
             case 1 | 2:
                 return self._byte() == 1
             case 3:
                 return self._byte()
-            case 4 | 5 | 6:
-                value = self._varint()
-                return value >> 1 ^ -(value & 1)
-            case 7 | 8:
-                return self._bytes(8 if kind == 7 else self._varint())
-            case 9 | 10:
-                head = self._byte()  # each value takes a byte at least, so that no length leads far beyond the end
-                return [self.value(head & 15, depth + 1) for _ in range(head >> 4 if head < 240 else self._varint())]
-            case 12:  # STRUCT
-                return self._struct(depth)
         raise LookupError(f"no type has the number {kind}")
 
     def _struct(self, depth: int) -> dict[int, Any]:
@@ -269,19 +274,18 @@ class _Thrift:
             fields[number] = kind == 1 if kind in (1, 2) else self.value(kind, depth + 1)  # a flag has its value in its kind
         return fields
 
-    def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
-
     def _bytes(self, length: int) -> bytes:
-        self._at += length
-        if self._at > len(self._data):
+        found = bytes(islice(self._rest, length))
+        if len(found) < length:
             raise ValueError("bytes that extend beyond the end")
-        return self._data[self._at - length : self._at]
+        return found
 
     def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
+        value = self._byte()
+        if value < 128:
+            return value
+        value &= 127
+        for shift in range(7, 70, 7):
             byte = self._byte()
             value |= (byte & 127) << shift
             if byte < 128:
