@@ -5,22 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import typer
-import typer.main
 
-from offline_cli.cli.app import COMMANDS
-from offline_cli.cli.command_line import add, parse
+from offline_cli.cli.app import command_named
+from offline_cli.cli.command_line import parse, runnable
 from offline_cli.errors import BadConfig, UsageError
-
-BY_NAME = {command.name: command for command in COMMANDS}
 
 
 def parsed(*line: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flags and options of `COMMAND ...`."""
-    command = BY_NAME[line[0]]
-    app = typer.Typer(rich_markup_mode=None)
-    add(app, command)
-    context = typer.main.get_command(app).make_context(command.name, list(line[1:]))
+    command = command_named(line[0])
+    context = runnable(command).make_context(command.name, list(line[1:]))
     return parse(command, context.params)
 
 
