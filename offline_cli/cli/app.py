@@ -56,7 +56,8 @@ COMMANDS: Final[Mapping[str, str]] = {
 
 def command_named(name: str) -> Command:
     """One of COMMANDS. Raises KeyError for any other name."""
-    return next(command for command in import_module(COMMANDS[name]).COMMANDS if command.name == name)
+    found: Command = next(command for command in import_module(COMMANDS[name]).COMMANDS if command.name == name)
+    return found
 
 
 class ErrorBoundary(TyperGroup):

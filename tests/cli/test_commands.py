@@ -154,6 +154,25 @@ def test_json_does_not_load_rich(recording: Path, shell: Call) -> None:
     assert shell("-c", script).stdout.splitlines()[-1] == "False"
 
 
+NEEDLESS = ("torch", "polars", "jsonschema", "pydantic", "pandas", "matplotlib")
+
+
+def test_commands_that_neither_play_nor_learn_import_no_torch(recording: Path, shell: Call) -> None:
+    lines = [
+        ["convert", str(recording), "--out", "D", "--workers", "2", "--on-error", "quarantine"],
+        ["convert", "D", "--out", "E", "--to", "columns"],
+        *(["inspect", "D"], ["inspect", str(recording)], ["validate", "D", "E", "--deep"], ["validate", str(recording)]),
+        ["repair", "D", "--dry-run"],
+    ]
+    script = (
+        "import json, sys\nfrom offline_cli.cli.app import app\n"
+        f"codes = [app([*line, '--json', '--quiet'], standalone_mode=False) for line in {lines}]\n"
+        f"print(json.dumps([codes, [name for name in {NEEDLESS} if name in sys.modules]]))"
+    )
+    done = shell("-c", script)
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0] * len(lines), []], done.stderr
+
+
 def test_a_reader_that_takes_one_byte_of_a_result_gets_it_in_silence(recording: Path, child_env: dict[str, str]) -> None:
     command = f"{sys.executable} -m offline_cli inspect {recording} --json --quiet | head -c1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], env=child_env, capture_output=True, check=False)
