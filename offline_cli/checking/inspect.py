@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
     from offline_cli.files.locations import Sources
 
-ABOUT_READING: Final = declared_in(InspectOptions).keys() - {
-    "expect",
-    "on_error",
-}  # options that a manifest alone does not answer
+ABOUT_READING: Final = declared_in(InspectOptions).keys() - {"expect", "on_error"}  # what a manifest alone does not answer
 
 __all__ = ["Inspection", "inspect"]
 
@@ -119,7 +116,7 @@ def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection |
         if os.path.exists(os.path.join(folder, WRITING)):
             return None
         return _from_manifest(folder, Manifest.from_bytes(read_plain(place, shown=place), where=place))
-    except (OSError, OfflineCliError):
+    except (OSError, ValueError, OfflineCliError):  # ValueError: of a path with what no path can hold
         return None
 
 

@@ -31,7 +31,7 @@ EXIT_CODES = """\b
 Exit codes:
     0  done
     1  a bug in offline-cli
-    2  wrong usage, or --out exists
+    2  wrong usage, an option out of its range, or --out exists
     3  data that cannot be read, that is invalid, or none
     4  config, environment or spaces that do not fit
     5  storage: missing, denied, unreachable, full, or written by somebody else
