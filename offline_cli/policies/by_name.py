@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import gymnasium as gym
 import torch
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_spec import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
@@ -21,7 +21,7 @@ from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
 from offline_cli.policies.observation_rows import zero_rows
-from offline_cli.policies.piped_policy import Pieces, PipedPolicy, PlayPieces
+from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
@@ -40,7 +40,7 @@ def open_policy(
     *,
     explore: bool,
     device: str = "cpu",
-    pieces: Pieces | None = None,
+    pieces: PlaySpec | None = None,
     storage_options: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = (),
     example: Callable[[], Tree] | None = None,
@@ -55,7 +55,7 @@ def open_policy(
     MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
     when it is imported, loaded or tried.
     """
-    play = _Play(name, environment, Pieces() if pieces is None else pieces, explore, device)
+    play = _Play(name, environment, PlaySpec() if pieces is None else pieces, explore, device)
     if name == RANDOM:
         play.refuse_pieces("random")
         return RandomPolicy(environment.action_space)
@@ -78,7 +78,7 @@ def open_policy(
 
 
 def policy_of_run(
-    loaded: LoadedPolicy, name: str, environment: Environment, *, explore: bool, device: str, pieces: Pieces
+    loaded: LoadedPolicy, name: str, environment: Environment, *, explore: bool, device: str, pieces: PlaySpec
 ) -> Policy | PipedPolicy:
     """The same for the policy of run folder `name`, which has been read."""
     return _of_run(_Play(name, environment, pieces, explore, device), loaded)
@@ -94,18 +94,18 @@ class _Play:
 
     name: str
     environment: Environment
-    pieces: Pieces
+    pieces: PlaySpec
     explore: bool
     device: str
 
-    def module(self, module: RLModule, fingerprint: str, trained: TrainedPipeline | None) -> Policy | PipedPolicy:
+    def module(self, module: RLModule, fingerprint: str, trained: PipelineSpec | None) -> Policy | PipedPolicy:
         """The quick way where nothing is in between, and nothing remembered."""
         if self.explore and getattr(module, "action_head", None) is None:  # as some classes in RLlib's manner have it
             what = f"{type(module).__name__} draws from a distribution class of its own, and those draws follow no seed"
             fix = "--no-explore, or leave the distribution to the action head that fits the action space"
             raise BadConfig(what, where=f"--policy {self.name}", fix=fix)
-        if self.pieces or trained is not None or module.is_stateful() or module.in_rllibs_manner:
-            play = PlayPieces(*self.pieces.sides(), trained=trained, lookback=self.pieces.lookback)
+        if not self.pieces.is_default or trained is not None or module.is_stateful() or module.in_rllibs_manner:
+            play = replace(self.pieces, trained=trained)
             where = f"--policy {self.name} in {self.environment.name}"
             play.check(self.environment, module.observation_space, module.action_space, where=where)
             between = PipedPolicy(
@@ -115,9 +115,8 @@ class _Play:
                 explore=self.explore,
                 device=torch.device(self.device),
                 fingerprint=fingerprint,
-                learned=self.pieces.learned,
             )
-            if module.in_rllibs_manner and not (self.pieces or module.is_stateful()):
+            if module.in_rllibs_manner and self.pieces.is_default and not module.is_stateful():
                 self._check_outputs(module)
             return between
         spaces = self.environment.observation_space, self.environment.action_space
@@ -150,7 +149,7 @@ class _Play:
 
     def refuse_pieces(self, what: str) -> None:
         """Raise BadConfig where the user gave pipelines, which need a network between them."""
-        if self.pieces:
+        if not self.pieces.is_default:
             fix = "--wrapper changes what it sees and does; or an RLModule: a run folder, python:package.module:attribute"
             raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {self.name}", fix=fix)
 
