@@ -19,9 +19,8 @@ from offline_cli.connectors.slot_player import SlotActs, SlotError
 from offline_cli.errors import BadPiece, OfflineCliError
 from offline_cli.playing.blocks import PolicyFailure
 from offline_cli.playing.slots import RAISED, Index, Slots, copied
-from offline_cli.policies.observation_rows import rows_of
 from offline_cli.policies.piped_policy import PipedPolicy
-from offline_cli.policies.policy import Acted
+from offline_cli.policies.policy import Acted, rows_of
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["PipedActor"]

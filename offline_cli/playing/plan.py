@@ -37,8 +37,8 @@ from offline_cli.connectors.piece_options import piece_of
 from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.blocks import PolicyFailure
 from offline_cli.playing.slots import BITS_BELOW_PURPOSE, Purpose, draw, episode_seed
-from offline_cli.policies.observation_rows import BLOCK_ROWS
 from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.policy import BLOCK_ROWS
 from offline_cli.policies.run_policy import RunFiles
 
 __all__ = ["BLOCK", "OWN_CLASS", "ROUND", "EvaluationPlan", "Plan", "chance_seed", "environment_seed"]

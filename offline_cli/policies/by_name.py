@@ -20,9 +20,8 @@ from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatc
 from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
-from offline_cli.policies.observation_rows import zero_rows
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
-from offline_cli.policies.policy import Policy, RandomPolicy
+from offline_cli.policies.policy import Policy, RandomPolicy, zero_rows
 from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.spaces import Space

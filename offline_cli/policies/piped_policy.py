@@ -35,7 +35,7 @@ from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, Sp
 from offline_cli.modules.drawing import chance_size
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ForwardPass, is_of_floats
-from offline_cli.policies.observation_rows import block_rows
+from offline_cli.policies.policy import block_rows
 from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = ["PipedPolicy", "PlaySpec", "beside_learner"]
