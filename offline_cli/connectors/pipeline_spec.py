@@ -208,38 +208,18 @@ class PipelineSpec:
             raise BadPiece(what, where="pipeline", fix="give a function that builds them") from err
 
     def _whole(self, setting: Setting, custom: Custom) -> ConnectorPipelineV2:
-        """These pieces among the default ones, unless a file turns them off."""
+        """These pieces among the default ones, unless a file turns those off."""
         says, spaces = self.document or {}, (setting.observation_space, setting.action_space)
-        defaults = says.get("defaults", True)
+        defaults = f"add_default_connectors_to_{self.kind}_pipeline"
+        options: dict[str, Any] = {"custom": custom, defaults: says.get("defaults", True)}
         if self.kind == "learner":
-            return learner_pipeline(
-                *spaces,
-                custom=custom,
-                mapping=setting.mapping,
-                device=setting.device,
-                add_default_connectors_to_learner_pipeline=defaults,
-            )
+            return learner_pipeline(*spaces, mapping=setting.mapping, device=setting.device, **options)
+        options |= {"env": setting.env, "num_envs": setting.num_envs}
         if self.kind == "env_to_module":
-            return env_to_module_pipeline(
-                *spaces,
-                custom=custom,
-                mapping=setting.mapping,
-                env=setting.env,
-                device=setting.device,
-                num_envs=setting.num_envs,
-                add_default_connectors_to_env_to_module_pipeline=defaults,
-            )
+            return env_to_module_pipeline(*spaces, mapping=setting.mapping, device=setting.device, **options)
         normalize = says.get("normalize_actions", setting.action_scale != "env")
-        return module_to_env_pipeline(
-            *spaces,
-            custom=custom,
-            multi_agent=setting.mapping is not None,
-            normalize_actions=normalize,
-            clip_actions=says.get("clip_actions", not normalize),
-            env=setting.env,
-            num_envs=setting.num_envs,
-            add_default_connectors_to_module_to_env_pipeline=defaults,
-        )
+        options |= {"normalize_actions": normalize, "clip_actions": says.get("clip_actions", not normalize)}
+        return module_to_env_pipeline(*spaces, multi_agent=setting.mapping is not None, **options)
 
 
 Given = str | PathLike[str] | PipelineSpec | Custom

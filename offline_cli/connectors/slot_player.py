@@ -127,7 +127,7 @@ class SlotPlayer:
         drawn = chance if chance is None or everybody else chance[live]
         if self._on_arrays:
             windows.look()
-            acts = self._player.act_on(windows, chance=drawn, generator=generator)
+            acts = self._player.act(windows, chance=drawn, generator=generator)
             if self._wants_episodes:  # where one has left what has no form in arrays, all pieces get episodes from now on
                 self._on_arrays = windows.take(self._held(self._live))
         else:
@@ -209,10 +209,7 @@ class SlotPlayer:
         for slot in slots.tolist():
             episode = self._episodes[slot]
             try:
-                if episode is not None:
-                    self._player.finish([episode])
-                else:
-                    self._player.observe(self._windows.last(slot))
+                self._player.finish(self._windows.last(slot) if episode is None else [episode])
             except RAISED as err:
                 raise SlotError(slot, err) from err
             self._episodes[slot] = None
@@ -224,13 +221,13 @@ class SlotPlayer:
 
         Raises what copying raises, for pieces that cannot be copied.
         """
-        pieces = copy.deepcopy((self.pipelines.env_to_module, self.pipelines.module_to_env))
+        pieces = copy.deepcopy(tuple(self.pipelines.sides().values()))
         player = PipelinePlayer(self._player.rl_module, *pieces, explore=self._player.explore)
         drawn = None if chance is None else chance[[slot]]
         if self._on_arrays:
             windows = self._windows.alone(slot)
             windows.look()
-            acts = player.act_on(windows, chance=drawn)
+            acts = player.act(windows, chance=drawn)
         else:
             acts = player.act([copy.deepcopy(self._episodes[slot])], chance=drawn)
         self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))

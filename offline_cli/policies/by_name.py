@@ -73,17 +73,14 @@ def open_policy(
         if "://" in name or Path(name).exists():
             raise
         raise not_found(name, f"no folder {name} exists, and no policy has that name", where="--policy", fix=_forms()) from err
-    return _of_run(play, loaded)
+    return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
 
 
 def policy_of_run(
     loaded: LoadedPolicy, name: str, environment: Environment, *, explore: bool, device: str, pieces: PlaySpec
 ) -> Policy | PipedPolicy:
     """The same for the policy of run folder `name`, which has been read."""
-    return _of_run(_Play(name, environment, pieces, explore, device), loaded)
-
-
-def _of_run(play: _Play, loaded: LoadedPolicy) -> Policy | PipedPolicy:
+    play = _Play(name, environment, pieces, explore, device)
     return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
 
 
