@@ -129,7 +129,7 @@ class Acts:
 
     actions: Tree  # leaves (B, ...): as the module put them out, to be kept in episodes
     actions_for_env: Tree  # leaves (B, ...): as the environment takes them
-    extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # extra model outputs by name: B items each
+    extra: Mapping[str, Any] = field(default_factory=dict)  # extra model outputs by name: B items each, or leaves (B, ...)
 
     def action_of(self, row: int) -> Any:
         """The action of one episode, as the module put it out."""

@@ -24,7 +24,6 @@ from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy, RandomPolicy, zero_rows
 from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
-from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["open_policy", "policy_of_run"]
@@ -115,12 +114,10 @@ class _Play:
             if module.in_rllibs_manner and self.pieces.is_default and not module.is_stateful():
                 self._check_outputs(module)
             return between
-        spaces = self.environment.observation_space, self.environment.action_space
-        theirs = module.observation_space, module.action_space
-        _check_fits(list(zip(theirs, spaces, KINDS, strict=True)), self.name, self.environment)
+        _check_fits((module.observation_space, module.action_space), self.name, self.environment)
         policy = ModulePolicy(module, explore=self.explore, device=torch.device(self.device), fingerprint=fingerprint)
         self._check_outputs(module)
-        policy.play_in(spaces[1])
+        policy.play_in(self.environment.action_space)
         return policy
 
     def _check_outputs(self, module: RLModule) -> None:
@@ -194,21 +191,20 @@ def _hash_of_weights(module: RLModule) -> str:
 
 def _check_model(model: Any, environment: Environment, name: str) -> None:
     """As `_check_fits`, for what may have no spaces, or see images another way round."""
-    observation_space, action_space = environment.observation_space, environment.action_space
-    theirs = [getattr(model, "observation_space", None), getattr(model, "action_space", None)]
-    if isinstance(theirs[0], gym.Space) and is_transposed_image(theirs[0], observation_space):
-        theirs[0] = observation_space
-    ours = [observation_space, action_space]
-    triples = zip(theirs, ours, KINDS, strict=True)
-    _check_fits([(left, right, what) for left, right, what in triples if isinstance(left, gym.Space)], name, environment)
+    seen = getattr(model, "observation_space", None)
+    if isinstance(seen, gym.Space) and is_transposed_image(seen, environment.observation_space):
+        seen = environment.observation_space
+    _check_fits((seen, getattr(model, "action_space", None)), name, environment)
 
 
-def _check_fits(sides: list[tuple[Space, Space, str]], name: str, environment: Environment) -> None:
-    """Raise SpaceMismatch, with every difference, for sides (the policy's, the environment's, what of)."""
+def _check_fits(theirs: tuple[Any, Any], name: str, environment: Environment) -> None:
+    """Raise SpaceMismatch, with every difference, for a policy of these spaces (observations, actions), where it has any."""
+    ours = environment.observation_space, environment.action_space
     problems = [
         text.replace("the data has", "the policy has", 1)
-        for theirs, ours, what in sides
-        for text in misfits(theirs, ours, inferred=False, what=what)
+        for space, own, what in zip(theirs, ours, KINDS, strict=True)
+        if isinstance(space, gym.Space)
+        for text in misfits(space, own, inferred=False, what=what)
     ]
     if problems:
         fix = "an environment that the policy was trained for, wrapped as it was"

@@ -23,7 +23,7 @@ from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["FrameStacking", "windows"]
+__all__ = ["FrameStacking", "taken", "windows"]
 
 
 class FrameStacking(ConnectorV2):
@@ -123,12 +123,13 @@ def windows(rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int
     wanted = ends[:, None] + np.arange(1 - size, 1)
     there = wanted >= (firsts if isinstance(firsts, int) else firsts[:, None])
     safe = np.where(there, wanted, 0)
+    return map_leaves(lambda leaf: taken(leaf, safe, there), rows)
 
-    def gather(leaf: NDArray[Any]) -> NDArray[Any]:
-        if not len(leaf):
-            return np.zeros((*wanted.shape, *leaf.shape[1:]), leaf.dtype)
-        found = leaf.take(safe, axis=0)
-        found[~there] = np.zeros((), leaf.dtype)
-        return found
 
-    return map_leaves(gather, rows)
+def taken(leaf: NDArray[Any], rows: NDArray[np.int64], there: NDArray[np.bool_]) -> NDArray[Any]:
+    """(*rows.shape, ...): the `rows` of `leaf` (R, ...) that are `there`, zeros for others."""
+    if not (len(leaf) and rows.size):
+        return np.zeros((*rows.shape, *leaf.shape[1:]), leaf.dtype)
+    found = leaf.take(rows, axis=0)
+    found[~there] = np.zeros((), leaf.dtype)
+    return found

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from offline_cli.connectors.common.flattening import FlattenObservations
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.connectors.piece_options import what_it_wants
 from offline_cli.episodes.buffers.stacking import stack, unstack
 from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
@@ -55,66 +55,61 @@ MIDDLE = np.float32(128)  # of a byte, and what zero-mean numbers are counted fr
 _NOT_USABLE = (TransformObservation, AddRenderObservation)
 
 
-class SingleAgentObservationPreprocessor(ConnectorV2):
+class _Preprocessor(ConnectorV2):
+    """Calls `preprocess`, which subclasses define."""
+
+    writes_episodes = True
+    before_obs = True
+
+    @abstractmethod
+    def preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        """`preprocess(self, observation)` or `preprocess(self, observation, episode)`: what comes in its place."""
+
+    def _preprocessed(self, observation: Any, episode: Any) -> Any:
+        if self._takes_episode == BY_NAME:
+            return self.preprocess(observation, episode=episode)
+        return self.preprocess(observation, episode) if self._takes_episode == BY_PLACE else self.preprocess(observation)
+
+    @cached_property
+    def _takes_episode(self) -> str | None:
+        """How `preprocess` takes the episode; None: not at all."""
+        parameters = inspect.signature(self.preprocess).parameters.values()
+        if any(p.name == "episode" and p.kind is p.KEYWORD_ONLY for p in parameters):
+            return BY_NAME
+        placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return BY_PLACE if len(placed) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters) else None
+
+
+class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
     """Calls `preprocess` with an observation, of every agent on its own. Subclasses define that, and the space it leads to.
 
     It is called once per observation. What works on whole arrays derives from `ObservationTransform` instead.
     """
 
-    writes_episodes = True
-    before_obs = True
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        as_learner_connector: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
-        self._as_learner_connector = as_learner_connector
-
-    @abstractmethod
-    def preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        """`preprocess(self, observation)` or `preprocess(self, observation, episode)`: the observation in its place."""
-
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch as it is; the episodes have other observations."""
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
+            space = _own_part(self.observation_space, episode)
             if self._as_learner_connector:
-                change_observations(episode, partial(self._each, episode=episode), _own_part(self.observation_space, episode))
+                change_observations(episode, partial(self._each, episode=episode, space=space), space)
             else:
-                changed = _call(self.preprocess, self._takes_episode, episode.get_observations(-1), episode)
-                # The space comes first: the new observation may lie outside the old one.
-                episode.observation_space = _own_part(self.observation_space, episode)
+                changed = self._preprocessed(episode.get_observations(-1), episode)
+                episode.observation_space = space  # first: the new observation may lie outside the old one
                 episode.set_observations(at_indices=-1, new_data=changed)
         return batch
 
-    def _each(self, rows: Tree, episode: Any) -> Tree:
-        changed = [_call(self.preprocess, self._takes_episode, one, episode) for one in unstack(rows)]
-        return stack(changed, _own_part(self.observation_space, episode))
-
-    @cached_property
-    def _takes_episode(self) -> str | None:
-        return _way_to_give(self.preprocess)
+    def _each(self, rows: Tree, episode: Any, space: Space | None) -> Tree:
+        return stack([self._preprocessed(one, episode) for one in unstack(rows)], space)
 
 
-class MultiAgentObservationPreprocessor(ConnectorV2):
-    """Calls `preprocess` with the last observations of all agents that stepped, as a dict by agent."""
-
-    writes_episodes = True
-    before_obs = True
-
-    @abstractmethod
-    def preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        """`preprocess(self, observations)` or `preprocess(self, observations, episode)`: a dict by agent in their place."""
+class MultiAgentObservationPreprocessor(_Preprocessor):
+    """Calls `preprocess` with the last observations of all agents that stepped, as a dict by agent; it gives such a dict."""
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch as it is. Raises BadPiece for an agent that the episode does not have."""
         for episode in episodes:
             given: Any = episode
-            changed = _call(self.preprocess, self._takes_episode, given.get_observations(-1), given)
+            changed = self._preprocessed(given.get_observations(-1), given)
             for agent_id, observation in changed.items():
                 if agent_id not in given.agent_episodes:
                     name = type(self).__name__
@@ -125,10 +120,6 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
                     agent.observation_space = _part_of(self.observation_space, agent_id)
                 agent.set_observations(at_indices=-1, new_data=observation)
         return batch
-
-    @cached_property
-    def _takes_episode(self) -> str | None:
-        return _way_to_give(self.preprocess)
 
 
 ObservationPreprocessor = SingleAgentObservationPreprocessor
@@ -143,21 +134,6 @@ def _own_part(space: Space | None, episode: Any) -> Space | None:
     """The space of one episode's observations: its agent's part, where the space is a Dict by agent."""
     by_agent = isinstance(space, spaces.Dict) and episode.agent_id in space.spaces
     return _part_of(space, episode.agent_id) if by_agent else space
-
-
-def _way_to_give(preprocess: Callable[..., Any]) -> str | None:
-    """How `preprocess` takes the episode; None: not at all."""
-    parameters = inspect.signature(preprocess).parameters.values()
-    if any(p.name == "episode" and p.kind is p.KEYWORD_ONLY for p in parameters):
-        return BY_NAME
-    placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return BY_PLACE if len(placed) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters) else None
-
-
-def _call(preprocess: Callable[..., Any], way: str | None, observation: Any, episode: Any) -> Any:
-    if way == BY_NAME:
-        return preprocess(observation, episode=episode)
-    return preprocess(observation, episode) if way == BY_PLACE else preprocess(observation)
 
 
 class GymnasiumWrapper(ObservationTransform):
