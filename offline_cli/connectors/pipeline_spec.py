@@ -69,7 +69,7 @@ class PipelineSpec:
         if not isinstance(given, PipelineSpec):
             return cls(kinds[0], custom=given)
         if given.document is None:
-            return given
+            return replace(given, kind=kinds[0])
         return cls.from_document(given.document, *kinds, where=given.where, plugins=given.plugins)
 
     @classmethod
@@ -223,7 +223,7 @@ class PipelineSpec:
 
 
 Given = str | PathLike[str] | PipelineSpec | Custom
-"""A pipeline as a user gives it: the path of a file, pieces or a builder; None: nothing."""
+"""A pipeline as a user gives it: the path of a file, a specification, pieces or a builder; None: nothing."""
 
 
 def load_pipeline(

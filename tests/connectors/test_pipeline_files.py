@@ -429,6 +429,13 @@ def test_pieces_that_are_given_as_objects_are_patterns(write: Write) -> None:
     assert len({id(pattern), id(one["MeanStdFilter"]), id(two["MeanStdFilter"])}) == 3
 
 
+def test_a_file_of_somebody_elses_is_read_without_code(write: Write, my_pieces: None) -> None:
+    path = write('kind = "learner"\npieces = [{ use = "my_pieces:Plain" }]')
+    with pytest.raises(BadConfig, match="only imported where your own file or option names it"):
+        load(path, plugins=())
+    assert "my_pieces" not in sys.modules
+
+
 def test_a_specification_serves_where_a_file_does_and_its_kind_is_looked_at(write: Write) -> None:
     spec = PipelineSpec.from_file(write('kind = "module_to_env"'))
     assert PipelineSpec.of(spec, "module_to_env").document == spec.document
