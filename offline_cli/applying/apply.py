@@ -28,7 +28,7 @@ from offline_cli.applying.recordings import Ready, Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
 from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_files import read_pipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.layout import TRAIN_BATCHES
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.errors import NoData, UsageError
@@ -90,7 +90,7 @@ def apply(
     show, trace, storage_options = options["show"], options["trace"], options["storage_options"]
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables = TableOptions.of(options)
-    file = read_pipeline(options["pipeline"], kind="learner")
+    file = PipelineSpec.from_file(options["pipeline"], "learner")
     from_, env, action_scale = options["from_"], options["env"], options["action_scale"]
     said = Said(sources, from_, env, action_scale, tables, storage_options, out, on_progress)
     if show:

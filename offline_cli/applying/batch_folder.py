@@ -28,7 +28,7 @@ from offline_cli.applying.recordings import Ready
 from offline_cli.applying.showing import space_as_json
 from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.connectors.connector_v2 import state_to_bytes
-from offline_cli.connectors.pipeline_files import PipelineFile
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.datasets.manifest import now, with_defaults
 from offline_cli.datasets.own_dataset import begins_as
@@ -194,7 +194,7 @@ def _bytes(document: Mapping[str, Any]) -> bytes:
 class Asked:
     """What the caller wants written, for the note and for `batches.json`."""
 
-    file: PipelineFile
+    file: PipelineSpec
     format: str
     steps_per_batch: int
     limit: int | None

@@ -23,7 +23,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Items, is_filed
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
-from offline_cli.connectors.pipeline_files import PipelineFile, Setting
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
@@ -123,7 +123,7 @@ class Recordings:
             on_progress=self.said.on_progress,
         )
 
-    def ready(self, file: PipelineFile, *, limit: int | None) -> Ready:
+    def ready(self, file: PipelineSpec, *, limit: int | None) -> Ready:
         """Pipeline and episodes; where spaces are known without, the pipeline is built before an episode is read.
 
         The caller closes the stream of episodes.

@@ -24,7 +24,7 @@ from offline_cli.applying.learner_batches import grouped, in_learner_units, step
 from offline_cli.applying.recordings import Recordings, Said, Seen, seen_in_batch, seen_in_episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.pipeline_files import PipelineFile, Setting
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE
@@ -90,7 +90,7 @@ class PipelineShown:
         return {**plain, "sources": list(self.sources), "pieces": [piece.as_dict() for piece in self.pieces]}
 
 
-def show_pipeline(file: PipelineFile, said: Said) -> PipelineShown:
+def show_pipeline(file: PipelineSpec, said: Said) -> PipelineShown:
     """The pieces of `file` for the spaces of the sources, or of the environment where there are none.
 
     Of a source that does not say its spaces one episode is read. Raises SpaceMismatch, naming the piece that cannot take what
@@ -219,7 +219,7 @@ class PipelineTraced:
         }
 
 
-def trace_pipeline(file: PipelineFile, said: Said, *, episodes: int) -> PipelineTraced:
+def trace_pipeline(file: PipelineSpec, said: Said, *, episodes: int) -> PipelineTraced:
     """The first `episodes`, those without steps left out, as one train batch, after each piece.
 
     Raises what `apply` raises; where a piece raises, the error's `result` has the trace up to it.

@@ -31,6 +31,7 @@ __all__ = [
     "ConnectorV2",
     "Episodes",
     "Items",
+    "TwoSidedPiece",
     "same_state",
     "shown_names",
     "state_from_bytes",
@@ -228,6 +229,21 @@ class ConnectorV2(BatchHelpers, ABC):
 
     def __repr__(self) -> str:
         return type(self).__name__
+
+
+class TwoSidedPiece(ConnectorV2):
+    """A piece that works in learner pipelines (`as_learner_connector`) and beside an environment."""
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._as_learner_connector = as_learner_connector
+        super().__init__(input_observation_space, input_action_space, **kwargs)
 
 
 # ---- states ----

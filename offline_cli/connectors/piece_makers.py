@@ -173,13 +173,13 @@ def custom_pieces(
     where = f"{kind.replace('_', '-')} pipeline"
     if custom is None or isinstance(custom, ConnectorV2) or not callable(custom):
         return _as_pieces([] if custom is None else custom, where)
+    parameters = _parameters(custom, where)
     names: dict[str, Callable[[], Any]] = {"env": lambda: env}
     if kind != "learner":
         names |= {"spaces": lambda: _builder_spaces(observation_space, action_space, num_envs), "device": lambda: device}
-    elif _required(custom, where) != 1:
+    elif _required(parameters) != 1:
         names = {"obs_space": lambda: observation_space, "act_space": lambda: action_space}
-    taken = _taken(custom, list(names), where)
-    return _as_pieces(custom(*(names[name]() for name in taken)), where)
+    return _as_pieces(custom(*(names[name]() for name in _taken(parameters, list(names), where))), where)
 
 
 def _builder_spaces(observations: Space | None, actions: Space | None, num_envs: int) -> dict[str, tuple[Any, Any]]:
@@ -196,13 +196,12 @@ def _as_pieces(made: Any, where: str) -> list[ConnectorV2]:
     return pieces
 
 
-def _taken(builder: Callable[..., Any], names: list[str], where: str) -> list[str]:
-    """The arguments that this builder gets, by name and in order."""
-    required = _required(builder, where)
+def _taken(parameters: list[inspect.Parameter], names: list[str], where: str) -> list[str]:
+    """The arguments that a builder with these parameters gets, by name and in order."""
+    required = _required(parameters)
     if required > len(names):
         what = f"the pipeline's builder wants {required} arguments"
         raise BadPiece(what, where=where, fix=f"a builder of at most {len(names)}: {', '.join(names)}")
-    parameters = _parameters(builder, where)
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
         return names
     positional = [parameter.name for parameter in parameters if parameter.kind in POSITIONAL]
@@ -212,8 +211,7 @@ def _taken(builder: Callable[..., Any], names: list[str], where: str) -> list[st
     return names[:taken]
 
 
-def _required(builder: Callable[..., Any], where: str) -> int:
-    parameters = _parameters(builder, where)
+def _required(parameters: list[inspect.Parameter]) -> int:
     return sum(parameter.kind in POSITIONAL and parameter.default is parameter.empty for parameter in parameters)
 
 

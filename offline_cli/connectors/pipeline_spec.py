@@ -1,98 +1,160 @@
-"""A pipeline as a user gives it (a file, pieces, or a builder), and the two pipelines that a trained policy is played between.
+"""PipelineSpec: a pipeline before it is built, whoever gave it: a user's file, his objects, a run folder, or nobody.
 
-Pieces that are given as objects serve as patterns: each pipeline is built from copies of them, so that nothing that one run, or
-one round of playing, learned is in the next. `check_streamable` says which pieces may see the episodes in parts.
+A spec says which pieces belong on which side (`kind`), where that is from, and what the pieces had learned. It is built for
+spaces (`Setting`), as often as needed. Pieces that are given as objects serve as patterns: each pipeline is built from copies
+of them, so that nothing that one run, or one round of playing, learned is in the next. Between processes a file's content
+travels, and each process imports the code that it names.
 
-`play_pipelines`: a policy that was trained through a learner pipeline is played through the pieces of it that work on both
-sides, with the state they had after training, frozen: what a filter makes of an observation is what the policy learned from. A
-file for the env-to-module side that a user names replaces those pieces; states of the same names are given to it all the same.
-There are no guesses: what neither training nor a file determines is an error.
+A file that the user named may name code. What a run folder says may name our own pieces, and packages that the user named.
 
-A run folder may name our own pieces and no code. Where it was trained with other code, the user has to name the pipeline file
-again.
+`check_streamable` says which pieces may see the episodes in parts.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.connector_v2 import ConnectorV2, state_from_bytes, state_to_bytes
+from offline_cli.connectors.env_to_module.default_pipeline import default_pieces as default_pieces_beside
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
 from offline_cli.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
 from offline_cli.connectors.learner.default_pipeline import default_pieces, learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.piece_makers import Custom, Kind, own_pieces, snake
-from offline_cli.connectors.pipeline_files import PipelineFile, Setting, parse_pipeline, read_pipeline
-from offline_cli.errors import BadConfig, BadData, BadPiece, UnknownPiece
-from offline_cli.spaces import Space
+from offline_cli.connectors.piece_makers import Custom, Kind
+from offline_cli.connectors.pipeline_files import (
+    PieceEntry,
+    Setting,
+    document_of,
+    entries_of,
+    made_pieces,
+    place_pieces,
+    read_document,
+)
+from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch
 
-__all__ = [
-    "Given",
-    "GivenPipeline",
-    "PlayPipelines",
-    "Side",
-    "TrainedPipeline",
-    "check_streamable",
-    "copied",
-    "learns",
-    "play_pipelines",
-    "read_given",
-]
+__all__ = ["Given", "PipelineSpec", "PlayPipelines", "Setting", "check_streamable", "learns", "load_pipeline"]
 
 OURS: Final = "offline_cli."
 LEARNERS_HOME: Final = "offline_cli.connectors.learner."  # our pieces that work on the learner's side alone
 PLACE: Final = "learner pipeline"
 
-Given = str | PathLike[str] | Custom
-"""A pipeline as a user gives it: the path of a file, pieces or a builder; None: nothing."""
 
-Side = PipelineFile | Custom
-"""The same, a file read."""
+@dataclass(frozen=True, eq=False)
+class PipelineSpec:
+    """A file's pieces (`document`), objects (`custom`), or neither: the default pieces alone."""
 
-AnySide = TypeVar("AnySide", bound=Side)
+    kind: Kind
+    document: Mapping[str, Any] | None = None  # what a file says
+    custom: Custom = None
+    where: str = "pipeline"  # what the document is from, for errors
+    plugins: Collection[str] | None = None  # packages whose code the document may name; None: any, the user named the file
+    names: tuple[str, ...] = ()  # of all pieces that it was built to for training, default ones included
+    state: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what these had learned, by name
+    checked: tuple[PieceEntry, ...] | None = field(default=None, repr=False)  # the document's pieces; None: see `entries`
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GivenPipeline:
-    """The learner pipeline of a run."""
-
-    side: Side
+    # ---- from what ----
 
     @classmethod
-    def read(cls, given: Given) -> GivenPipeline:
-        """Raises StorageNotFound, MissingPackage, BadConfig with every mistake of the file."""
-        return cls(read_given(given, "learner"))
+    def of(cls, given: Given, *kinds: Kind) -> PipelineSpec:
+        """What a user gave: a file of one of `kinds`, or objects for the first of them. Raises as `from_file` does."""
+        if isinstance(given, (str, PathLike)):
+            return cls.from_file(given, *kinds)
+        if not isinstance(given, PipelineSpec):
+            return cls(kinds[0], custom=given)
+        if given.document is None:
+            return replace(given, kind=kinds[0])
+        return cls.from_document(given.document, *kinds, where=given.where, plugins=given.plugins)
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str], *kinds: Kind, plugins: Collection[str] | None = None) -> PipelineSpec:
+        """The file at `path`, checked. Raises StorageNotFound, and what `from_document` raises."""
+        return cls.from_document(read_document(path), *kinds, where=str(path), plugins=plugins)
+
+    @classmethod
+    def from_bytes(cls, text: bytes, *kinds: Kind, where: str, plugins: Collection[str] | None = None) -> PipelineSpec:
+        """What the bytes of such a file say, checked. Raises what `from_document` raises."""
+        return cls.from_document(document_of(text, where=where), *kinds, where=where, plugins=plugins)
+
+    @classmethod
+    def from_document(
+        cls, document: Mapping[str, Any], *kinds: Kind, where: str, plugins: Collection[str] | None = None
+    ) -> PipelineSpec:
+        """From the content of a file, checked. `kinds`: those that serve here; none: any.
+
+        Raises BadConfig with every mistake in `details["problems"]`, MissingPackage.
+        """
+        entries = entries_of(document, kinds, where=where, plugins=plugins)
+        return cls(document["kind"], dict(document), where=where, plugins=plugins, checked=entries)
+
+    @classmethod
+    def from_json(
+        cls, told: Mapping[str, Any], state: Mapping[str, Any], *, where: str, plugins: Collection[str]
+    ) -> PipelineSpec:
+        """What `to_json` gave, of a run folder: nothing of it is looked at, or imported, until it is needed.
+
+        Raises KeyError, ValueError for what is none.
+        """
+        document, names = told["document"], told["pieces"]
+        if not isinstance(document, (dict, type(None))) or not isinstance(names, list):
+            raise ValueError(f"{where} describes no pipeline")
+        return cls("learner", document, where=where, plugins=tuple(plugins), names=tuple(map(str, names)), state=state)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, with the hash of `state_bytes`. Raises BadConfig for a file with options that JSON does not have."""
+        digest = hashlib.sha256(self.state_bytes()).hexdigest()
+        told = {"document": self.document, "pieces": list(self.names), "state_sha256": digest}
+        try:
+            json.dumps(told)
+        except TypeError as err:
+            what = f"options of pieces that cannot be kept with the policy: {err}"
+            raise BadConfig(what, where=self.where, fix="give dates and times as text") from err
+        return told
+
+    def state_bytes(self) -> bytes:
+        """What the pieces had learned, as a file."""
+        return state_to_bytes(self.state, where=self.where)
+
+    def trained(self, pipeline: ConnectorPipelineV2) -> PipelineSpec:
+        """With what the pieces of `pipeline`, built from this, have learned. Raises BadPiece where a state cannot be saved."""
+        state = state_from_bytes(state_to_bytes(pipeline.get_state(), where=PLACE), where=PLACE)
+        return replace(self, custom=None, where=PLACE, names=tuple(name for name, _ in pipeline.named()), state=state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "checked": None}  # builders need not travel: the names of their code do
+
+    # ---- what it is ----
 
     @property
     def is_default(self) -> bool:
         """Whether nothing was given."""
-        return self.side is None
-
-    @property
-    def document(self) -> Mapping[str, Any] | None:
-        """The file's content; None: it was given as Python objects, or not at all."""
-        return self.side.document if isinstance(self.side, PipelineFile) else None
+        return self.document is None and self.custom is None
 
     @property
     def name(self) -> str:
         """What a run that is resumed has to share: pieces and a hash of the file's content, or names of Python objects."""
-        if self.side is None:
+        if self.document is not None:
+            names = ", ".join(str(piece.get("name", piece.get("use"))) for piece in self.document.get("pieces", []))
+            content = json.dumps(self.document, sort_keys=True, default=str).encode()
+            return f"{names or 'no pieces'} (file {hashlib.blake2b(content, digest_size=6).hexdigest()})"
+        if self.custom is None:
             return ""
-        if isinstance(self.side, PipelineFile):
-            names = ", ".join(str(piece.get("name", piece.get("use"))) for piece in self.side.document.get("pieces", []))
-            return f"{names or 'no pieces'} (file {_hash(self.side.document)})"
-        if callable(self.side) and not isinstance(self.side, ConnectorV2):
-            return f"{self.side.__module__}:{getattr(self.side, '__qualname__', type(self.side).__qualname__)}"
-        pieces = [self.side] if isinstance(self.side, ConnectorV2) else self.side
+        if callable(self.custom) and not isinstance(self.custom, ConnectorV2):
+            return f"{self.custom.__module__}:{getattr(self.custom, '__qualname__', type(self.custom).__qualname__)}"
+        pieces = [self.custom] if isinstance(self.custom, ConnectorV2) else self.custom
         return ", ".join(type(piece).__name__ for piece in pieces) or "no pieces"
+
+    def entries(self) -> tuple[PieceEntry, ...]:
+        """The document's pieces, found and checked. Raises as `from_document` does."""
+        if self.checked is not None or self.document is None:
+            return self.checked or ()
+        return entries_of(self.document, (self.kind,), where=self.where, plugins=self.plugins)
 
     def plays_alone(self, pieces: Iterable[ConnectorV2]) -> bool:
         """Whether what learns through the pipeline, which is made of `pieces`, plays without pieces.
@@ -100,43 +162,112 @@ class GivenPipeline:
         So it is where nothing is given, or Python objects that are all our own and work for learners alone. A file says itself
         what belongs beside the environment.
         """
-        if isinstance(self.side, PipelineFile):
-            return False
         default = {type(piece) for piece in default_pieces()}
-        return all(type(piece) in default or type(piece).__module__.startswith(LEARNERS_HOME) for piece in pieces)
+        ours = (type(piece) in default or type(piece).__module__.startswith(LEARNERS_HOME) for piece in pieces)
+        return self.document is None and all(ours)
 
-    def build(self, observations: Space, actions: Space) -> ConnectorPipelineV2:
-        """The pipeline for data of these spaces. Raises SpaceMismatch naming the piece, BadConfig."""
-        if isinstance(self.side, PipelineFile):
-            return self.side.build(Setting(observations, actions))
-        return learner_pipeline(observations, actions, custom=copied(self.side))
+    def beside_environment(self) -> PipelineSpec:
+        """The env-to-module pipeline that belongs to a learner's file: the pieces that work on both sides, and no others.
+
+        So frame stacking, or a filter, is declared once. Names of pieces, and so their states, are the same on both sides. The
+        default pieces are the env-to-module ones, also where the learner's are listed one by one. Raises as `entries` does.
+        """
+        if self.document is None or self.kind == "env_to_module":
+            return self
+        entries = list(zip(self.document.get("pieces", []), self.entries(), strict=True))
+        both = [(piece, entry) for piece, entry in entries if entry.signature.takes_as_learner]
+        if not self.document.get("defaults", True):
+            default = {type(piece) for piece in default_pieces_beside(None, None)}
+            both = [(piece, entry) for piece, entry in both if entry.maker not in default]
+        document = {"kind": "env_to_module", "pieces": [piece for piece, _ in both]}
+        return replace(self, kind="env_to_module", document=document, checked=tuple(entry for _, entry in both))
+
+    # ---- to what ----
+
+    def build(self, setting: Setting) -> ConnectorPipelineV2:
+        """The pipeline, its spaces worked out. Raises SpaceMismatch naming the piece, and BadConfig for all other mistakes."""
+        if self.document is None:
+            return self._whole(setting, self._copied())
+        try:
+            made = made_pieces(self.entries(), self.kind, setting, where=self.where)
+            pipeline = self._whole(setting, [piece for entry, piece in made if not entry.place])
+            place_pieces(pipeline, [(entry, piece) for entry, piece in made if entry.place], where=self.where)
+        except SpaceMismatch as err:
+            err.where = f"{self.where}, {err.where}"
+            raise
+        return pipeline
+
+    def _copied(self) -> Custom:
+        """The objects, with copies of pieces that are given as they are. Raises BadPiece for those that cannot be copied."""
+        if callable(self.custom) and not isinstance(self.custom, ConnectorV2):
+            return self.custom
+        try:
+            return copy.deepcopy(self.custom)
+        except Exception as err:
+            what = f"pieces that cannot be copied: {err!r}"
+            raise BadPiece(what, where="pipeline", fix="give a function that builds them") from err
+
+    def _whole(self, setting: Setting, custom: Custom) -> ConnectorPipelineV2:
+        """These pieces among the default ones, unless a file turns those off."""
+        says, spaces = self.document or {}, (setting.observation_space, setting.action_space)
+        defaults = f"add_default_connectors_to_{self.kind}_pipeline"
+        options: dict[str, Any] = {"custom": custom, defaults: says.get("defaults", True)}
+        if self.kind == "learner":
+            return learner_pipeline(*spaces, mapping=setting.mapping, device=setting.device, **options)
+        options |= {"env": setting.env, "num_envs": setting.num_envs}
+        if self.kind == "env_to_module":
+            return env_to_module_pipeline(*spaces, mapping=setting.mapping, device=setting.device, **options)
+        normalize = says.get("normalize_actions", setting.action_scale != "env")
+        options |= {"normalize_actions": normalize, "clip_actions": says.get("clip_actions", not normalize)}
+        return module_to_env_pipeline(*spaces, multi_agent=setting.mapping is not None, **options)
 
 
-def read_given(given: Given, *kinds: Kind) -> Side:
-    """`given`, with the file read and checked. Raises StorageNotFound, MissingPackage; BadConfig for another kind of file."""
-    if not isinstance(given, (str, PathLike)):
-        return given
-    file = read_pipeline(given, kind=kinds[0] if len(kinds) == 1 else None)
-    if file.kind not in kinds:
-        needed = " or ".join(f"'{kind}'" for kind in kinds)
-        what = f"kind: this is a pipeline of kind '{file.kind}', and {needed} is needed here"
-        raise BadConfig(what, where=file.where, fix="name a file of that kind")
-    return file
+Given = str | PathLike[str] | PipelineSpec | Custom
+"""A pipeline as a user gives it: the path of a file, a specification, pieces or a builder; None: nothing."""
 
 
-def copied(side: AnySide) -> AnySide:
-    """`side` with copies of pieces that are given as they are. Raises BadPiece for those that cannot be copied."""
-    if side is None or isinstance(side, PipelineFile) or (callable(side) and not isinstance(side, ConnectorV2)):
-        return side
-    try:
-        return copy.deepcopy(side)
-    except Exception as err:
-        what = f"pieces that cannot be copied: {err!r}"
-        raise BadPiece(what, where="pipeline", fix="give a function that builds them") from err
+def load_pipeline(
+    path: str | PathLike[str], *, kind: Kind | None = None, plugins: Collection[str] | None = None, **setting: Any
+) -> ConnectorPipelineV2:
+    """The pipeline of a file for spaces of an environment or a dataset.
+
+    `kind`: what the pipeline is needed as. `plugins`: see `PipelineSpec`. `setting`: fields of `Setting`: `observation_space`
+    and `action_space`, and maybe env, device, num_envs, mapping, action_scale.
+
+    Raises StorageNotFound; BadConfig with every mistake in `details["problems"]`; SpaceMismatch, naming the piece, what it got
+    and what it wanted; MissingPackage.
+    """
+    kinds = () if kind is None else (kind,)
+    return PipelineSpec.from_file(path, *kinds, plugins=plugins).build(Setting(**setting))
 
 
-def _hash(document: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(document, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+@dataclass(frozen=True, slots=True, eq=False)
+class PlayPipelines:
+    """The pipelines on both sides of a module, built for one environment's spaces."""
+
+    env_to_module: ConnectorPipelineV2
+    module_to_env: ConnectorPipelineV2
+
+    def sides(self) -> dict[str, ConnectorPipelineV2]:
+        """Both by name."""
+        return {"env_to_module": self.env_to_module, "module_to_env": self.module_to_env}
+
+    def get_state(self) -> dict[str, Any]:
+        """What the pieces of both have learned, by side and name; empty: nothing."""
+        return {side: state for side, pipeline in self.sides().items() if (state := pipeline.get_state())}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Have the pieces begin with what they had learned. Raises UnknownPiece for a name that no piece has."""
+        for side, pipeline in self.sides().items():
+            pipeline.set_state(state.get(side, {}))
+
+    def merge_states(self, states: list[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state from those of runners that played side by side. Raises BadPiece where pieces cannot merge theirs."""
+        merged = {
+            side: pipeline.merge_states([state[side] for state in states if side in state])
+            for side, pipeline in self.sides().items()
+        }
+        return {side: state for side, state in merged.items() if state}
 
 
 # ---- episodes in parts ----
@@ -147,15 +278,21 @@ def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
     it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`), and, where they
     have a state, be able to learn no more: the data is read more than once.
     """
-    kinds = list(dict.fromkeys(map(type, pieces)))
-    refused = [kind.__name__ for kind in kinds if not _by_episode(kind)]
-    if refused:
-        problems = [f"{name} may need all episodes at once, and a stream has a part of them at a time" for name in refused]
+    kinds: list[type[ConnectorV2]] = list(dict.fromkeys(map(type, pieces)))
+    problems = [
+        f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time"
+        for kind in kinds
+        if not _by_episode(kind)
+    ]
+    if problems:
         fix = "put `per_episode = True` into the class if each episode is changed by itself, or leave out --streaming"
         raise BadConfig.of(problems, where=PLACE, fix=fix)
-    endless = [kind.__name__ for kind in kinds if _learns(kind) and not _can_end(kind)]
-    if endless:
-        problems = [f"{name} has a state, and would take it from every reading of a stream" for name in endless]
+    problems = [
+        f"{kind.__name__} has a state, and would take it from every reading of a stream"
+        for kind in kinds
+        if _learns(kind) and (kind.freeze is ConnectorV2.freeze or kind.reset_state is ConnectorV2.reset_state)
+    ]
+    if problems:
         fix = "override `freeze` (learn no more) and `reset_state` (forget) in the class, or leave out --streaming"
         raise BadConfig.of(problems, where=PLACE, fix=fix)
 
@@ -169,122 +306,7 @@ def _learns(kind: type[ConnectorV2]) -> bool:
     return kind.get_state is not ConnectorV2.get_state
 
 
-def _can_end(kind: type[ConnectorV2]) -> bool:
-    return kind.freeze is not ConnectorV2.freeze and kind.reset_state is not ConnectorV2.reset_state
-
-
 def _by_episode(kind: type[ConnectorV2]) -> bool:
     own_call = kind.__call__ is not SingleAgentObservationPreprocessor.__call__
     preprocessor = issubclass(kind, SingleAgentObservationPreprocessor) and not own_call
     return kind.__module__.startswith(OURS) or preprocessor or bool(vars(kind).get("per_episode", False))
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedPipeline:
-    """The learner pipeline that a policy was trained through, as its run folder describes it."""
-
-    document: Mapping[str, Any] | None  # of the pipeline file; None: it was given as Python objects
-    state: Mapping[str, Any] = field(default_factory=dict)  # what its pieces had learned, by name
-    where: str = "run"
-    pieces: tuple[str, ...] = ()  # the names of all its pieces, default ones included
-    plugins: tuple[str, ...] = ()  # packages whose pieces may be imported because the document names them
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlayPipelines:
-    """Both pipelines, for one environment's spaces."""
-
-    env_to_module: ConnectorPipelineV2
-    module_to_env: ConnectorPipelineV2
-
-    def get_state(self) -> dict[str, Any]:
-        """What the pieces of both have learned; empty: nothing."""
-        parts = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
-        return {name: state for name, state in parts.items() if state}
-
-    def merge_states(self, states: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state from those of runners that played side by side. Raises BadPiece where pieces cannot merge theirs."""
-        parts = {"env_to_module": self.env_to_module, "module_to_env": self.module_to_env}
-        merged = {name: part.merge_states([state[name] for state in states if name in state]) for name, part in parts.items()}
-        return {name: state for name, state in merged.items() if state}
-
-
-def play_pipelines(
-    setting: Setting,
-    *,
-    trained: TrainedPipeline | None = None,
-    env_to_module: PipelineFile | Custom = None,
-    module_to_env: PipelineFile | Custom = None,
-) -> PlayPipelines:
-    """The pipelines for an environment (`setting`): with pieces from `trained`, the files or builders, else default ones alone.
-
-    `env_to_module` may be a learner's file: see `PipelineFile.beside_environment`. `setting.action_scale` None means actions as
-    our action heads put them out. Raises BadConfig, naming the pieces, for a run trained with code where no file is given;
-    SpaceMismatch, MissingPackage; UnknownPiece for a trained state that the file has no piece for.
-    """
-    if trained is not None and env_to_module is None:
-        env_to_module = _own_pieces_of(trained)
-    to_module = _env_to_module(env_to_module, setting)
-    if trained is not None:
-        _take_state(to_module, trained)
-    return PlayPipelines(to_module, _module_to_env(module_to_env, setting))
-
-
-def _env_to_module(given: PipelineFile | Custom, setting: Setting) -> ConnectorPipelineV2:
-    if isinstance(given, PipelineFile):
-        return (given.beside_environment() if given.kind == "learner" else given).build(setting)
-    spaces = setting.observation_space, setting.action_space
-    return env_to_module_pipeline(*spaces, custom=given, env=setting.env, device=setting.device, num_envs=setting.num_envs)
-
-
-def _module_to_env(given: PipelineFile | Custom, setting: Setting) -> ConnectorPipelineV2:
-    if isinstance(given, PipelineFile):
-        return given.build(setting)
-    spaces = setting.observation_space, setting.action_space
-    return module_to_env_pipeline(*spaces, custom=given, env=setting.env, num_envs=setting.num_envs)
-
-
-def _own_pieces_of(trained: TrainedPipeline) -> PipelineFile:
-    if trained.document is None:
-        what = f"the policy was trained through pieces that Python code made: {', '.join(trained.pieces) or 'of unknown names'}"
-        fix = "name a file of those that belong beside the environment: --env-to-module FILE (in Python: env_to_module=...)"
-        raise BadConfig(what, where=trained.where, fix=fix)
-    try:
-        return parse_pipeline(trained.document, where=trained.where, kind="learner", trusted=False, plugins=trained.plugins)
-    except BadConfig as err:
-        fix = "name the pipeline file it was trained with: --env-to-module FILE"
-        raise BadConfig(
-            f"the policy was trained through pieces of other code: {err.what_in_one_line}", where=trained.where, fix=fix
-        ) from err
-
-
-def _take_state(pipeline: ConnectorPipelineV2, trained: TrainedPipeline) -> None:
-    """Give pieces what they had learned in training, and have them learn no more.
-
-    What one of our own pieces learned must find its piece (UnknownPiece): those that learn work on both sides, and without it
-    the policy would see other observations than it learned from. A filter without a state would do nothing, and is refused
-    (BadConfig), and a state that its piece does not take is BadData. What others learned may belong to the learner alone.
-    """
-    beside = [name for name, _ in pipeline.named()]
-    lost = [name for name, state in trained.state.items() if name not in beside and _is_our_own(name, state)]
-    if lost:
-        what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {beside}"
-        raise UnknownPiece(what, where=trained.where, fix="name the pipeline file that the policy was trained with")
-    new = [name for name, piece in pipeline.named() if isinstance(piece, MeanStdFilter) and name not in trained.state]
-    if new:
-        what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
-        raise BadConfig(what, where=trained.where, fix="name the pipeline file that the policy was trained with")
-    try:
-        pipeline.set_state({name: state for name, state in trained.state.items() if name in beside})
-    except BadPiece as err:  # the state's fault here, and it has come from a file
-        what = f"what the pieces learned in training cannot be given to them: {err.what_in_one_line}"
-        raise BadData(what, where=trained.where, fix="train again") from err
-    pipeline.freeze()
-
-
-def _is_our_own(name: str, state: Any) -> bool:
-    """Whether a piece of ours of that unique name learned `state`, or one in a pipeline of that name."""
-    kind, _, number = name.rpartition("_")
-    if snake(kind if number.isdigit() else name) in own_pieces():
-        return True
-    return isinstance(state, Mapping) and any(_is_our_own(str(inner), part) for inner, part in state.items())

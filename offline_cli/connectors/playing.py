@@ -90,9 +90,8 @@ class RecordedActions:
         found = {path: leaf.shape[1:] for path, leaf in leaves.items()}
         if found != self._shapes:
             what = f"actions of the shapes {_in_words(found)}, and the environment takes {_in_words(self._shapes)}"
-            raise BadPiece(
-                what, where="module-to-env pipeline", fix="pieces that leave actions of the action space in the batch"
-            )
+            fix = "pieces that leave actions of the action space in the batch"
+            raise BadPiece(what, where="module-to-env pipeline", fix=fix)
         for path, leaf in leaves.items():
             yield path, leaf.astype(self._dtypes[path], copy=False)
 
@@ -101,8 +100,7 @@ def check_lookback(pipelines: PlayPipelines, lookback: int | None, *, where: str
     """Raise BadConfig where pieces look back further than `lookback` steps; None: all steps are there."""
     if lookback is None:
         return
-    named = [pair for pipeline in (pipelines.env_to_module, pipelines.module_to_env) for pair in pipeline.named()]
-    wants = {name: _steps_back(piece) for name, piece in named}
+    wants = {name: _steps_back(piece) for pipeline in pipelines.sides().values() for name, piece in pipeline.named()}
     problems = [
         f"piece {name} looks back {steps} steps, and may only {lookback}" for name, steps in wants.items() if steps > lookback
     ]
@@ -117,8 +115,7 @@ def frames_looked_at(pipelines: PlayPipelines) -> int:
 
 def steps_looked_at(pipelines: PlayPipelines) -> int:
     """How many actions and rewards before the current observation our own pieces look at."""
-    pieces = list(pipelines.env_to_module.pieces())
-    return max([0, *(int(getattr(piece, name, 0)) for piece in pieces for name in PREVIOUS)])
+    return max([0, *(int(getattr(piece, name, 0)) for piece in pipelines.env_to_module.pieces() for name in PREVIOUS)])
 
 
 def _steps_back(piece: ConnectorV2) -> int:
@@ -132,7 +129,7 @@ class Acts:
 
     actions: Tree  # leaves (B, ...): as the module put them out, to be kept in episodes
     actions_for_env: Tree  # leaves (B, ...): as the environment takes them
-    extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # extra model outputs by name: B items each
+    extra: Mapping[str, Any] = field(default_factory=dict)  # extra model outputs by name: B items each, or leaves (B, ...)
 
     def action_of(self, row: int) -> Any:
         """The action of one episode, as the module put it out."""
@@ -178,21 +175,21 @@ class PipelinePlayer:
         self.explore, self.metrics = explore, metrics
         self.shared_data: dict[str, Any] = {}
 
-    def act(self, episodes: Sequence[Any], *, chance: Tensor | None = None, generator: torch.Generator | None = None) -> Acts:
-        """Actions for episodes that have been reset and are not done, not numpy'ized.
+    def act(
+        self,
+        episodes: Sequence[Any] | SlotWindows,
+        *,
+        chance: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Acts:
+        """Actions for episodes that have been reset and are not done, not numpy'ized; or for slots that play: extra outputs are
+        arrays (B, ...) there where no piece took them apart.
 
         `chance`: uniform numbers (B, k) per episode that actions are drawn with, k as `chance_size` of the action head says;
         else `generator` draws, or torch's own. Raises BadPiece where the pipelines give no actions; what pieces raise passes.
         """
-        return self._acted(episodes, chance, generator)
-
-    def act_on(self, slots: SlotWindows, *, chance: Tensor | None = None, generator: torch.Generator | None = None) -> Acts:
-        """The same for slots that play; extra outputs are arrays (B, ...) where no piece took them apart."""
-        return self._acted(slots, chance, generator)
-
-    def _acted(self, episodes: Any, chance: Tensor | None, generator: torch.Generator | None) -> Acts:
-        call: dict[str, Any] = {"rl_module": self.rl_module, "explore": self.explore}
-        call |= {"shared_data": self.shared_data, "metrics": self.metrics}
+        call = self._call()
+        drawing = {name: value for name, value in (("chance", chance), ("generator", generator)) if value is not None}
         with torch.inference_mode():
             batch, episodes = _through(self.env_to_module, {}, episodes, call)
             if isinstance(episodes, SlotWindows):
@@ -201,23 +198,21 @@ class PipelinePlayer:
             outputs = dict(forward(batch))
             if isinstance(episodes, SlotWindows):
                 episodes.is_stacked = True
-            drawing: dict[str, Any] = {"chance": chance, "generator": generator}
-            given: dict[str, Any] = {name: value for name, value in drawing.items() if value is not None}
-            outputs, _ = _through(self.module_to_env, outputs, episodes, {**call, **given})
+            outputs, _ = _through(self.module_to_env, outputs, episodes, {**call, **drawing})
         return _acts(outputs)
 
-    def observe(self, slots: SlotWindows) -> None:
-        """Have the env-to-module pieces see the last observations of slots whose episodes are done."""
-        with torch.inference_mode():
-            self.env_to_module.observe(
-                slots, rl_module=self.rl_module, explore=self.explore, shared_data=self.shared_data, metrics=self.metrics
-            )
-
-    def finish(self, episodes: Sequence[Any]) -> None:
+    def finish(self, episodes: Sequence[Any] | SlotWindows) -> None:
         """Have the env-to-module pieces see the last observations of episodes that are done, as RLlib's env runner does."""
-        call: dict[str, Any] = {"rl_module": self.rl_module, "episodes": episodes, "explore": self.explore}
         with torch.inference_mode():
-            self.env_to_module(batch={}, shared_data=self.shared_data, metrics=self.metrics, **call)
+            if isinstance(episodes, SlotWindows):
+                self.env_to_module.observe(episodes, **self._call())
+            else:
+                self.env_to_module(batch={}, episodes=episodes, **self._call())
+
+    def _call(self) -> dict[str, Any]:
+        """What pieces get beside batch and episodes."""
+        call = {"rl_module": self.rl_module, "explore": self.explore}
+        return call | {"shared_data": self.shared_data, "metrics": self.metrics}
 
 
 def _through(pipeline: ConnectorPipelineV2, batch: Any, episodes: Any, call: dict[str, Any]) -> tuple[Any, Any]:

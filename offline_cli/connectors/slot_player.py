@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +26,7 @@ from torch import Tensor
 from offline_cli.columns import Columns
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
 from offline_cli.connectors.pipeline_spec import PlayPipelines
-from offline_cli.connectors.playing import PipelinePlayer, PolicyInput, RecordedActions, frames_looked_at, steps_looked_at
+from offline_cli.connectors.playing import Acts, PipelinePlayer, PolicyInput, RecordedActions, frames_looked_at, steps_looked_at
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.converting.fitting import misfits
 from offline_cli.episodes.buffers.stacking import stack
@@ -40,7 +39,7 @@ from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["SlotActs", "SlotError", "SlotPlayer"]
+__all__ = ["SlotError", "SlotPlayer"]
 
 SPARE: Final = 256  # steps that an episode grows beyond its lookback before it is cut
 RAISED: Final = (Exception, SystemExit)
@@ -53,15 +52,6 @@ class SlotError(Exception):
     def __init__(self, slot: int, cause: BaseException) -> None:
         super().__init__(slot)
         self.slot, self.cause = slot, cause
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SlotActs:
-    """What S slots are to do next; rows of slots that play nothing are zeros."""
-
-    actions: Tree  # leaves (S, ...): as they are recorded, in the dtypes of the action space
-    actions_for_env: Tree  # leaves (S, ...)
-    extra: Mapping[str, Tree]  # extra model outputs by name: leaves (S, ...)
 
 
 class SlotPlayer:
@@ -117,8 +107,9 @@ class SlotPlayer:
         episode.add_env_reset(_copied(observation), dict(info or {}))
         return episode
 
-    def act(self, *, chance: Tensor | None = None, generator: torch.Generator | None = None) -> SlotActs:
-        """The next actions of all slots that play; there must be one. `chance`: (S, k), see `PipelinePlayer.act`.
+    def act(self, *, chance: Tensor | None = None, generator: torch.Generator | None = None) -> Acts:
+        """The next actions of all S slots, of which one must play; rows of others are zeros. Actions are in the dtypes of the
+        action space, extra outputs leaves (S, ...). `chance`: (S, k), see `PipelinePlayer.act`.
 
         Raises BadPiece where the pipelines give no actions, or others than the environment's; what pieces raise passes.
         """
@@ -127,7 +118,7 @@ class SlotPlayer:
         drawn = chance if chance is None or everybody else chance[live]
         if self._on_arrays:
             windows.look()
-            acts = self._player.act_on(windows, chance=drawn, generator=generator)
+            acts = self._player.act(windows, chance=drawn, generator=generator)
             if self._wants_episodes:  # where one has left what has no form in arrays, all pieces get episodes from now on
                 self._on_arrays = windows.take(self._held(self._live))
         else:
@@ -139,9 +130,9 @@ class SlotPlayer:
         if self._with_episodes:
             self._acted = learned, extra, {slot: row for row, slot in enumerate(live)}
         if everybody:
-            return SlotActs(actions, for_env, extra)
+            return Acts(actions, for_env, extra)
         whole = {name: self._scattered(tree, live) for name, tree in extra.items()}
-        return SlotActs(self._scattered(actions, live), self._scattered(for_env, live), whole)
+        return Acts(self._scattered(actions, live), self._scattered(for_env, live), whole)
 
     def _held(self, slots: Sequence[int]) -> list[SingleAgentEpisode]:
         """The episodes of these slots; none where all pieces work on arrays."""
@@ -209,10 +200,7 @@ class SlotPlayer:
         for slot in slots.tolist():
             episode = self._episodes[slot]
             try:
-                if episode is not None:
-                    self._player.finish([episode])
-                else:
-                    self._player.observe(self._windows.last(slot))
+                self._player.finish(self._windows.last(slot) if episode is None else [episode])
             except RAISED as err:
                 raise SlotError(slot, err) from err
             self._episodes[slot] = None
@@ -224,13 +212,13 @@ class SlotPlayer:
 
         Raises what copying raises, for pieces that cannot be copied.
         """
-        pieces = copy.deepcopy((self.pipelines.env_to_module, self.pipelines.module_to_env))
+        pieces = copy.deepcopy(tuple(self.pipelines.sides().values()))
         player = PipelinePlayer(self._player.rl_module, *pieces, explore=self._player.explore)
         drawn = None if chance is None else chance[[slot]]
         if self._on_arrays:
             windows = self._windows.alone(slot)
             windows.look()
-            acts = player.act_on(windows, chance=drawn)
+            acts = player.act(windows, chance=drawn)
         else:
             acts = player.act([copy.deepcopy(self._episodes[slot])], chance=drawn)
         self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["SlotWindows"]
 

@@ -22,7 +22,7 @@ from offline_cli.engines.watchdog import watched
 from offline_cli.environments import open_environment
 from offline_cli.errors import OfflineCliError
 from offline_cli.playing.slots import RAISED, Index, SlotFailure, owned, started
-from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
+from offline_cli.policies.policy import row_writer, rows_of, zero_rows
 from offline_cli.spaces import Space
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves

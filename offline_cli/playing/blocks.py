@@ -2,7 +2,7 @@
 
 Float results differ in the last digits with the shape of a batch. So `Blocks` always shows a policy the same number of rows,
 padded, whatever the number of slots, and a row's result is the same whatever plays beside it. `block_rows`
-(`policies/observation_rows.py`) finds how many rows that are.
+(`policies/policy.py`) finds how many rows that are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.playing.slots import Index, Slots
-from offline_cli.policies.observation_rows import RAISED, rows_of
-from offline_cli.policies.policy import Acted, Policy
+from offline_cli.policies.policy import RAISED, Acted, Policy, rows_of
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["Actor", "Blocks", "PolicyFailure"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from typing import Unpack
 
 from offline_cli.converting.fitting import misfits
@@ -18,7 +19,7 @@ from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
 from offline_cli.playing.returns import EvaluateResult, Played, play, played_by_runners, way_to_step
 from offline_cli.playing.slots import Purpose
-from offline_cli.policies.piped_policy import Pieces, PlayPieces, read_pieces
+from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
 
@@ -55,7 +56,7 @@ def evaluate(
     episodes, seed, explore, min_return = options["episodes"], options["seed"], options["explore"], options["min_return"]
     num_envs, num_env_runners, step_timeout = options["num_envs"], options["num_env_runners"], options["step_timeout"]
     target, name = choose_device(options["device"]), run.url if isinstance(run, Location) else os.fspath(run)
-    asked = read_pieces(options["env_to_module"], options["module_to_env"], options["lookback"])
+    asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if num_env_runners:
         asked.check_travels()
     loaded = load_policy(run, options["storage_options"], plugins=options["plugins"])
@@ -121,11 +122,11 @@ def _checked(result: EvaluateResult, min_return: float | None, *, where: str) ->
     return result
 
 
-def _pieces(loaded: LoadedPolicy, asked: Pieces) -> PlayPieces | None:
+def _pieces(loaded: LoadedPolicy, asked: PlaySpec) -> PlaySpec | None:
     """The pieces around the policy; None: none are given, it was trained without any, and it has no state."""
-    if not asked and loaded.trained is None and not loaded.module.is_stateful():
+    if asked.is_default and loaded.trained is None and not loaded.module.is_stateful():
         return None
-    return PlayPieces(*asked.sides(), trained=loaded.trained, lookback=asked.lookback)
+    return replace(asked, trained=loaded.trained)
 
 
 def _check_fits(module: RLModule, environment: Environment, run: str) -> None:

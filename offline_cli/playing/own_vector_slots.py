@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadConfig
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.slots import RAISED, Index, SlotFailure, any_of, owned
-from offline_cli.policies.observation_rows import fitted, row_writer
-from offline_cli.policies.policy import Acted
+from offline_cli.policies.policy import Acted, fitted, row_writer
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.step_values import flag_of, flags_of, reward_of, rewards_of
 from offline_cli.trees import Tree, flatten, map_leaves

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from offline_cli.connectors.piece_options import piece_of
-from offline_cli.connectors.slot_player import SlotActs, SlotError
+from offline_cli.connectors.playing import Acts
+from offline_cli.connectors.slot_player import SlotError
 from offline_cli.errors import BadPiece, OfflineCliError
 from offline_cli.playing.blocks import PolicyFailure
 from offline_cli.playing.slots import RAISED, Index, Slots, copied
-from offline_cli.policies.observation_rows import rows_of
 from offline_cli.policies.piped_policy import PipedPolicy
-from offline_cli.policies.policy import Acted
+from offline_cli.policies.policy import Acted, rows_of
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["PipedActor"]
@@ -94,7 +94,7 @@ class PipedActor:
             map_leaves(lambda leaf: leaf.__setitem__(~self._live, leaf[first]), for_env)
         return for_env
 
-    def _check_extra(self, acts: SlotActs) -> None:
+    def _check_extra(self, acts: Acts) -> None:
         """Raise BadPiece for model outputs that are not numbers, or are not those of the steps before."""
         found = [(path, leaf.shape[1:], leaf.dtype) for path, leaf in flatten(dict(acts.extra))]
         if found == self._like:

@@ -37,8 +37,8 @@ from offline_cli.connectors.piece_options import piece_of
 from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.blocks import PolicyFailure
 from offline_cli.playing.slots import BITS_BELOW_PURPOSE, Purpose, draw, episode_seed
-from offline_cli.policies.observation_rows import BLOCK_ROWS
-from offline_cli.policies.piped_policy import Pieces
+from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.policy import BLOCK_ROWS
 from offline_cli.policies.run_policy import RunFiles
 
 __all__ = ["BLOCK", "OWN_CLASS", "ROUND", "EvaluationPlan", "Plan", "chance_seed", "environment_seed"]
@@ -79,7 +79,7 @@ class Plan:
     episodes: int | None = None  # how many to play from there; None: see steps
     steps: int | None = None  # play the fewest episodes that have so many
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # for the run folder of a policy
-    pieces: Pieces = field(default_factory=Pieces)  # pipelines that the user gave
+    pieces: PlaySpec = field(default_factory=PlaySpec)  # pipelines that the user gave
     in_processes: bool = False  # whether runners are processes of their own
     plugins: tuple[str, ...] = ()  # packages whose code the policy's run folder may name
     step_timeout: float | None = None  # seconds that a step or reset may take; no part of what the episodes are

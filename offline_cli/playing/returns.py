@@ -22,7 +22,7 @@ from offline_cli.playing.runner_factory import open_runner
 from offline_cli.playing.runner_processes import outcomes_of_processes
 from offline_cli.playing.slots import Index, Purpose
 from offline_cli.policies.module_policy import ModulePolicy
-from offline_cli.policies.piped_policy import PipedPolicy, PlayPieces
+from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
@@ -146,7 +146,7 @@ def play(
     purpose: Purpose,
     round_: int = 0,
     explore: bool = False,
-    pieces: PlayPieces | None = None,
+    pieces: PlaySpec | None = None,
     num_envs: int = BLOCK,
     step_timeout: float | None = None,
     on_step: Callable[[], None] = lambda: None,
@@ -196,12 +196,12 @@ def played_by_runners(plan: EvaluationPlan, *, on_episodes: Each = lambda done: 
         return _checked(plan, outcomes, on_episodes)
 
 
-def way_to_step(environment: Environment, pieces: PlayPieces | None) -> str:
+def way_to_step(environment: Environment, pieces: PlaySpec | None) -> str:
     """`Plan.vectorize` of an evaluation: pieces see episodes, each from its beginning to its end, in single copies."""
     return OWN_CLASS if pieces is None and environment.vector_class_fits else "sync"
 
 
-def _policy(module: RLModule, environment: Environment, pieces: PlayPieces | None, *, explore: bool) -> Policy | PipedPolicy:
+def _policy(module: RLModule, environment: Environment, pieces: PlaySpec | None, *, explore: bool) -> Policy | PipedPolicy:
     device = next(module.parameters()).device
     if pieces is not None:
         return PipedPolicy(module, pieces, environment, explore=explore, device=device)

@@ -21,9 +21,8 @@ from offline_cli.playing.piped_actor import PipedActor
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots, unchecked
 from offline_cli.policies.by_name import open_policy, policy_of_run
-from offline_cli.policies.observation_rows import block_rows
 from offline_cli.policies.piped_policy import PipedPolicy
-from offline_cli.policies.policy import Policy
+from offline_cli.policies.policy import Policy, block_rows
 from offline_cli.spaces import Space
 from offline_cli.waiting import current
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,17 @@ import gymnasium as gym
 import torch
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_spec import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
-from offline_cli.policies.observation_rows import zero_rows
-from offline_cli.policies.piped_policy import Pieces, PipedPolicy, PlayPieces
-from offline_cli.policies.policy import Policy, RandomPolicy
+from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
+from offline_cli.policies.policy import Policy, RandomPolicy, zero_rows
 from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
-from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["open_policy", "policy_of_run"]
@@ -40,7 +38,7 @@ def open_policy(
     *,
     explore: bool,
     device: str = "cpu",
-    pieces: Pieces | None = None,
+    pieces: PlaySpec | None = None,
     storage_options: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = (),
     example: Callable[[], Tree] | None = None,
@@ -55,7 +53,7 @@ def open_policy(
     MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
     when it is imported, loaded or tried.
     """
-    play = _Play(name, environment, Pieces() if pieces is None else pieces, explore, device)
+    play = _Play(name, environment, PlaySpec() if pieces is None else pieces, explore, device)
     if name == RANDOM:
         play.refuse_pieces("random")
         return RandomPolicy(environment.action_space)
@@ -74,17 +72,14 @@ def open_policy(
         if "://" in name or Path(name).exists():
             raise
         raise not_found(name, f"no folder {name} exists, and no policy has that name", where="--policy", fix=_forms()) from err
-    return _of_run(play, loaded)
+    return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
 
 
 def policy_of_run(
-    loaded: LoadedPolicy, name: str, environment: Environment, *, explore: bool, device: str, pieces: Pieces
+    loaded: LoadedPolicy, name: str, environment: Environment, *, explore: bool, device: str, pieces: PlaySpec
 ) -> Policy | PipedPolicy:
     """The same for the policy of run folder `name`, which has been read."""
-    return _of_run(_Play(name, environment, pieces, explore, device), loaded)
-
-
-def _of_run(play: _Play, loaded: LoadedPolicy) -> Policy | PipedPolicy:
+    play = _Play(name, environment, pieces, explore, device)
     return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
 
 
@@ -94,18 +89,18 @@ class _Play:
 
     name: str
     environment: Environment
-    pieces: Pieces
+    pieces: PlaySpec
     explore: bool
     device: str
 
-    def module(self, module: RLModule, fingerprint: str, trained: TrainedPipeline | None) -> Policy | PipedPolicy:
+    def module(self, module: RLModule, fingerprint: str, trained: PipelineSpec | None) -> Policy | PipedPolicy:
         """The quick way where nothing is in between, and nothing remembered."""
         if self.explore and getattr(module, "action_head", None) is None:  # as some classes in RLlib's manner have it
             what = f"{type(module).__name__} draws from a distribution class of its own, and those draws follow no seed"
             fix = "--no-explore, or leave the distribution to the action head that fits the action space"
             raise BadConfig(what, where=f"--policy {self.name}", fix=fix)
-        if self.pieces or trained is not None or module.is_stateful() or module.in_rllibs_manner:
-            play = PlayPieces(*self.pieces.sides(), trained=trained, lookback=self.pieces.lookback)
+        if not self.pieces.is_default or trained is not None or module.is_stateful() or module.in_rllibs_manner:
+            play = replace(self.pieces, trained=trained)
             where = f"--policy {self.name} in {self.environment.name}"
             play.check(self.environment, module.observation_space, module.action_space, where=where)
             between = PipedPolicy(
@@ -115,17 +110,14 @@ class _Play:
                 explore=self.explore,
                 device=torch.device(self.device),
                 fingerprint=fingerprint,
-                learned=self.pieces.learned,
             )
-            if module.in_rllibs_manner and not (self.pieces or module.is_stateful()):
+            if module.in_rllibs_manner and self.pieces.is_default and not module.is_stateful():
                 self._check_outputs(module)
             return between
-        spaces = self.environment.observation_space, self.environment.action_space
-        theirs = module.observation_space, module.action_space
-        _check_fits(list(zip(theirs, spaces, KINDS, strict=True)), self.name, self.environment)
+        _check_fits((module.observation_space, module.action_space), self.name, self.environment)
         policy = ModulePolicy(module, explore=self.explore, device=torch.device(self.device), fingerprint=fingerprint)
         self._check_outputs(module)
-        policy.play_in(spaces[1])
+        policy.play_in(self.environment.action_space)
         return policy
 
     def _check_outputs(self, module: RLModule) -> None:
@@ -150,7 +142,7 @@ class _Play:
 
     def refuse_pieces(self, what: str) -> None:
         """Raise BadConfig where the user gave pipelines, which need a network between them."""
-        if self.pieces:
+        if not self.pieces.is_default:
             fix = "--wrapper changes what it sees and does; or an RLModule: a run folder, python:package.module:attribute"
             raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {self.name}", fix=fix)
 
@@ -199,21 +191,20 @@ def _hash_of_weights(module: RLModule) -> str:
 
 def _check_model(model: Any, environment: Environment, name: str) -> None:
     """As `_check_fits`, for what may have no spaces, or see images another way round."""
-    observation_space, action_space = environment.observation_space, environment.action_space
-    theirs = [getattr(model, "observation_space", None), getattr(model, "action_space", None)]
-    if isinstance(theirs[0], gym.Space) and is_transposed_image(theirs[0], observation_space):
-        theirs[0] = observation_space
-    ours = [observation_space, action_space]
-    triples = zip(theirs, ours, KINDS, strict=True)
-    _check_fits([(left, right, what) for left, right, what in triples if isinstance(left, gym.Space)], name, environment)
+    seen = getattr(model, "observation_space", None)
+    if isinstance(seen, gym.Space) and is_transposed_image(seen, environment.observation_space):
+        seen = environment.observation_space
+    _check_fits((seen, getattr(model, "action_space", None)), name, environment)
 
 
-def _check_fits(sides: list[tuple[Space, Space, str]], name: str, environment: Environment) -> None:
-    """Raise SpaceMismatch, with every difference, for sides (the policy's, the environment's, what of)."""
+def _check_fits(theirs: tuple[Any, Any], name: str, environment: Environment) -> None:
+    """Raise SpaceMismatch, with every difference, for a policy of these spaces (observations, actions), where it has any."""
+    ours = environment.observation_space, environment.action_space
     problems = [
         text.replace("the data has", "the policy has", 1)
-        for theirs, ours, what in sides
-        for text in misfits(theirs, ours, inferred=False, what=what)
+        for space, own, what in zip(theirs, ours, KINDS, strict=True)
+        if isinstance(space, gym.Space)
+        for text in misfits(space, own, inferred=False, what=what)
     ]
     if problems:
         fix = "an environment that the policy was trained for, wrapped as it was"

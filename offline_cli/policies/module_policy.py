@@ -36,11 +36,10 @@ from offline_cli.modules.devices import seed_generators
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
 from offline_cli.modules.rl_module import RLModule, initial_state
-from offline_cli.policies.observation_rows import rows_of
-from offline_cli.policies.policy import Acted
+from offline_cli.policies.policy import Acted, rows_of
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.trees import Tree, flatten, leaves, map_leaves
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
 __all__ = ["ForwardPass", "ModelPolicy", "ModulePolicy", "fingerprint_of", "is_of_floats", "load_model"]
 
@@ -155,8 +154,8 @@ class ModulePolicy:
         if not self._raw:
             return for_env, for_env
         pairs = zip(flatten(arrays), leaves(for_env), strict=True)
-        typed = iter([raw.astype(self._raw[path], copy=False) if path in self._raw else whole for (path, raw), whole in pairs])
-        return map_leaves(lambda _: next(typed), arrays), for_env
+        typed = [raw.astype(self._raw[path], copy=False) if path in self._raw else whole for (path, raw), whole in pairs]
+        return unflatten_like(arrays, typed), for_env
 
 
 def fingerprint_of(loaded: LoadedPolicy) -> str:
@@ -193,8 +192,8 @@ class ModelPolicy:
     def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
         """See Policy. With exploration a row at a time: the model draws from torch's generator, seeded for each row."""
         actions = self._drawn(observations, chance) if self._explore else self._predicted(observations)
-        typed = iter([np.asarray(leaf).astype(self._dtypes[path], copy=False) for path, leaf in flatten(actions)])
-        actions = map_leaves(lambda _: next(typed), actions)
+        typed = [np.asarray(leaf).astype(self._dtypes[path], copy=False) for path, leaf in flatten(actions)]
+        actions = unflatten_like(actions, typed)
         return Acted(actions, actions)
 
     def _predicted(self, observations: Tree) -> Tree:

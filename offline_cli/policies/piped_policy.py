@@ -2,11 +2,11 @@
 
 * `PipedPolicy` plays where a user names a pipeline, where a run was trained through one, and where a module carries a state
   from step to step. All others use `Blocks`, which is faster.
-* `Pieces`: the pipelines that a user names for a recording, as a plan carries them; a file of the wrong kind is an error. The
-  content of the files travels to runner processes, not the pipelines: each process makes its own, and imports the code that the
-  user's file names.
-* `PlayPieces`, `beside_learner`: which pieces a policy plays between. Pipelines that do not return what the policy takes are an
-  error before anything is played.
+* `PlaySpec`, `beside_learner`: which pieces a policy plays between. A policy that was trained through a learner pipeline is
+  played through the pieces of it that work on both sides, with the state they had after training, frozen: what a filter makes
+  of an observation is what the policy learned from. A file for the env-to-module side that a user names replaces those pieces;
+  states of the same names are given to it all the same. There are no guesses: what neither training nor a file determines is
+  an error. So are pipelines that do not return what the policy takes, before anything is played.
 """
 
 from __future__ import annotations
@@ -16,40 +16,34 @@ import logging
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
 
+from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
-from offline_cli.connectors.piece_makers import Custom, own_pieces
-from offline_cli.connectors.pipeline_files import PipelineFile, Setting, parse_pipeline
-from offline_cli.connectors.pipeline_spec import (
-    Given,
-    GivenPipeline,
-    PlayPipelines,
-    Side,
-    TrainedPipeline,
-    copied,
-    play_pipelines,
-    read_given,
-)
+from offline_cli.connectors.piece_makers import own_pieces, snake
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, PlayPipelines, Setting
 from offline_cli.connectors.playing import check_lookback
 from offline_cli.connectors.slot_player import SlotPlayer
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
 from offline_cli.modules.drawing import chance_size
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ForwardPass, is_of_floats
-from offline_cli.policies.observation_rows import block_rows
+from offline_cli.policies.policy import block_rows
 from offline_cli.spaces import Space, leaf_spaces
 
-__all__ = ["Document", "Pieces", "PipedPolicy", "PlayPieces", "beside_learner", "read_pieces"]
+__all__ = ["PipedPolicy", "PlaySpec", "beside_learner"]
 
 _log = logging.getLogger(__name__)
 
-FIX = "name the pipeline file that the policy was trained with, and the environment it was trained for, wrapped as it was"
+FIX: Final = "name the pipeline file that the policy was trained with"
+FIX_BOTH: Final = f"{FIX}, and the environment it was trained for, wrapped as it was"
 
 
 class PipedPolicy:
@@ -58,26 +52,24 @@ class PipedPolicy:
     def __init__(
         self,
         module: RLModule,
-        play: PlayPieces,
+        play: PlaySpec,
         environment: Environment,
         *,
         explore: bool,
         device: torch.device,
         fingerprint: str = "",
-        learned: Mapping[str, Any] | None = None,
     ) -> None:
-        """For pieces that fit (`PlayPieces.check`). `learned`: states that they begin with. Raises what `PlayPieces.pipelines`
-        raises."""
+        """For pieces that fit (`PlaySpec.check`). Raises what `PlaySpec.build_in` raises."""
         self.fingerprint = fingerprint
         self.spaces = environment.observation_space, environment.action_space
         self.device = device
-        self.pipelines = play.pipelines(environment, device=self.device)
+        self.pipelines = play.build_in(environment, device=self.device)
         self._module = module.to(self.device).eval()
         self._explore, self._lookback, self._frozen = explore, play.lookback, play.trained is not None
         self.chance_size = chance_size(module.action_head) if explore else 0
         self.action_scale = self._scale()
-        if learned is not None:
-            self.go_on_from(learned)
+        if play.learned is not None:
+            self.pipelines.set_state(play.learned)
 
     def _scale(self) -> str:
         """Of the recorded actions: boxes of floats are as the module put them out, and the pipeline says what that means."""
@@ -109,23 +101,10 @@ class PipedPolicy:
         return block_rows(tried, tried.observation_space, slots, block)
 
     @property
-    def piece_names(self) -> dict[str, list[str]]:
-        """The names of the pieces on either side."""
-        sides = {"env_to_module": self.pipelines.env_to_module, "module_to_env": self.pipelines.module_to_env}
-        return {side: [name for name, _ in pipeline.named()] for side, pipeline in sides.items()}
-
-    # ---- what is learned while recording ----
-
-    @property
     def may_learn(self) -> bool:
         """Whether a piece keeps a state that may change; not so for those that a run has brought its state for."""
         beside = [_learns(piece, frozen=self._frozen) for piece in self.pipelines.env_to_module.pieces()]
         return any(beside) or any(_learns(piece, frozen=False) for piece in self.pipelines.module_to_env.pieces())
-
-    def go_on_from(self, learned: Mapping[str, Any]) -> None:
-        """Have the pieces begin with what they had learned, by side and name."""
-        self.pipelines.env_to_module.set_state(learned.get("env_to_module", {}))
-        self.pipelines.module_to_env.set_state(learned.get("module_to_env", {}))
 
 
 def _learns(piece: ConnectorV2, *, frozen: bool) -> bool:
@@ -136,43 +115,31 @@ def _learns(piece: ConnectorV2, *, frozen: bool) -> bool:
     return bool(getattr(piece, "update_stats", True))
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """What a pipeline file says."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaySpec:
+    """Which pieces a module plays between; both pipelines are made anew for every round of playing."""
 
-    content: Mapping[str, Any]
-    where: str  # its path
-
-    def parsed(self) -> PipelineFile:
-        """The file, checked. Raises as `parse_pipeline` does."""
-        return parse_pipeline(self.content, where=self.where)
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """What a user gave for the two pipelines, and what goes with them."""
-
-    env_to_module: Document | Custom = None
-    module_to_env: Document | Custom = None
+    env_to_module: PipelineSpec = field(default_factory=partial(PipelineSpec, "env_to_module"))  # default: as `trained` says
+    module_to_env: PipelineSpec = field(default_factory=partial(PipelineSpec, "module_to_env"))
     lookback: int | None = None  # steps that pieces can look back on at least; None: the whole episode
+    trained: PipelineSpec | None = None  # the policy's learner pipeline, with what it learned; None: it plays without
     learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with, of a resumed recording
 
-    def __bool__(self) -> bool:
-        """Whether a pipeline was given."""
-        return self.env_to_module is not None or self.module_to_env is not None
+    @classmethod
+    def of(cls, env_to_module: Given = None, module_to_env: Given = None, lookback: int | None = None) -> PlaySpec:
+        """What a user gave, files read and checked. Raises StorageNotFound, BadConfig, MissingPackage."""
+        beside = PipelineSpec.of(env_to_module, "env_to_module", "learner")
+        return cls(beside, PipelineSpec.of(module_to_env, "module_to_env"), lookback)
 
-    def sides(self) -> tuple[Side, Side]:
-        """Both, files checked. Raises as `parse_pipeline` does."""
-        beside, after = self.env_to_module, self.module_to_env
-        return (
-            beside.parsed() if isinstance(beside, Document) else beside,
-            after.parsed() if isinstance(after, Document) else after,
-        )
+    @property
+    def is_default(self) -> bool:
+        """Whether the user gave neither pipeline."""
+        return self.env_to_module.is_default and self.module_to_env.is_default
 
     def described(self) -> dict[str, Any]:
         """What episodes follow from, as JSON values: files with their content, Python objects by name; empty: nothing given."""
         given = {"env_to_module": self.env_to_module, "module_to_env": self.module_to_env}
-        told = {name: _told(side) for name, side in given.items() if side is not None}
+        told = {side: spec.document or spec.name for side, spec in given.items() if not spec.is_default}
         plain: dict[str, Any] = json.loads(json.dumps(told, default=str))  # TOML has dates
         return plain if self.lookback is None else {**plain, "lookback": self.lookback}
 
@@ -184,86 +151,110 @@ class Pieces:
             fix = "a pipeline file, a function of an importable module, or --num-env-runners 0"
             raise BadConfig(f"pieces that no other process can get: {err}", where="pipeline", fix=fix) from err
 
-
-def _told(side: Document | Custom) -> Any:
-    return side.content if isinstance(side, Document) else GivenPipeline(side).name
-
-
-def read_pieces(env_to_module: Given, module_to_env: Given, lookback: int | None) -> Pieces:
-    """What a user gave, files read and checked. Raises StorageNotFound, BadConfig, MissingPackage."""
-    beside = read_given(env_to_module, "env_to_module", "learner")
-    return Pieces(_document(beside), _document(read_given(module_to_env, "module_to_env")), lookback)
-
-
-def _document(side: Side) -> Document | Custom:
-    return Document(side.document, side.where) if isinstance(side, PipelineFile) else side
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlayPieces:
-    """How to make both pipelines, anew for every round of playing: what pieces learn in one round is not in the next."""
-
-    env_to_module: Side = None  # None: what `trained` says
-    module_to_env: Side = None  # None: the default pipeline
-    trained: TrainedPipeline | None = None  # None: nothing was learned
-    lookback: int | None = None  # steps that pieces can look back on at least; None: the whole episode
-
-    def pipelines(self, environment: Environment, *, device: Any = None) -> PlayPipelines:
-        """For one environment. Raises what `play_pipelines` raises; BadData for a learned state that pieces cannot take."""
+    def build_in(self, environment: Environment, *, device: Any = None) -> PlayPipelines:
+        """For one environment. Raises what `build` raises."""
         spaces = environment.observation_space, environment.action_space
-        setting = Setting(*spaces, env=environment.singles(1)[0], device=device)
-        beside, after = copied(self.env_to_module), copied(self.module_to_env)
-        if self.trained is None or not self.trained.state:
-            return play_pipelines(setting, trained=self.trained, env_to_module=beside, module_to_env=after)
+        return self.build(Setting(*spaces, env=environment.singles(1)[0], device=device))
+
+    def build(self, setting: Setting) -> PlayPipelines:
+        """The pipelines for an environment. `setting.action_scale` None means actions as our action heads put them out.
+
+        Raises BadConfig, naming the pieces, for a run trained with code where no file is given; SpaceMismatch, MissingPackage;
+        UnknownPiece for a trained state that the file has no piece for, BadData for one that its piece cannot take.
+        """
+        to_module = self._beside().build(setting)
+        if self.trained is not None:
+            _take_state(to_module, self.trained)
+        return PlayPipelines(to_module, self.module_to_env.build(setting))
+
+    def _beside(self) -> PipelineSpec:
+        trained = self.trained
+        if trained is None or not self.env_to_module.is_default:
+            return self.env_to_module.beside_environment()
+        if trained.document is None:
+            what = (
+                f"the policy was trained through pieces that Python code made: {', '.join(trained.names) or 'of unknown names'}"
+            )
+            fix = "name a file of those that belong beside the environment: --env-to-module FILE (in Python: env_to_module=...)"
+            raise BadConfig(what, where=trained.where, fix=fix)
         try:
-            return play_pipelines(setting, trained=self.trained, env_to_module=beside, module_to_env=after)
-        except (OfflineCliError, MemoryError, ImportError):
-            raise
-        except Exception as err:  # a state from a run folder goes to pieces that may be user code
-            what = f"what the pieces learned in training cannot be given to them: {err!r}"
-            raise BadData(what, where=self.trained.where, fix="train again") from err
+            return trained.beside_environment()
+        except BadConfig as err:
+            what = f"the policy was trained through pieces of other code: {err.what_in_one_line}"
+            fix = "name the pipeline file it was trained with: --env-to-module FILE"
+            raise BadConfig(what, where=trained.where, fix=fix) from err
 
     def check(self, environment: Environment, observations: Space, actions: Space, *, where: str) -> None:
-        """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `pipelines` raises, too;
+        """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `build` raises, too;
         BadConfig for a lookback that is too short for a piece.
 
         Actions are checked against the environment's only where no pieces of the user's lie between.
         """
-        pipelines = self.pipelines(environment)
+        pipelines = self.build_in(environment)
         check_lookback(pipelines, self.lookback, where=where)
         given = pipelines.env_to_module.observation_space or environment.observation_space
         problems = [
             text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
             for text in misfits(observations, given, inferred=False, what="observations")
         ]
-        if self.module_to_env is None:
+        if self.module_to_env.is_default:
             found = misfits(actions, environment.action_space, inferred=False, what="actions")
             problems += [text.replace("the data", "the policy") for text in found]
         if problems:
-            raise SpaceMismatch.of(problems, where=where, fix=FIX)
+            raise SpaceMismatch.of(problems, where=where, fix=FIX_BOTH)
 
 
-def beside_learner(pipeline: GivenPipeline, env_to_module: Side) -> PlayPieces:
-    """What a policy plays between that learns through `pipeline`, and does not play alone. Raises BadConfig for Python objects
+def _take_state(pipeline: ConnectorPipelineV2, trained: PipelineSpec) -> None:
+    """Give pieces what they had learned in training, and have them learn no more.
+
+    What one of our own pieces learned must find its piece (UnknownPiece): those that learn work on both sides, and without it
+    the policy would see other observations than it learned from. A filter without a state would do nothing, and is refused
+    (BadConfig), and a state that its piece does not take is BadData. What others learned may belong to the learner alone.
+    """
+    beside = dict(pipeline.named())
+    lost = [name for name, state in trained.state.items() if name not in beside and _is_our_own(name, state)]
+    if lost:
+        what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
+        raise UnknownPiece(what, where=trained.where, fix=FIX)
+    new = [name for name, piece in beside.items() if isinstance(piece, MeanStdFilter) and name not in trained.state]
+    if new:
+        what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
+        raise BadConfig(what, where=trained.where, fix=FIX)
+    try:
+        pipeline.set_state({name: state for name, state in trained.state.items() if name in beside})
+        pipeline.freeze()
+    except Exception as err:  # the state has come from a file, and goes to pieces that may be user code
+        if isinstance(err, (OfflineCliError, MemoryError, ImportError)) and not isinstance(err, BadPiece):
+            raise
+        why = err.what_in_one_line if isinstance(err, BadPiece) else repr(err)
+        what = f"what the pieces learned in training cannot be given to them: {why}"
+        raise BadData(what, where=trained.where, fix="train again") from err
+
+
+def _is_our_own(name: str, state: Any) -> bool:
+    """Whether a piece of ours of that unique name learned `state`, or one in a pipeline of that name."""
+    kind, _, number = name.rpartition("_")
+    if snake(kind if number.isdigit() else name) in own_pieces():
+        return True
+    return isinstance(state, Mapping) and any(_is_our_own(str(inner), part) for inner, part in state.items())
+
+
+def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySpec:
+    """What a policy plays between that learns through `learner`, and does not play alone. Raises BadConfig for Python objects
     where `env_to_module` is not given: they may change observations.
     """
-    if env_to_module is not None:
-        return PlayPieces(env_to_module)
-    if isinstance(pipeline.side, PipelineFile):
-        _note_learners_alone(pipeline.side)
-        return PlayPieces(pipeline.side)
-    what = f"which pieces belong beside the environment cannot be determined from Python objects: {pipeline.name}"
-    fix = "give env_to_module as well ([] where none belong there), or a pipeline file for both"
-    raise BadConfig(what, where="pipeline", fix=fix)
-
-
-def _note_learners_alone(file: PipelineFile) -> None:
-    """Log which pieces of other code are not used beside the environment: if they change observations, they should."""
+    if not env_to_module.is_default:
+        return PlaySpec(env_to_module)
+    if learner.document is None:
+        what = f"which pieces belong beside the environment cannot be determined from Python objects: {learner.name}"
+        fix = "give env_to_module as well ([] where none belong there), or a pipeline file for both"
+        raise BadConfig(what, where="pipeline", fix=fix)
     ours = set(own_pieces().values())
-    others = [entry.label for entry in file.pieces if not entry.signature.takes_as_learner and entry.maker not in ours]
-    if others:
+    alone = [one.label for one in learner.entries() if not one.signature.takes_as_learner and one.maker not in ours]
+    if alone:  # if they change observations, they should play, too
         _log.warning(
             "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too",
-            ", ".join(others),
-            file.where,
+            ", ".join(alone),
+            learner.where,
         )
+    return PlaySpec(learner)

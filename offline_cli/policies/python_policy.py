@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, OfflineCliError, SpaceMismatch
 from offline_cli.import_path import named_object
-from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
-from offline_cli.policies.policy import Acted, sampled
+from offline_cli.policies.policy import Acted, row_writer, rows_of, sampled, zero_rows
 from offline_cli.spaces import Space, describe, leaf_spaces
-from offline_cli.trees import Tree, flatten, map_leaves, paths
+from offline_cli.trees import Tree, flatten, map_leaves, paths, unflatten_like
 
 __all__ = ["FunctionPolicy", "imported"]
 
@@ -131,9 +130,7 @@ class FunctionPolicy:
     def _fitted(self, actions: Tree, batch: tuple[int, ...]) -> Tree:
         if paths(actions) != list(self._leaves):
             raise self._mismatch(f"actions with the parts {paths(actions)}")
-        fitted = {path: self._leaf(leaf, self._leaves[path], batch) for path, leaf in flatten(actions)}
-        pending = iter(fitted.values())
-        return map_leaves(lambda _: next(pending), actions)
+        return unflatten_like(actions, [self._leaf(leaf, self._leaves[path], batch) for path, leaf in flatten(actions)])
 
     def _leaf(self, leaf: NDArray[Any], space: Space, batch: tuple[int, ...]) -> NDArray[Any]:
         dtype = np.dtype(space.dtype)

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.connectors.pipeline_spec import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
@@ -78,7 +78,7 @@ class LoadedPolicy:
 
     module: RLModule  # on the CPU
     description: Mapping[str, Any]  # policy.json
-    trained: TrainedPipeline | None  # what it takes to play it; None: it plays without pieces
+    trained: PipelineSpec | None  # what it takes to play it; None: it plays without pieces
     checkpoint: int | None = None  # the update of the checkpoint that it is from, in a run that is not finished
     is_sealed: bool = True  # whether each of its files has a hash, which fits
     files: RunFiles | None = None  # what it was read from, where that was a run folder
@@ -207,18 +207,15 @@ def _read(name: str, read: Callable[[], tuple[T, bool]], where: str) -> tuple[T,
 
 def _trained(
     description: Mapping[str, Any], learned: bytes | None, where: str, plugins: Collection[str]
-) -> TrainedPipeline | None:
+) -> PipelineSpec | None:
     """What the description and `LEARNED` say of the pipeline. Raises ValueError, KeyError, BadData where they are broken."""
     if description["version"] == ALONE or (description["version"] == OF_NETWORK and "pipeline" not in description):
         return None
     told = description["pipeline"]
-    document, pieces = told["document"], told["pieces"]
-    if not isinstance(document, (dict, type(None))) or not isinstance(pieces, list):
-        raise ValueError(f"{POLICY} describes no pipeline")
     check_learned(learned, told)
     assert learned is not None
     state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
-    return TrainedPipeline(document, state, f"{where}/{POLICY}", tuple(map(str, pieces)), tuple(plugins))
+    return PipelineSpec.from_json(told, state, where=f"{where}/{POLICY}", plugins=plugins)
 
 
 def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> type[Network]:

@@ -163,7 +163,7 @@ def going_on(plan: Plan, policy: Policy | PipedPolicy, target: Location, note: W
     state = learned_before(target, note)
     if state is None:
         return plan
-    policy.go_on_from(state)
+    policy.pipelines.set_state(state)
     return replace(plan, pieces=replace(plan.pieces, learned=state))
 
 

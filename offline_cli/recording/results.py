@@ -31,7 +31,7 @@ from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.own_vector_slots import resets_by
 from offline_cli.playing.plan import OWN_CLASS, Plan
-from offline_cli.policies.piped_policy import PipedPolicy, read_pieces
+from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy
 from offline_cli.progress import Progress
 
@@ -112,7 +112,7 @@ def progress_at(plan: Plan, have: Amount, batch: EpisodeBatch) -> Progress:
 
 def checked_plan(env: str, options: RecordOptions) -> Plan:
     """The plan, `vectorize` as given, without storage options. Raises UsageError, MissingDevice, BadConfig for kwargs that are
-    no JSON values, and what `read_pieces` raises."""
+    no JSON values, and what `PlaySpec.of` raises."""
     wrong = wrong_values(RecordOptions, options)
     fix = "offline-cli record --help"
     if (options["episodes"] is None) == (options["steps"] is None):
@@ -123,7 +123,7 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
     if wrong:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
     num_env_runners = options["num_env_runners"]
-    pieces = read_pieces(options["env_to_module"], options["module_to_env"], options["lookback"])
+    pieces = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if num_env_runners:
         pieces.check_travels()
     return Plan(
@@ -272,7 +272,8 @@ class RecordResult:
 
 def nothing_recorded(plan: Plan, policy: Policy | PipedPolicy, *, out: str, format: str) -> RecordResult:
     """The result of a dry run, which says what would be done."""
-    pieces = policy.piece_names if isinstance(policy, PipedPolicy) else {}
+    sides = policy.pipelines.sides() if isinstance(policy, PipedPolicy) else {}
+    pieces = {side: [name for name, _ in pipeline.named()] for side, pipeline in sides.items()}
     return RecordResult(
         out=out,
         episodes=0,

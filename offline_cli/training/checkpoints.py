@@ -18,8 +18,6 @@ removed, and then the folder if nothing else is in it; links are left as they ar
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -28,8 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from offline_cli.connectors.connector_v2 import state_to_bytes
-from offline_cli.connectors.pipeline_spec import TrainedPipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.own_dataset import is_link, keep_names
 from offline_cli.errors import BadConfig, StorageNotFound
 from offline_cli.files.locations import Location
@@ -147,30 +144,12 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         told["module"] = module  # whose episodes it learned from, for people: a run holds one policy
     if has_uint8(data.observation_space):
         told[UINT8_SCALING] = BY_BOUNDS
-    return told if data.trained is None else told | {"pipeline": _pipeline(data.trained)}
-
-
-def _pipeline(trained: TrainedPipeline) -> dict[str, Any]:
-    told = {
-        "document": trained.document,
-        "pieces": list(trained.pieces),
-        "state_sha256": hashlib.sha256(_packed(trained)).hexdigest(),
-    }
-    try:
-        json.dumps(told)
-    except TypeError as err:
-        what = f"options of pieces that cannot be kept with the policy: {err}"
-        raise BadConfig(what, where=trained.where, fix="give dates and times as text") from err
-    return told
+    return told if data.trained is None else told | {"pipeline": data.trained.to_json()}
 
 
 def learned_bytes(data: TrainingData) -> bytes | None:
     """What the pieces of the learner pipeline learned, for the run folder; None: the policy plays without pieces."""
-    return None if data.trained is None else _packed(data.trained)
-
-
-def _packed(trained: TrainedPipeline) -> bytes:
-    return state_to_bytes(trained.state, where=trained.where)
+    return None if data.trained is None else data.trained.state_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +221,7 @@ def _remove(folder: Location, name: str) -> None:
             file.ask("removing it", partial(file.fs.rm_file, file.path))
 
 
-def check_same_learned(stored: Mapping[str, Any] | None, trained: TrainedPipeline | None, *, where: str) -> None:
+def check_same_learned(stored: Mapping[str, Any] | None, trained: PipelineSpec | None, *, where: str) -> None:
     """Raise BadConfig, naming the pieces, unless they learned what is `stored`; None: the policy plays without pieces."""
     before, now = stored or {}, trained.state if trained is not None else {}
     problems = [

@@ -21,7 +21,7 @@ from offline_cli.modules.devices import autocast
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
 from offline_cli.playing.slots import Purpose
-from offline_cli.policies.piped_policy import PlayPieces
+from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner
@@ -43,7 +43,7 @@ class Checks:
         *,
         val: StepLoader | None,
         environment: Environment | None,
-        pieces: PlayPieces | None,
+        pieces: PlaySpec | None,
         updates_per_epoch: int,
     ) -> None:
         self._learner, self._config, self._val = learner, config, val

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from offline_cli.applying.learner_batches import nothing_left
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_spec import Given, TrainedPipeline
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
@@ -33,7 +33,7 @@ from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.modules.devices import use_threads
 from offline_cli.options.shared import SOURCE_FORMAT
-from offline_cli.policies.piped_policy import PlayPieces
+from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.training.config import BCConfig
@@ -162,8 +162,8 @@ class TrainingData:
     digest: str  # hex; the same for the same episodes in the same order, stored in the same way
     seen: Mapping[str, Any] = field(default_factory=dict)  # `DataSummary.figures`: what a digest that differs is explained by
     pipeline: str = ""  # the learner pipeline's name; empty: the default one
-    trained: TrainedPipeline | None = None  # what playing the policy takes, with its state; None: no pieces
-    pieces: PlayPieces | None = None  # what it plays between in `environment`; None: no pieces
+    trained: PipelineSpec | None = None  # what playing the policy takes, with its state; None: no pieces
+    pieces: PlaySpec | None = None  # what it plays between in `environment`; None: no pieces
     rewards: RewardFaults = field(default_factory=RewardFaults)
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 

@@ -35,8 +35,8 @@ from offline_cli.applying.learner_batches import (
 )
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2, state_from_bytes, state_to_bytes
-from offline_cli.connectors.pipeline_spec import Given, GivenPipeline, Side, TrainedPipeline, read_given
+from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment
@@ -46,7 +46,7 @@ from offline_cli.files.locations import Sources, is_of_bucket
 from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.policies.piped_policy import PlayPieces, beside_learner
+from offline_cli.policies.piped_policy import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
@@ -72,10 +72,10 @@ class TrainingSource:
     spaces: tuple[Space, Space]  # of observations and actions before the pipeline
     announced: tuple[Space, Space]  # and after it
     pipeline: ConnectorPipelineV2 | None  # None: the default one, before a module without memory
-    given: GivenPipeline
-    beside: Side
+    given: PipelineSpec
+    beside: PipelineSpec
     environment: Environment | None
-    pieces: PlayPieces | None  # what the policy plays between in `environment`; None: no pieces
+    pieces: PlaySpec | None  # what the policy plays between in `environment`; None: no pieces
     alone: bool  # the policy plays without pieces
     module_id: str | None  # whose episodes are learned from; None: there is one module
     learner: Learner  # learns from the columns, and gives pieces their module
@@ -84,7 +84,7 @@ class TrainingSource:
     _streams: Scope  # owns those that are open
     _opened: list[EpisodeStream] = field(default_factory=list)  # one that has not been read yet
     _modules: Counter[str] = field(default_factory=Counter)  # episodes of each, of the reading at hand
-    _learned: tuple[TrainedPipeline | None, PlayPieces | None] | None = None  # once the pieces learn no more
+    _learned: tuple[PipelineSpec | None, PlaySpec | None] | None = None  # once the pieces learn no more
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +150,7 @@ class TrainingSource:
                 raise
             raise missed from err
 
-    def learned(self) -> tuple[TrainedPipeline | None, PlayPieces | None]:
+    def learned(self) -> tuple[PipelineSpec | None, PlaySpec | None]:
         """What the policy takes to play, once the pieces have seen all that they learn from; from then on they learn no more.
 
         Raises BadPiece for a state that cannot be saved, and whatever keeps the policy from playing in `environment`.
@@ -159,11 +159,11 @@ class TrainingSource:
             trained = None
             if self.pipeline is not None:
                 self.pipeline.freeze()
-                trained = None if self.alone else _trained(self.given, self.pipeline)
+                trained = None if self.alone else self.given.trained(self.pipeline)
             self._learned = trained, self._pieces_with(trained)
         return self._learned
 
-    def _pieces_with(self, trained: TrainedPipeline | None) -> PlayPieces | None:
+    def _pieces_with(self, trained: PipelineSpec | None) -> PlaySpec | None:
         if self.environment is None or self.pieces is None:
             return self.pieces
         pieces = replace(self.pieces, trained=trained)
@@ -177,7 +177,7 @@ class TrainingSource:
     @property
     def name(self) -> str:
         """The pipeline's, which a run that is resumed has to share; empty: the default one."""
-        beside = "" if self.beside is None else f"; beside the environment {GivenPipeline(self.beside).name}"
+        beside = "" if self.beside.is_default else f"; beside the environment {self.beside.name}"
         return self.given.name + beside
 
 
@@ -201,7 +201,8 @@ def open_training_source(
     Raises what `read_episodes` raises; BadConfig for an unknown scale of Box actions, and where either pipeline is wrong;
     SpaceMismatch where the policy could not play in `environment` or a piece cannot take the spaces.
     """
-    given, beside = GivenPipeline.read(pipeline), read_given(env_to_module, "env_to_module", "learner")
+    given = PipelineSpec.of(pipeline, "learner")
+    beside = PipelineSpec.of(env_to_module, "env_to_module", "learner")
 
     def opened() -> EpisodeStream:
         return read_episodes(
@@ -228,8 +229,8 @@ def _opened(
     opened: Callable[[], EpisodeStream],
     setup: Setup,
     environment: Environment | None,
-    given: GivenPipeline,
-    beside: Side,
+    given: PipelineSpec,
+    beside: PipelineSpec,
     *,
     module_id: str | None,
     extras: UsedExtras,
@@ -239,13 +240,13 @@ def _opened(
     check_known_scale(stream)
     said = stream.observation_space, stream.action_space
     observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
-    plain = given.is_default and beside is None and _leaves_pipeline(type(setup.algorithm))
-    to_columns = None if plain else given.build(observations, actions)
+    plain = given.is_default and beside.is_default and _leaves_pipeline(type(setup.algorithm))
+    to_columns = None if plain else given.build(Setting(observations, actions))
     seen, done = observations, actions
     if to_columns is not None:
         seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
     check_supported(seen, where="observations after the learner pipeline")
-    alone = to_columns is None or (beside is None and given.plays_alone(to_columns.pieces()))
+    alone = to_columns is None or (beside.is_default and given.plays_alone(to_columns.pieces()))
     pieces = None if environment is None or alone else beside_learner(given, beside)
     if environment is not None and pieces is not None:
         pieces.check(environment, seen, done, where=PLACE)
@@ -253,7 +254,7 @@ def _opened(
         setup.algorithm.extend(to_columns)
     learner = setup.learner(seen, done, stream.action_scale)
     if to_columns is None and learner.policy.is_stateful():
-        to_columns = given.build(observations, actions)  # the default pieces give it states and a time axis
+        to_columns = given.build(Setting(observations, actions))  # the default pieces give it states and a time axis
     return TrainingSource(
         where=where,
         locations=stream.locations,
@@ -280,12 +281,6 @@ def _leaves_pipeline(kind: type[Algorithm]) -> bool:
     return kind.extend is Algorithm.extend and kind.rl_module is Algorithm.rl_module
 
 
-def _trained(given: GivenPipeline, pipeline: ConnectorPipelineV2) -> TrainedPipeline:
-    """What the pieces have learned, as a run folder will describe it. Raises BadPiece for a state that cannot be saved."""
-    state = state_from_bytes(state_to_bytes(pipeline.get_state(), where=PLACE), where=PLACE)
-    return TrainedPipeline(given.document, state, PLACE, tuple(name for name, _ in pipeline.named()))
-
-
 def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str) -> None:
     """Raise BadData, naming episode and step, for a value of `tree` (leaves (N, ...)) that is not finite, or not a choice."""
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
@@ -303,7 +298,7 @@ def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, w
 class UsedExtras:
     """Which extra model outputs a run keeps of its opened sources; decided once, however often they are read."""
 
-    def __init__(self, given: GivenPipeline, asked: Collection[str]) -> None:
+    def __init__(self, given: PipelineSpec, asked: Collection[str]) -> None:
         self._default = given.is_default
         self._needed = (Columns.LOSS_MASK, *(name for name in asked if name not in STEP_COLUMNS))
         self.kept: ExtraOutputs | None = None  # None, once called: all

@@ -19,7 +19,7 @@ from offline_cli.applying.apply import ApplyResult
 from offline_cli.applying.learner_batches import in_learner_units
 from offline_cli.connectors import FrameStacking, MeanStdFilter, learner_pipeline
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.connectors.pipeline_files import load_pipeline
+from offline_cli.connectors.pipeline_spec import load_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.parquet.arrow_trees import space_field
 from offline_cli.progress import no_progress

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offline_cli.connectors.piece_makers import own_pieces
-from offline_cli.connectors.pipeline_files import parse_pipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.report.pipelines import pipelines_svg
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -31,7 +31,7 @@ def test_all_code_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_every_pipeline_file_is_one() -> None:
     for text in blocks("toml"):
-        assert parse_pipeline(tomllib.loads(text), where="docs/connectors.md").pieces
+        assert PipelineSpec.from_document(tomllib.loads(text), where="docs/connectors.md").entries()
 
 
 def test_the_table_names_every_piece_and_no_other() -> None:

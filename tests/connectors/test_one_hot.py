@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from offline_cli import ConnectorV2, SingleAgentEpisode
 from offline_cli.connectors.common.flattening import FlattenObservations
-from offline_cli.connectors.env_to_module.built_in_preprocessing import OneHot
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
+from offline_cli.connectors.env_to_module.observation_preprocessor import OneHot
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
 

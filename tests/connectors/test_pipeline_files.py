@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import sys
 import textwrap
 from collections.abc import Callable
@@ -14,9 +16,10 @@ import numpy as np
 import pytest
 
 from offline_cli import Columns, ConnectorV2, SingleAgentEpisode, plugins
-from offline_cli.connectors import piece_makers
+from offline_cli.connectors import MeanStdFilter, piece_makers
+from offline_cli.connectors.connector_v2 import same_state
 from offline_cli.connectors.piece_makers import own_pieces
-from offline_cli.connectors.pipeline_files import load_pipeline, parse_pipeline, read_pipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting, load_pipeline
 from offline_cli.errors import BadConfig, MissingPackage, SpaceMismatch, StorageNotFound
 
 VECTOR = gym.spaces.Box(-99.0, 99.0, (2,), np.float32)
@@ -189,9 +192,7 @@ def test_one_declaration_of_frame_stacking_serves_both_sides(write: Write) -> No
         kind = "learner"
         pieces = [{ name = "clip_rewards" }, { name = "mean_std_filter" }, { name = "frame_stacking", num_frames = 4 }]
     """)
-    file = read_pipeline(path)
-    from offline_cli.connectors.pipeline_files import Setting
-
+    file = PipelineSpec.from_file(path)
     setting = Setting(VECTOR, CHOICES)
     beside = file.beside_environment().build(setting)
     assert names(beside)[:3] == ["MeanStdFilter", "FrameStacking", "AddObservationsFromEpisodesToBatch"]
@@ -199,11 +200,9 @@ def test_one_declaration_of_frame_stacking_serves_both_sides(write: Write) -> No
 
 
 def test_a_learners_file_without_defaults_is_played_between_the_default_pieces(write: Write) -> None:
-    from offline_cli.connectors.pipeline_files import Setting
-
     listed = ("frame_stacking", "add_observations_from_episodes_to_batch", "batch_individual_items", "numpy_to_tensor")
     pieces = ", ".join(f'{{ name = "{name}"{", num_frames = 2" if name == "frame_stacking" else ""} }}' for name in listed)
-    file = read_pipeline(write(f'kind = "learner"\ndefaults = false\npieces = [{pieces}]'))
+    file = PipelineSpec.from_file(write(f'kind = "learner"\ndefaults = false\npieces = [{pieces}]'))
     beside = names(file.beside_environment().build(Setting(VECTOR, CHOICES)))
     assert beside == ["FrameStacking", *names(load(write('kind = "env_to_module"')))]
 
@@ -328,10 +327,10 @@ def test_files_that_are_not_there_or_no_toml_are_refused(write: Write, tmp_path:
 def test_a_document_that_the_user_has_not_named_imports_no_code(my_pieces: None) -> None:
     document = {"kind": "learner", "pieces": [{"use": "my_pieces:Plain"}, {"name": "frame_stacking"}]}
     with pytest.raises(BadConfig, match="only imported where your own file or option names it"):
-        parse_pipeline(document, where="run/pipeline.toml", trusted=False)
+        PipelineSpec.from_document(document, where="run/pipeline.toml", plugins=())
     assert "my_pieces" not in sys.modules
     own = {"kind": "learner", "pieces": [{"name": "frame_stacking"}]}
-    assert len(parse_pipeline(own, where="run/pipeline.toml", trusted=False).pieces) == 1
+    assert len(PipelineSpec.from_document(own, where="run/pipeline.toml", plugins=()).entries()) == 1
 
 
 @pytest.fixture
@@ -363,9 +362,9 @@ def test_a_registered_piece_that_cannot_be_imported_is_a_missing_package(write: 
 def test_a_registered_piece_that_a_run_folder_names_is_imported_once_its_package_is_named(installed: None) -> None:
     document = {"kind": "learner", "pieces": [{"name": "theirs", "bound": 3.0}]}
     with pytest.raises(BadConfig, match="--plugin my_pieces"):
-        parse_pipeline(document, where="run/policy.json", trusted=False)
+        PipelineSpec.from_document(document, where="run/policy.json", plugins=())
     assert "my_pieces" not in sys.modules
-    assert len(parse_pipeline(document, where="run/policy.json", trusted=False, plugins=["my_pieces"]).pieces) == 1
+    assert len(PipelineSpec.from_document(document, where="run/policy.json", plugins=["my_pieces"]).entries()) == 1
 
 
 def test_a_module_that_lacks_a_package_says_which(write: Write, my_pieces: None, tmp_path: Path) -> None:
@@ -386,3 +385,59 @@ def test_every_public_piece_has_a_name() -> None:
         assert issubclass(kind, ConnectorV2)
     for name in ("frame_stacking", "one_hot", "n_step_returns", "unbatch_to_individual_items", "gymnasium_wrapper"):
         assert name in own_pieces()
+
+
+# ---- specifications ----
+
+
+def test_a_run_folder_describes_its_pipeline_so_that_the_same_one_is_built_again(write: Write) -> None:
+    given = PipelineSpec.of(write('kind = "learner"\npieces = [{ name = "mean_std_filter" }]'), "learner")
+    pipeline = given.build(Setting(VECTOR, CHOICES))
+    moments = {"count": 9, "mean": np.array([0.1, 0.2]), "m2": np.array([4.0, 5.0])}
+    pipeline["MeanStdFilter"].set_state({"shared": {"obs": moments}, "own": {}})
+    trained = given.trained(pipeline)
+    told = json.loads(json.dumps(trained.to_json()))
+    back = PipelineSpec.from_json(told, trained.state, where="RUN/policy.json", plugins=())
+    assert (back.document, back.names, back.to_json()) == (given.document, tuple(names(pipeline)), told)
+    assert same_state(back.state, pipeline.get_state())
+    assert names(back.build(Setting(VECTOR, CHOICES))) == names(pipeline)
+
+
+def test_what_describes_no_pipeline_is_refused() -> None:
+    with pytest.raises(ValueError, match="describes no pipeline"):
+        PipelineSpec.from_json({"document": None, "pieces": "many"}, {}, where="RUN/policy.json", plugins=())
+
+
+def test_a_file_travels_to_other_processes_without_the_code_that_it_names(write: Write, my_pieces: None) -> None:
+    spec = PipelineSpec.from_file(write('kind = "learner"\npieces = [{ use = "my_pieces:Plain" }]'))
+    there = pickle.loads(pickle.dumps(spec))
+    assert there.checked is None
+    assert names(there.build(Setting(VECTOR, CHOICES))) == names(spec.build(Setting(VECTOR, CHOICES)))
+
+
+def test_what_belongs_beside_an_environment_is_the_same_in_another_process(write: Write) -> None:
+    path = write('kind = "learner"\npieces = [{ name = "clip_rewards" }, { name = "frame_stacking", num_frames = 2 }]')
+    beside = PipelineSpec.from_file(path).beside_environment()
+    there = pickle.loads(pickle.dumps(beside)).build(Setting(VECTOR, CHOICES))
+    assert names(there) == names(beside.build(Setting(VECTOR, CHOICES)))
+    assert names(there)[0] == "FrameStacking"
+
+
+def test_pieces_that_are_given_as_objects_are_patterns(write: Write) -> None:
+    pattern = MeanStdFilter()
+    one, two = (PipelineSpec.of([pattern], "env_to_module").build(Setting(VECTOR, CHOICES)) for _ in range(2))
+    assert len({id(pattern), id(one["MeanStdFilter"]), id(two["MeanStdFilter"])}) == 3
+
+
+def test_a_file_of_somebody_elses_is_read_without_code(write: Write, my_pieces: None) -> None:
+    path = write('kind = "learner"\npieces = [{ use = "my_pieces:Plain" }]')
+    with pytest.raises(BadConfig, match="only imported where your own file or option names it"):
+        load(path, plugins=())
+    assert "my_pieces" not in sys.modules
+
+
+def test_a_specification_serves_where_a_file_does_and_its_kind_is_looked_at(write: Write) -> None:
+    spec = PipelineSpec.from_file(write('kind = "module_to_env"'))
+    assert PipelineSpec.of(spec, "module_to_env").document == spec.document
+    with pytest.raises(BadConfig, match="'env_to_module' or 'learner' is needed here"):
+        PipelineSpec.of(spec, "env_to_module", "learner")

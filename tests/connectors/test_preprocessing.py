@@ -11,12 +11,15 @@ import pytest
 
 from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.env_to_module.built_in_preprocessing import AtariImages, AtariRam, OneHot, built_in_preprocessing
 from offline_cli.connectors.env_to_module.default_pipeline import WriteObservationsToEpisodes, env_to_module_pipeline
 from offline_cli.connectors.env_to_module.observation_preprocessor import (
+    AtariImages,
+    AtariRam,
     GymnasiumWrapper,
     MultiAgentObservationPreprocessor,
     ObservationPreprocessor,
+    OneHot,
+    built_in_preprocessing,
 )
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from offline_cli import Columns, ConnectorV2
-from offline_cli.connectors.pipeline_files import PipelineFile, Setting, parse_pipeline
-from offline_cli.connectors.pipeline_spec import PlayPipelines, TrainedPipeline, play_pipelines
+from offline_cli.connectors.pipeline_spec import PipelineSpec, PlayPipelines, Setting
 from offline_cli.connectors.slot_player import SPARE, SlotPlayer
 from offline_cli.errors import BadConfig, UnknownPiece
 from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.modules.drawing import chance_size
+from offline_cli.policies.piped_policy import PlaySpec
 
 VECTOR = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 CHOICES: Any = gym.spaces.Discrete(4)
@@ -33,9 +33,14 @@ def observed(episode: int, step: int) -> np.ndarray:
     return np.random.default_rng([episode, step]).uniform(-1, 1, 3).astype(np.float32)
 
 
-def pipelines(file: Mapping[str, Any] | None = None, trained: TrainedPipeline | None = None) -> PlayPipelines:
-    found: PipelineFile | None = None if file is None else parse_pipeline(file, where="pipeline.toml")
-    return play_pipelines(Setting(*SPACES), env_to_module=found, trained=trained)
+def pipelines(file: Mapping[str, Any] | None = None, trained: PipelineSpec | None = None) -> PlayPipelines:
+    found = PipelineSpec("env_to_module") if file is None else PipelineSpec.from_document(file, where="pipeline.toml")
+    return PlaySpec(found, trained=trained).build(Setting(*SPACES))
+
+
+def of_run(document: Mapping[str, Any] | None, state: Mapping[str, Any] | None = None) -> PipelineSpec:
+    """As a run folder describes it."""
+    return PipelineSpec.from_json({"document": document, "pieces": []}, state or {}, where="RUN", plugins=())
 
 
 def play(player: SlotPlayer, slots: dict[int, int], steps: int) -> dict[int, list[Any]]:
@@ -57,7 +62,7 @@ def seen_by(slots: dict[int, int], step: int) -> np.ndarray:
 
 @pytest.mark.parametrize("memory", [False, True], ids=["without memory", "with memory"])
 def test_an_episode_is_the_same_to_the_last_bit_whatever_plays_beside_it(memory: bool) -> None:
-    trained = TrainedPipeline(STACKED, LEARNED)
+    trained = of_run(STACKED, LEARNED)
     seen: Any = pipelines(trained=trained).env_to_module.observation_space
     module: Any = build_module(seen, CHOICES, hidden=[16])
     if memory:
@@ -134,7 +139,7 @@ def test_pieces_look_back_on_the_whole_episode_or_on_a_bounded_part(lookback: in
 
 
 def test_what_a_filter_learned_in_training_is_played_with_and_stays_as_it_is() -> None:
-    both = pipelines(trained=TrainedPipeline(STACKED, LEARNED))
+    both = pipelines(trained=of_run(STACKED, LEARNED))
     seen: Any = both.env_to_module.observation_space
     rows: list[Any] = []
 
@@ -171,40 +176,40 @@ def test_states_of_runners_merge_to_what_one_runner_would_have() -> None:
 def test_a_run_that_was_trained_with_other_code_wants_its_file_named_again() -> None:
     document = {"kind": "learner", "pieces": [{"use": "os:system"}]}
     with pytest.raises(BadConfig, match="code is only imported where your own file") as raised:
-        pipelines(trained=TrainedPipeline(document, where="RUN"))
+        pipelines(trained=of_run(document))
     assert raised.value.fix is not None
     assert "--env-to-module" in raised.value.fix
 
 
 def test_a_filter_that_has_learned_nothing_in_training_is_refused() -> None:
     with pytest.raises(BadConfig, match="piece MeanStdFilter has learned nothing in training"):
-        pipelines({"kind": "env_to_module", "pieces": [{"name": "mean_std_filter"}]}, TrainedPipeline({"kind": "learner"}))
+        pipelines({"kind": "env_to_module", "pieces": [{"name": "mean_std_filter"}]}, of_run({"kind": "learner"}))
 
 
 def test_a_file_of_the_users_takes_the_trained_state_of_its_pieces() -> None:
     file = {"kind": "env_to_module", "pieces": [{"name": "mean_std_filter"}]}
-    state = pipelines(file, TrainedPipeline({"kind": "learner"}, LEARNED)).get_state()
+    state = pipelines(file, of_run({"kind": "learner"}, LEARNED)).get_state()
     assert state["env_to_module"]["MeanStdFilter"]["shared"]["obs"]["count"] == 9
 
 
 def test_a_trained_state_that_no_piece_takes_is_an_error() -> None:
     file = {"kind": "env_to_module", "pieces": [{"name": "frame_stacking", "num_frames": 2}]}
     with pytest.raises(UnknownPiece, match="MeanStdFilter"):
-        pipelines(file, TrainedPipeline({"kind": "learner"}, LEARNED))
+        pipelines(file, of_run({"kind": "learner"}, LEARNED))
 
 
 def test_what_a_filter_learned_finds_its_piece_in_a_learners_file_too() -> None:
     file = {"kind": "learner", "pieces": [{"name": "frame_stacking", "num_frames": 2}]}
     with pytest.raises(UnknownPiece, match="MeanStdFilter"):
-        pipelines(file, TrainedPipeline({"kind": "learner"}, LEARNED))
+        pipelines(file, of_run({"kind": "learner"}, LEARNED))
     with pytest.raises(UnknownPiece, match="MeanStdFilter"):
-        pipelines(trained=TrainedPipeline(file, LEARNED))
+        pipelines(trained=of_run(file, LEARNED))
 
 
 def test_what_a_filter_in_a_nested_pipeline_learned_is_not_left_out_beside_a_flat_one() -> None:
     file = {"kind": "env_to_module", "pieces": [{"name": "mean_std_filter"}]}
     with pytest.raises(UnknownPiece, match="ConnectorPipelineV2"):
-        pipelines(file, TrainedPipeline(None, {"ConnectorPipelineV2": LEARNED}))
+        pipelines(file, of_run(None, {"ConnectorPipelineV2": LEARNED}))
 
 
 @pytest.mark.parametrize("draw", ["chance", "generator"])

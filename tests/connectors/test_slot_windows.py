@@ -24,11 +24,11 @@ from offline_cli.connectors import (
 from offline_cli.connectors.common.batch_columns import AddObservationsFromEpisodesToBatch
 from offline_cli.connectors.common.observation_transform import ObservationTransform
 from offline_cli.connectors.connector_v2 import takes_slots
-from offline_cli.connectors.pipeline_files import Setting
-from offline_cli.connectors.pipeline_spec import PlayPipelines, play_pipelines
+from offline_cli.connectors.pipeline_spec import PlayPipelines, Setting
 from offline_cli.connectors.slot_player import SlotPlayer
 from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.modules.drawing import chance_size
+from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.trees import flatten, map_leaves
 
 SLOTS = 4
@@ -147,7 +147,7 @@ ORDERS: dict[str, tuple[Any, Callable[[], list[ConnectorV2]]]] = {
 
 
 def pipelines(observations: Any, actions: Any, pieces: list[ConnectorV2], after: list[ConnectorV2]) -> PlayPipelines:
-    return play_pipelines(Setting(observations, actions), env_to_module=pieces, module_to_env=after)
+    return PlaySpec.of(pieces, after).build(Setting(observations, actions))
 
 
 def played(

@@ -13,10 +13,10 @@ from safetensors.torch import save as save_tensors
 
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_v2 import state_from_bytes, state_to_bytes
-from offline_cli.connectors.pipeline_files import Setting, pipeline_of
-from offline_cli.connectors.pipeline_spec import TrainedPipeline, play_pipelines
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.errors import SpaceMismatch
 from offline_cli.modules.policy import build_module
+from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.run_policy import policy_of
 from offline_cli.spaces import space_to_json
 
@@ -26,7 +26,7 @@ TRAINED = {"kind": "learner", "pieces": [{"name": "mean_std_filter"}, {"name": "
 
 def pipeline(data: bytes) -> None:
     """A pipeline file, with the pieces for observations that are numbers and for ones that are choices."""
-    file = pipeline_of(data, where=PLACE, trusted=False)
+    file = PipelineSpec.from_bytes(data, where=PLACE, plugins=())
     for observations in (BOX, CHOICES):
         with suppress(SpaceMismatch):
             file.build(Setting(observations, CHOICES))
@@ -35,8 +35,8 @@ def pipeline(data: bytes) -> None:
 
 def pieces_state(data: bytes) -> None:
     """What the pieces of a policy have learned, and an observation that they see."""
-    trained = TrainedPipeline(TRAINED, state_from_bytes(data, where=PLACE), PLACE)
-    both = play_pipelines(Setting(BOX, CHOICES), trained=trained)
+    trained = PipelineSpec("learner", TRAINED, state=state_from_bytes(data, where=PLACE), where=PLACE, plugins=())
+    both = PlaySpec(trained=trained).build(Setting(BOX, CHOICES))
     for _, piece in both.env_to_module.named():
         if isinstance(piece, MeanStdFilter):
             seen = piece.transform(np.ones((4, 3), np.float32), BOX, None)
@@ -49,7 +49,7 @@ def policy(data: bytes) -> None:
     weights, learned = policy_files()
     loaded = policy_of(data, weights, learned, where=PLACE)
     if loaded.trained is not None:
-        play_pipelines(Setting(BOX, CHOICES), trained=loaded.trained)
+        PlaySpec(trained=loaded.trained).build(Setting(BOX, CHOICES))
 
 
 def tensors(data: bytes) -> None:

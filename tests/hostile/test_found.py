@@ -24,7 +24,7 @@ from fuzz_targets import File, Wrong, check
 
 from offline_cli.checking.inspect import inspect
 from offline_cli.connectors import ClipRewards, FlattenObservations, MeanStdFilter, OneHot
-from offline_cli.connectors.pipeline_files import Setting, parse_pipeline, pipeline_of
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.converting.reading import read_opened
 from offline_cli.episodes import episode_spaces
 from offline_cli.episodes.batch import EpisodeBatch
@@ -400,7 +400,7 @@ def test_a_hostile_file_of_columns_is_refused_for_what_is_hostile(name: str, say
 )
 def test_a_pipeline_file_that_is_none_is_refused(text: bytes) -> None:
     with pytest.raises(BadConfig, match=r"nested|not TOML"):
-        pipeline_of(text, where="test")
+        PipelineSpec.from_bytes(text, where="test")
 
 
 @pytest.mark.parametrize(("size", "listed"), [(10, 121), (1000, 9), (50_000, 2)])
@@ -414,9 +414,9 @@ def test_an_error_lists_mistakes_as_long_as_there_is_room_and_counts_the_rest(si
 
 def test_a_pipeline_has_at_most_100_pieces() -> None:
     piece = {"name": "clip_rewards"}
-    assert len(parse_pipeline({"kind": "learner", "pieces": [piece] * 100}, where="test").pieces) == 100
+    assert len(PipelineSpec.from_document({"kind": "learner", "pieces": [piece] * 100}, where="test").entries()) == 100
     with pytest.raises(BadConfig, match="101 pieces"):
-        parse_pipeline({"kind": "learner", "pieces": [piece] * 101}, where="test")
+        PipelineSpec.from_document({"kind": "learner", "pieces": [piece] * 101}, where="test")
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_a_pipeline_has_at_most_100_pieces() -> None:
     ids=lambda options: "-".join(options),
 )
 def test_a_piece_whose_observations_would_fill_the_memory_is_not_made(options: dict[str, Any]) -> None:
-    file = parse_pipeline({"kind": "learner", "pieces": [options]}, where="test", trusted=False)
+    file = PipelineSpec.from_document({"kind": "learner", "pieces": [options]}, where="test", plugins=())
     space = gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)
     with pytest.raises(SpaceMismatch, match="64 MiB"):
         file.build(Setting(space, gym.spaces.Discrete(2)))

@@ -18,7 +18,7 @@ from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.plan import ROUND, EvaluationPlan
 from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose
-from offline_cli.policies.piped_policy import PlayPieces
+from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.recording.record import record
 from offline_cli.training.bc import train_bc
 
@@ -61,7 +61,7 @@ def test_slots_and_runners_do_not_matter(
 def test_slots_do_not_matter_to_a_policy_with_memory(explore: bool) -> None:
     from recording_pieces import memory
 
-    options: dict[str, Any] = {"seed": 1, "purpose": Purpose.EVALUATE, "explore": explore, "pieces": PlayPieces()}
+    options: dict[str, Any] = {"seed": 1, "purpose": Purpose.EVALUATE, "explore": explore, "pieces": PlaySpec()}
     with open_environment(ENV) as environment:
         found = [play(memory, environment, 30, num_envs=slots, **options) for slots in (16, 1, 7)]
     for other in found[1:]:

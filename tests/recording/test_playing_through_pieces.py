@@ -14,7 +14,7 @@ import torch
 
 from offline_cli import open_dataset
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
-from offline_cli.connectors.pipeline_files import load_pipeline
+from offline_cli.connectors.pipeline_spec import load_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
 from offline_cli.playing.plan import environment_seed

@@ -14,10 +14,9 @@ import torch
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.policy import build_module
 from offline_cli.playing.blocks import Blocks
-from offline_cli.policies import observation_rows as blocks
+from offline_cli.policies import policy as blocks
 from offline_cli.policies.module_policy import ModulePolicy
-from offline_cli.policies.observation_rows import BLOCK_ROWS, block_rows
-from offline_cli.policies.policy import Acted
+from offline_cli.policies.policy import BLOCK_ROWS, Acted, block_rows
 
 Record = Callable[..., Path]
 Read = Callable[[Path], EpisodeBatch]

@@ -17,8 +17,7 @@ from gymnasium import spaces
 from offline_cli import Columns, ConnectorV2
 from offline_cli.applying.learner_batches import in_learner_units
 from offline_cli.connectors import FrameStacking
-from offline_cli.connectors.pipeline_files import parse_pipeline
-from offline_cli.connectors.pipeline_spec import GivenPipeline, TrainedPipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
@@ -27,7 +26,7 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose
-from offline_cli.policies.piped_policy import PlayPieces
+from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
@@ -41,10 +40,10 @@ BEFORE = {"name": "prev_actions_prev_rewards", "n_prev_actions": 2, "n_prev_rewa
 
 
 def file_of(*pieces: dict[str, Any], kind: str = "env_to_module") -> Any:
-    return parse_pipeline({"kind": kind, "pieces": list(pieces)}, where="pipeline.toml")
+    return PipelineSpec.from_document({"kind": kind, "pieces": list(pieces)}, where="pipeline.toml")
 
 
-def played(module: RLModule, name: str, pieces: PlayPieces | None, episodes: int = 20, **options: Any) -> Any:
+def played(module: RLModule, name: str, pieces: PlaySpec | None, episodes: int = 20, **options: Any) -> Any:
     with open_environment(name) as environment:
         return play(module, environment, episodes, seed=0, purpose=Purpose.EVALUATE, pieces=pieces, **options)
 
@@ -60,7 +59,7 @@ def policy_for(name: str, scale: str = "env") -> RLModule:
 @pytest.mark.parametrize("explore", [False, True])
 def test_pieces_that_change_nothing_change_no_episode(explore: bool) -> None:
     module = policy_for("Sign-v0")
-    alone, between = (played(module, "Sign-v0", pieces, 40, explore=explore) for pieces in (None, PlayPieces()))
+    alone, between = (played(module, "Sign-v0", pieces, 40, explore=explore) for pieces in (None, PlaySpec()))
     assert alone.lengths.tolist() == between.lengths.tolist()
     assert explore or alone.returns.tolist() == between.returns.tolist()
 
@@ -75,7 +74,7 @@ def test_actions_reach_the_environment_as_they_do_without_pieces(given: list[Any
     played(module, "Aim-v0", None, 1)
     alone = list(given)
     given.clear()
-    played(module, "Aim-v0", PlayPieces(), 1)
+    played(module, "Aim-v0", PlaySpec(), 1)
     assert len(alone) == len(given)
     for (seen, action), (seen_between, action_between) in zip(alone, given, strict=True):
         np.testing.assert_array_equal(seen, seen_between)
@@ -86,12 +85,12 @@ def test_an_environments_own_vector_class_is_left_alone() -> None:
     environment = open_environment("CartPole-v1")
     assert environment.has_vector_class
     environment.vector = None  # type: ignore[assignment,method-assign]
-    found = play(policy_for("CartPole-v1"), environment, 3, seed=0, purpose=Purpose.EVALUATE, pieces=PlayPieces())
+    found = play(policy_for("CartPole-v1"), environment, 3, seed=0, purpose=Purpose.EVALUATE, pieces=PlaySpec())
     assert found.returns.tolist() == found.lengths.tolist()
 
 
 def test_what_pieces_learn_while_playing_is_not_in_the_next_round() -> None:
-    pieces = PlayPieces(file_of(FILTER))
+    pieces = PlaySpec(file_of(FILTER))
     module = policy_for("Sign-v0")
     one, two = (played(module, "Sign-v0", pieces, 40) for _ in range(2))
     assert one.returns.tolist() == two.returns.tolist()
@@ -101,17 +100,17 @@ def test_what_pieces_learn_while_playing_is_not_in_the_next_round() -> None:
 def test_a_policy_with_memory_plays_between_pieces() -> None:
     env = gym.make("Sign-v0")
     module = build_recurrent_module(env.observation_space, env.action_space, hidden=[8], lstm_size=4, max_seq_len=4)
-    one, two = (played(module, "Sign-v0", PlayPieces(), 20, explore=explore) for explore in (False, True))
+    one, two = (played(module, "Sign-v0", PlaySpec(), 20, explore=explore) for explore in (False, True))
     assert one.lengths.tolist() == two.lengths.tolist()
-    assert one.returns.tolist() == played(module, "Sign-v0", PlayPieces(), 20).returns.tolist()
+    assert one.returns.tolist() == played(module, "Sign-v0", PlaySpec(), 20).returns.tolist()
 
 
 def test_a_module_to_env_file_changes_what_is_played() -> None:
-    turned = parse_pipeline(
+    turned = PipelineSpec.from_document(
         {"kind": "module_to_env", "pieces": [{"use": "odd_pieces:Bolder", "before": "GetActions"}]}, where="turned.toml"
     )
     module = policy_for("Sign-v0")
-    one, two = (played(module, "Sign-v0", pieces) for pieces in (PlayPieces(), PlayPieces(module_to_env=turned)))
+    one, two = (played(module, "Sign-v0", pieces) for pieces in (PlaySpec(), PlaySpec(module_to_env=turned)))
     assert (one.returns + two.returns).tolist() == one.lengths.tolist()  # each sign is right the one way or the other
 
 
@@ -194,9 +193,9 @@ def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episod
         1,
         seed=0,
         purpose=Purpose.EVALUATE,
-        pieces=PlayPieces(trained=data.trained),
+        pieces=PlaySpec(trained=data.trained),
     )
-    learner = GivenPipeline(file).build(env.observation_space, action_space)
+    learner = file.build(Setting(env.observation_space, action_space))
     learner.set_state(data.trained.state)
     learner.freeze()
     wanted = learner(episodes=in_learner_units(env.episode(), action_space, "env"))[Columns.OBS]
@@ -224,7 +223,7 @@ def test_parts_of_a_dict_are_seen_in_the_order_that_the_policy_learned_them_in()
         [weights, bias] = module.parameters()
         weights.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))  # the choice is the sign of `first`
         bias.zero_()
-    found = played(module, "Sign-v0", PlayPieces([Parted()]))
+    found = played(module, "Sign-v0", PlaySpec.of([Parted()]))
     assert found.returns.tolist() == found.lengths.tolist()
 
 
@@ -233,7 +232,7 @@ def test_parts_of_a_dict_are_seen_in_the_order_that_the_policy_learned_them_in()
 
 @pytest.mark.parametrize(("episodes", "ending", "steps", "place"), [(1, "-0", 3, "0, step 3"), (20, "-2", 4, "2, step 4")])
 def test_a_piece_that_raises_is_named_with_episode_and_step(episodes: int, ending: str, steps: int, place: str) -> None:
-    pieces = PlayPieces(file_of({"use": "odd_pieces:RaisesOn", "steps": steps, "ending": ending}))
+    pieces = PlaySpec(file_of({"use": "odd_pieces:RaisesOn", "steps": steps, "ending": ending}))
     with pytest.raises(BadData, match=r"connector piece RaisesOn raised RuntimeError\('the lens is dirty'\)") as caught:
         played(policy_for("Sign-v0"), "Sign-v0", pieces, episodes)
     assert caught.value.where == f"Sign-v0, episode {place}"
@@ -242,7 +241,7 @@ def test_a_piece_that_raises_is_named_with_episode_and_step(episodes: int, endin
 
 def test_a_piece_that_raises_for_the_last_observation_is_named_too() -> None:
     length = played(policy_for("Sign-v0"), "Sign-v0", None, 1).lengths[0]
-    pieces = PlayPieces(file_of({"use": "odd_pieces:RaisesOn", "steps": int(length)}))
+    pieces = PlaySpec(file_of({"use": "odd_pieces:RaisesOn", "steps": int(length)}))
     with pytest.raises(BadData, match="connector piece RaisesOn raised") as caught:
         played(policy_for("Sign-v0"), "Sign-v0", pieces, 1)
     assert caught.value.where == f"Sign-v0, episode 0, step {length}"
@@ -250,12 +249,12 @@ def test_a_piece_that_raises_for_the_last_observation_is_named_too() -> None:
 
 def test_an_environment_that_raises_is_blamed_and_no_piece() -> None:
     with pytest.raises(BadData, match="the environment raised RuntimeError"):
-        played(policy_for("Failing-v0"), "Failing-v0", PlayPieces(file_of(FILTER)), 1)
+        played(policy_for("Failing-v0"), "Failing-v0", PlaySpec(file_of(FILTER)), 1)
 
 
 def test_a_piece_that_gives_other_shapes_than_it_announced_is_refused_with_both() -> None:
     with pytest.raises(BadPiece, match=r"observations of \(2,\) for the policy, which takes \(3,\)") as caught:
-        played(policy_for("Sign-v0"), "Sign-v0", PlayPieces(file_of({"use": "odd_pieces:Lies"})), 2)
+        played(policy_for("Sign-v0"), "Sign-v0", PlaySpec(file_of({"use": "odd_pieces:Lies"})), 2)
     assert "Sign-v0, episode 0, step 0" in caught.value.where
 
 
@@ -354,11 +353,15 @@ def test_code_that_a_run_folder_names_is_imported_only_where_the_user_names_it(
 
 
 def test_a_trained_state_that_its_piece_does_not_take_is_bad_data() -> None:
-    trained = TrainedPipeline(
-        {"kind": "learner", "pieces": [FILTER]}, {"MeanStdFilter": {"shared": {"obs": 3}, "own": {}}}, "RUN"
+    trained = PipelineSpec(
+        "learner",
+        {"kind": "learner", "pieces": [FILTER]},
+        state={"MeanStdFilter": {"shared": {"obs": 3}, "own": {}}},
+        where="RUN",
+        plugins=(),
     )
     with pytest.raises(OfflineCliError, match="what the pieces learned in training cannot be given to them") as caught:
-        played(policy_for("Sign-v0"), "Sign-v0", PlayPieces(trained=trained), 1)
+        played(policy_for("Sign-v0"), "Sign-v0", PlaySpec(trained=trained), 1)
     assert (caught.value.exit_code, caught.value.where) == (3, "RUN")
 
 
@@ -366,6 +369,6 @@ def test_the_state_in_a_run_folder_is_what_is_played_with(stacked_run: Path) -> 
     trained = load_policy(str(stacked_run)).trained
     assert trained is not None
     with open_environment("Sign-v0") as environment:
-        pipelines = PlayPieces(trained=trained).pipelines(environment)
+        pipelines = PlaySpec(trained=trained).build_in(environment)
     mine = pipelines.get_state()["env_to_module"]["MeanStdFilter"]["shared"]["obs"]
     assert mine["mean"].tolist() == trained.state["MeanStdFilter"]["own"]["obs"]["mean"].tolist()

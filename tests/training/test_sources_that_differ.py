@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from offline_cli.connectors import FrameStacking
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.pipeline_spec import GivenPipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -227,6 +227,6 @@ def test_an_output_that_a_piece_uses_is_there_where_the_sources_differ_in_others
 
 
 def test_without_a_pipeline_an_output_is_kept_that_the_algorithm_learns_from_and_no_other() -> None:
-    kept = UsedExtras(GivenPipeline(None), ("obs", "actions", "action_logp"))(())
+    kept = UsedExtras(PipelineSpec("learner"), ("obs", "actions", "action_logp"))(())
     assert kept is not None
     assert set(kept.names) == {"loss_mask", "action_logp"}

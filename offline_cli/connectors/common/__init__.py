@@ -1,6 +1,6 @@
 """Pieces of both env-to-module and learner pipelines; imports them when asked for."""
 
-from offline_cli.connectors.rllib_paths import give_paths, lookup_in
+from offline_cli.connectors import give_paths, lookup_in
 
 give_paths(__name__)
 __getattr__ = lookup_in(__name__)

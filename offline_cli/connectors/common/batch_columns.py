@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import filed_rows, key_of
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
@@ -38,23 +38,12 @@ def first_rows(buffer: InfiniteLookbackBuffer, count: int) -> Any:
     return buffer.get(slice(0, count))
 
 
-class AddObservationsFromEpisodesToBatch(ConnectorV2):
+class AddObservationsFromEpisodesToBatch(TwoSidedPiece):
     """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
 
     whole_arrays = True
     slots_too = True
     fills_obs = True
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        as_learner_connector: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
-        self._as_learner_connector = as_learner_connector
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """`obs` with N rows in a learner pipeline, one per episode otherwise."""

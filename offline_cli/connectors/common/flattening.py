@@ -28,7 +28,7 @@ from offline_cli.episodes.buffers.indexing import one_hot
 from offline_cli.episodes.buffers.stacking import row_count, stack
 from offline_cli.episodes.episode_spaces import hot_size
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["FlattenObservations", "PrevActionsPrevRewards", "flat_rows", "flat_size"]
@@ -46,14 +46,9 @@ def flat_rows(rows: Tree, space: Space) -> NDArray[np.float32]:
 
 def flat_size(space: Space) -> int:
     """How many numbers a row has."""
-    match space:
-        case spaces.Dict():
-            return sum(map(flat_size, space.spaces.values()))
-        case spaces.Tuple():
-            return sum(map(flat_size, space.spaces))
-        case spaces.Discrete() | spaces.MultiDiscrete():
-            return hot_size(space)
-    return math.prod(space.shape or ())
+    counted = (spaces.Discrete, spaces.MultiDiscrete)
+    parts = leaf_spaces(space).values()
+    return sum(hot_size(part) if isinstance(part, counted) else math.prod(part.shape or ()) for part in parts)
 
 
 def _in_order(tree: Tree) -> list[Any]:

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
+from offline_cli.connectors.common.observation_transform import changed_leaves
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
@@ -22,7 +23,7 @@ from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["FrameStacking", "windows"]
+__all__ = ["FrameStacking", "taken", "windows"]
 
 
 class FrameStacking(ConnectorV2):
@@ -55,19 +56,11 @@ class FrameStacking(ConnectorV2):
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
         """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves that are not a Box."""
-        match input_observation_space:
-            case spaces.Box():
-                return self._box(input_observation_space)
-            case spaces.Dict():
-                parts = input_observation_space.spaces
-                return spaces.Dict({key: self.recompute_output_observation_space(part, None) for key, part in parts.items()})  # type: ignore[arg-type]
-            case spaces.Tuple():
-                return spaces.Tuple(
-                    [self.recompute_output_observation_space(part, None) for part in input_observation_space.spaces]  # type: ignore[arg-type]
-                )
-        raise self.misfit(f"observations of {input_observation_space}", "Box, or Dict and Tuple of Box", fix="OneHot before it")
+        return changed_leaves(input_observation_space, self._leaf_space)
 
-    def _box(self, space: spaces.Box) -> Space:
+    def _leaf_space(self, space: Space) -> Space:
+        if not isinstance(space, spaces.Box):
+            raise self.misfit(f"observations of {space}", "Box, or Dict and Tuple of Box", fix="OneHot before it")
         self.check_size((self.num_frames, *space.shape), itemsize=np.dtype(space.dtype).itemsize)
 
         def tiled(bound: NDArray[Any]) -> NDArray[Any]:
@@ -130,12 +123,13 @@ def windows(rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int
     wanted = ends[:, None] + np.arange(1 - size, 1)
     there = wanted >= (firsts if isinstance(firsts, int) else firsts[:, None])
     safe = np.where(there, wanted, 0)
+    return map_leaves(lambda leaf: taken(leaf, safe, there), rows)
 
-    def gather(leaf: NDArray[Any]) -> NDArray[Any]:
-        if not len(leaf):
-            return np.zeros((*wanted.shape, *leaf.shape[1:]), leaf.dtype)
-        found = leaf.take(safe, axis=0)
-        found[~there] = np.zeros((), leaf.dtype)
-        return found
 
-    return map_leaves(gather, rows)
+def taken(leaf: NDArray[Any], rows: NDArray[np.int64], there: NDArray[np.bool_]) -> NDArray[Any]:
+    """(*rows.shape, ...): the `rows` of `leaf` (R, ...) that are `there`, zeros for others."""
+    if not (len(leaf) and rows.size):
+        return np.zeros((*rows.shape, *leaf.shape[1:]), leaf.dtype)
+    found = leaf.take(rows, axis=0)
+    found[~there] = np.zeros((), leaf.dtype)
+    return found

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.connectors.common.observation_transform import ObservationTransform
+from offline_cli.connectors.common.observation_transform import ObservationTransform, changed_leaves
 from offline_cli.connectors.common.rllib_filter_states import PLACE, is_from_rllib, moments_from_rllib, options_from_rllib
 from offline_cli.connectors.connector_v2 import same_state, shown_names
 from offline_cli.episodes.batch import EpisodeBatch
@@ -140,16 +140,13 @@ class MeanStdFilter(ObservationTransform):
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Every Box with the bounds of the clipping."""
-        match observations:
-            case spaces.Dict():
-                return spaces.Dict({key: self.transformed_space(part, actions) for key, part in observations.spaces.items()})
-            case spaces.Tuple():
-                return spaces.Tuple([self.transformed_space(part, actions) for part in observations.spaces])
-            case spaces.Box():
-                bound = self.clip_by_value or np.inf
-                dtype: Any = observations.dtype if np.issubdtype(observations.dtype, np.floating) else np.float32
-                return spaces.Box(-bound, bound, observations.shape, dtype)
-        return observations
+        return changed_leaves(observations, self._leaf_space)
+
+    def _leaf_space(self, leaf: Space) -> Space:
+        if not isinstance(leaf, spaces.Box):
+            return leaf
+        bound = self.clip_by_value or np.inf
+        return spaces.Box(-bound, bound, leaf.shape, leaf.dtype if np.dtype(leaf.dtype).kind == "f" else np.float32)  # type: ignore[arg-type]
 
     # ---- observations ----
 

@@ -25,7 +25,7 @@ from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["ObservationTransform", "change_observations"]
+__all__ = ["ObservationTransform", "change_observations", "changed_leaves"]
 
 
 class ObservationTransform(ConnectorV2):
@@ -157,6 +157,14 @@ class ObservationTransform(ConnectorV2):
         if agent_id not in by_agent.spaces:
             raise self.misfit(f"an observation of agent {agent_id!r}", f"one of {list(by_agent.spaces)}", fix="another space")
         return by_agent[agent_id]
+
+
+def changed_leaves(space: Any, change: Callable[[Any], Space]) -> Space:
+    """A space of the same structure whose leaves are `change(leaf)`."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: changed_leaves(part, change) for key, part in space.spaces.items()})
+    is_tuple = isinstance(space, spaces.Tuple)
+    return spaces.Tuple([changed_leaves(part, change) for part in space.spaces]) if is_tuple else change(space)
 
 
 def change_observations(episode: SingleAgentEpisode, change: Callable[[Tree], Tree], space: Space | None) -> None:

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed, key_of, refiled
 from offline_cli.connectors.common.batching import stacked
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Items
+from offline_cli.connectors.common.frame_stacking import taken
+from offline_cli.connectors.connector_v2 import Batch, Episodes, Items, TwoSidedPiece
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, BadPiece, EpisodeIndexError
 from offline_cli.modules.rl_module import initial_state, is_stateful, max_seq_len, module_of
-from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "Cut"]
@@ -74,21 +74,14 @@ class Cut:
         """Leaves (B, T, ...) of leaves (N, ...). Raises BadPiece, naming the column, for another number of rows."""
         for _, leaf in flatten(tree):
             self.check(column, len(leaf))
-        return map_leaves(self._padded, tree)
-
-    def _padded(self, leaf: NDArray[Any]) -> NDArray[Any]:
-        if not len(self):
-            return np.zeros((*self.rows.shape, *leaf.shape[1:]), leaf.dtype)
-        padded = leaf.take(self.rows, axis=0)
-        padded[~self.there] = np.zeros((), leaf.dtype)
-        return padded
+        return map_leaves(lambda leaf: taken(leaf, self.rows, self.there), tree)
 
     def unpad(self, rows: NDArray[Any]) -> NDArray[Any]:
         """(N, ...) of (B, T, ...)."""
         return rows[self.there]
 
 
-class AddStatesFromEpisodesToBatch(ConnectorV2):
+class AddStatesFromEpisodesToBatch(TwoSidedPiece):
     """Nothing for stateless modules, nor where `state_in` is there. Else `state_in`, without a time axis.
 
     In a learner pipeline (B, ...): the state that each sequence begins with, which is the module's initial one at the start
@@ -98,17 +91,6 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
 
     whole_arrays = True
     slots_too = True
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        as_learner_connector: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self._as_learner_connector = as_learner_connector
-        super().__init__(input_observation_space, input_action_space, **kwargs)
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch. Raises BadEpisode for a chunk with `state_out`s but without the one before its first step."""
@@ -199,7 +181,7 @@ def _repeated(state: Tree, count: int, with_next: bool) -> dict[str, Tree]:
     return {Columns.STATE_IN: rows} | ({Columns.NEXT_STATE_IN: map_leaves(np.copy, rows)} if with_next else {})
 
 
-class AddTimeDimToBatchAndZeroPad(ConnectorV2):
+class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
     """Nothing for stateless modules, nor where `state_in` is there. Else all columns but `infos` get a time axis.
 
     In a learner pipeline rows (N, ...) become sequences (B, T, ...) with T the module's `max_seq_len`, filled up with zeros;
@@ -209,17 +191,6 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
 
     whole_arrays = True
     slots_too = True
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        as_learner_connector: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self._as_learner_connector = as_learner_connector
-        super().__init__(input_observation_space, input_action_space, **kwargs)
 
     def __call__(
         self,

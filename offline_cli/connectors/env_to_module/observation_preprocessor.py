@@ -1,108 +1,115 @@
-"""Pieces that turn one observation into another: a single method, or one of gymnasium's wrappers.
+"""Pieces that turn one observation into another: a single method, one of gymnasium's wrappers, or RLlib's built-in ones.
 
 What a preprocessor returns replaces the observation in the episode, so that every piece after it, and the module, sees nothing
 else. In an env-to-module pipeline that is the last observation of each episode, as in RLlib. Recordings hold raw observations,
 and so a learner pipeline needs the same preprocessor with `as_learner_connector=True`: there it takes all observations of each
 episode, lookback buffer included.
 
-`GymnasiumWrapper` uses gymnasium's own observation wrappers as pieces, but not those that need more than one observation.
+* `SingleAgentObservationPreprocessor`, `MultiAgentObservationPreprocessor`: a method of yours.
+* `GymnasiumWrapper`: one of gymnasium's own observation wrappers, but not those that need more than one observation.
+* `AtariImages`, `AtariRam`, `OneHot`, `FlattenObservations`, of which `built_in_preprocessing` gives the one that a space calls
+  for, or none, by the rules of RLlib (`preprocessor_pref="rllib"`). Everything else goes to the module as it is.
 """
 
 from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any
 
 import gymnasium as gym
 import gymnasium.wrappers
+import numpy as np
 from gymnasium import spaces
-from gymnasium.wrappers import AddRenderObservation, TransformObservation
+from gymnasium.wrappers import AddRenderObservation, GrayscaleObservation, ResizeObservation, TransformObservation
+from numpy.typing import NDArray
 
+from offline_cli.connectors.common.flattening import FlattenObservations
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.connectors.piece_options import what_it_wants
 from offline_cli.episodes.buffers.stacking import stack, unstack
+from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage
 from offline_cli.spaces import Space, describe
 from offline_cli.trees import Tree
 
 __all__ = [
+    "AtariImages",
+    "AtariRam",
     "GymnasiumWrapper",
     "MultiAgentObservationPreprocessor",
     "ObservationPreprocessor",
+    "OneHot",
     "SingleAgentObservationPreprocessor",
-    "wrapped",
+    "built_in_preprocessing",
 ]
 
 BY_PLACE, BY_NAME = "by place", "by name"
 
+IMAGE_SHAPE, RAM_SHAPE = (210, 160, 3), (128,)
+MIDDLE = np.float32(128)  # of a byte, and what zero-mean numbers are counted from
 _NOT_USABLE = (TransformObservation, AddRenderObservation)
 
 
-class SingleAgentObservationPreprocessor(ConnectorV2):
+class _Preprocessor(ConnectorV2):
+    """Calls `preprocess`, which subclasses define."""
+
+    writes_episodes = True
+    before_obs = True
+
+    @abstractmethod
+    def preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        """`preprocess(self, observation)` or `preprocess(self, observation, episode)`: what comes in its place."""
+
+    def _preprocessed(self, observation: Any, episode: Any) -> Any:
+        if self._takes_episode == BY_NAME:
+            return self.preprocess(observation, episode=episode)
+        return self.preprocess(observation, episode) if self._takes_episode == BY_PLACE else self.preprocess(observation)
+
+    @cached_property
+    def _takes_episode(self) -> str | None:
+        """How `preprocess` takes the episode; None: not at all."""
+        parameters = inspect.signature(self.preprocess).parameters.values()
+        if any(p.name == "episode" and p.kind is p.KEYWORD_ONLY for p in parameters):
+            return BY_NAME
+        placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return BY_PLACE if len(placed) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters) else None
+
+
+class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
     """Calls `preprocess` with an observation, of every agent on its own. Subclasses define that, and the space it leads to.
 
     It is called once per observation. What works on whole arrays derives from `ObservationTransform` instead.
     """
 
-    writes_episodes = True
-    before_obs = True
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        as_learner_connector: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
-        self._as_learner_connector = as_learner_connector
-
-    @abstractmethod
-    def preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        """`preprocess(self, observation)` or `preprocess(self, observation, episode)`: the observation in its place."""
-
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch as it is; the episodes have other observations."""
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
+            space = _own_part(self.observation_space, episode)
             if self._as_learner_connector:
-                change_observations(episode, partial(self._each, episode=episode), _own_part(self.observation_space, episode))
+                change_observations(episode, partial(self._each, episode=episode, space=space), space)
             else:
-                changed = _call(self.preprocess, self._takes_episode, episode.get_observations(-1), episode)
-                # The space comes first: the new observation may lie outside the old one.
-                episode.observation_space = _own_part(self.observation_space, episode)
+                changed = self._preprocessed(episode.get_observations(-1), episode)
+                episode.observation_space = space  # first: the new observation may lie outside the old one
                 episode.set_observations(at_indices=-1, new_data=changed)
         return batch
 
-    def _each(self, rows: Tree, episode: Any) -> Tree:
-        changed = [_call(self.preprocess, self._takes_episode, one, episode) for one in unstack(rows)]
-        return stack(changed, _own_part(self.observation_space, episode))
-
-    @cached_property
-    def _takes_episode(self) -> str | None:
-        return _way_to_give(self.preprocess)
+    def _each(self, rows: Tree, episode: Any, space: Space | None) -> Tree:
+        return stack([self._preprocessed(one, episode) for one in unstack(rows)], space)
 
 
-class MultiAgentObservationPreprocessor(ConnectorV2):
-    """Calls `preprocess` with the last observations of all agents that stepped, as a dict by agent."""
-
-    writes_episodes = True
-    before_obs = True
-
-    @abstractmethod
-    def preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        """`preprocess(self, observations)` or `preprocess(self, observations, episode)`: a dict by agent in their place."""
+class MultiAgentObservationPreprocessor(_Preprocessor):
+    """Calls `preprocess` with the last observations of all agents that stepped, as a dict by agent; it gives such a dict."""
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch as it is. Raises BadPiece for an agent that the episode does not have."""
         for episode in episodes:
             given: Any = episode
-            changed = _call(self.preprocess, self._takes_episode, given.get_observations(-1), given)
+            changed = self._preprocessed(given.get_observations(-1), given)
             for agent_id, observation in changed.items():
                 if agent_id not in given.agent_episodes:
                     name = type(self).__name__
@@ -113,10 +120,6 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
                     agent.observation_space = _part_of(self.observation_space, agent_id)
                 agent.set_observations(at_indices=-1, new_data=observation)
         return batch
-
-    @cached_property
-    def _takes_episode(self) -> str | None:
-        return _way_to_give(self.preprocess)
 
 
 ObservationPreprocessor = SingleAgentObservationPreprocessor
@@ -131,21 +134,6 @@ def _own_part(space: Space | None, episode: Any) -> Space | None:
     """The space of one episode's observations: its agent's part, where the space is a Dict by agent."""
     by_agent = isinstance(space, spaces.Dict) and episode.agent_id in space.spaces
     return _part_of(space, episode.agent_id) if by_agent else space
-
-
-def _way_to_give(preprocess: Callable[..., Any]) -> str | None:
-    """How `preprocess` takes the episode; None: not at all."""
-    parameters = inspect.signature(preprocess).parameters.values()
-    if any(p.name == "episode" and p.kind is p.KEYWORD_ONLY for p in parameters):
-        return BY_NAME
-    placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return BY_PLACE if len(placed) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters) else None
-
-
-def _call(preprocess: Callable[..., Any], way: str | None, observation: Any, episode: Any) -> Any:
-    if way == BY_NAME:
-        return preprocess(observation, episode=episode)
-    return preprocess(observation, episode) if way == BY_PLACE else preprocess(observation)
 
 
 class GymnasiumWrapper(ObservationTransform):
@@ -170,12 +158,12 @@ class GymnasiumWrapper(ObservationTransform):
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """The wrapper's own. Raises SpaceMismatch where it does not take the space, MissingPackage."""
-        space: Space = wrapped(self, self._wrapper, observations, self._options).observation_space
+        space: Space = _wrapped(self, self._wrapper, observations, self._options).observation_space
         return space
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """Each observation through the wrapper."""
-        made = wrapped(self, self._wrapper, space, self._options)
+        made = _wrapped(self, self._wrapper, space, self._options)
         return stack([made.observation(row) for row in unstack(rows)], made.observation_space)
 
 
@@ -186,7 +174,7 @@ class _Observed(gym.Env[Any, Any]):
         self.observation_space, self.action_space = space, gym.spaces.Discrete(1)
 
 
-def wrapped(piece: ConnectorV2, wrapper: type[Any], space: Space, options: Mapping[str, Any]) -> Any:
+def _wrapped(piece: ConnectorV2, wrapper: type[Any], space: Space, options: Mapping[str, Any]) -> Any:
     """The wrapper around observations of `space`, for `piece`. Raises SpaceMismatch, MissingPackage."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}  # TOML has no tuples
     if isinstance(given.get("shape"), tuple):
@@ -218,3 +206,129 @@ def _checked(name: str, options: Mapping[str, Any]) -> type[Any]:
         what = f"{name} has no option {', '.join(sorted(options.keys() - known))}"
         raise BadConfig(what, where=f"wrapper {name}", fix=f"it has {', '.join(sorted(known)) or 'none'}")
     return usable[name]
+
+
+# ---- built-in ----
+
+
+def is_atari_image(space: Space) -> bool:
+    """Whether these are the images of an Atari game as it shows them."""
+    return isinstance(space, spaces.Box) and space.shape == IMAGE_SHAPE and space.dtype == np.uint8
+
+
+def is_atari_ram(space: Space) -> bool:
+    """Whether this is the memory of an Atari console."""
+    return isinstance(space, spaces.Box) and space.shape == RAM_SHAPE and space.dtype == np.uint8
+
+
+class AtariImages(ObservationTransform):
+    """(210, 160, 3) uint8 to (dim, dim, 3 or 1) float32, by gymnasium's ResizeObservation and GrayscaleObservation.
+
+    Those take one image at a time; in learner pipelines too, where nearly all of the time goes into the resizing itself.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        dim: int = 84,
+        grayscale: bool = False,
+        zero_mean: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._dim, self._grayscale, self._zero_mean = dim, grayscale, zero_mean
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    def transformed_space(self, observations: Space, actions: Space) -> Space:
+        """Box(0 or -1, 1). Raises SpaceMismatch for other observations, MissingPackage without OpenCV."""
+        if not is_atari_image(observations):
+            got = f"observations of {describe(observations)}"
+            raise self.misfit(got, f"Box{IMAGE_SHAPE} of uint8", fix="gymnasium_wrapper with ResizeObservation")
+        low = -1.0 if self._zero_mean else 0.0
+        return spaces.Box(low, 1.0, self._wrappers(observations)[-1].observation_space.shape, np.float32)
+
+    def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:
+        """(N, dim, dim, channels) for N images."""
+        wrappers = self._wrappers(space)
+        images = np.empty((len(rows), *wrappers[-1].observation_space.shape), np.float32)
+        for index, image in enumerate(rows):
+            for wrapper in wrappers:
+                image = wrapper.observation(image)
+            images[index] = image
+        if self._zero_mean:
+            return _around_zero(images)
+        images /= 255
+        return images
+
+    def _wrappers(self, space: Space) -> list[Any]:
+        """In the order of their use. Resized first: OpenCV drops an axis of one channel."""
+        resized = _wrapped(self, ResizeObservation, space, {"shape": (self._dim, self._dim)})
+        if not self._grayscale:
+            return [resized]
+        return [resized, _wrapped(self, GrayscaleObservation, resized.observation_space, {"keep_dim": True})]
+
+
+class AtariRam(ObservationTransform):
+    """(128,) uint8 to float32 in [-1, 1)."""
+
+    def transformed_space(self, observations: Space, actions: Space) -> Space:
+        """Box(-1, 1). Raises SpaceMismatch for other observations."""
+        if not is_atari_ram(observations):
+            got = f"observations of {describe(observations)}"
+            raise self.misfit(got, f"Box{RAM_SHAPE} of uint8", fix="make the environment with obs_type='ram'")
+        return spaces.Box(-1.0, 1.0, RAM_SHAPE, np.float32)
+
+    def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:
+        """(N, 128) for N memories."""
+        return _around_zero(np.asarray(rows, np.float32))
+
+
+def _around_zero(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (numbers - MIDDLE) / MIDDLE
+
+
+class OneHot(ObservationTransform):
+    """Discrete(n) becomes (n,) float32, MultiDiscrete the vectors of its parts, one after the other. `start` is honoured.
+
+    Discrete(3), 1 -> [0, 1, 0]; MultiDiscrete([3, 4]), [1, 3] -> [0, 1, 0, 0, 0, 0, 1].
+    """
+
+    def transformed_space(self, observations: Space, actions: Space) -> Space:
+        """Box(0, 1). Raises SpaceMismatch for other spaces than Discrete and MultiDiscrete."""
+        size = hot_size(self._counted(observations))
+        self.check_size((size,))
+        return spaces.Box(0.0, 1.0, (size,), np.float32)
+
+    def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:
+        """(N, size) for N observations. Raises BadEpisode for a value outside the space."""
+        vectors = one_hot_leaf(rows, self._counted(space), where=f"piece {type(self).__name__}")
+        return vectors.reshape(len(vectors), -1)  # single choices may come as arrays of one
+
+    def _counted(self, space: Space) -> spaces.Discrete[Any] | spaces.MultiDiscrete:
+        """The space, which counts choices."""
+        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+            return space
+        got = f"observations of {describe(space)}"
+        raise self.misfit(got, "Discrete or MultiDiscrete", fix="flatten_observations takes any space apart")
+
+
+def built_in_preprocessing(
+    observation_space: Space,
+    *,
+    as_learner_connector: bool = False,
+    dim: int = 84,
+    grayscale: bool = False,
+    zero_mean: bool = False,
+) -> list[ConnectorV2]:
+    """No piece or one, to be put first. `dim`, `grayscale` and `zero_mean` are for Atari's images."""
+    match observation_space:
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return [OneHot(as_learner_connector=as_learner_connector)]
+        case spaces.Dict() | spaces.Tuple():
+            return [FlattenObservations(as_learner_connector=as_learner_connector)]
+    if is_atari_image(observation_space):
+        return [
+            AtariImages(dim=dim, grayscale=grayscale, zero_mean=zero_mean, as_learner_connector=as_learner_connector),
+        ]
+    return [AtariRam(as_learner_connector=as_learner_connector)] if is_atari_ram(observation_space) else []

@@ -1,13 +1,15 @@
-"""Pieces that add columns of the episodes to a train batch.
+"""Pieces that add columns of the episodes to a train batch, and a step to the episodes.
 
 * `AddColumnsFromEpisodesToBatch`: actions, rewards, end flags and extra model outputs. An extra output that some episodes have
   and others lack is an error that names one. Observations, infos and states have pieces of their own.
 * `AddInfosFromEpisodesToTrainBatch`: info dicts; they stay a list through the whole pipeline and never become arrays.
 * `AddNextObservationsFromEpisodesToTrainBatch`: the observation that each step led to; a batch that has them stays as it is.
+* `AddOneTsToEpisodesAndTruncate`: one artificial step for each episode.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +28,8 @@ __all__ = [
     "AddColumnsFromEpisodesToTrainBatch",
     "AddInfosFromEpisodesToTrainBatch",
     "AddNextObservationsFromEpisodesToTrainBatch",
+    "AddOneTsToEpisodesAndTruncate",
+    "lengthen",
 ]
 
 
@@ -124,3 +128,76 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
                 led_to = episode.get_observations(slice(1, count + 1))
                 self.add_n_batch_items(batch, Columns.NEXT_OBS, led_to, count, episode)
         return batch
+
+
+class AddOneTsToEpisodesAndTruncate(ConnectorV2):
+    """Episodes of T steps get T + 1, so that a value function sees the last observation, too; those not done become truncated.
+
+    The artificial step repeats the last observation, info, action and extra outputs, with a reward of 0. It is never marked as
+    an end: the flags stay at the last real step. Adds `loss_mask`, which is False for it, `terminateds` and `truncateds`. An
+    episode without a step has nothing to repeat, and stays as it is.
+    """
+
+    whole_arrays = True
+    writes_episodes = True
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch with the three columns; the episodes are longer. Raises TypeError for an EpisodeBatch."""
+        if isinstance(episodes, EpisodeBatch):
+            raise TypeError("an EpisodeBatch cannot be written to: call on_episode_batch, or call a pipeline")
+        for episode in self.single_agent_episode_iterator(episodes, False):
+            if len(episode):
+                lengthen(episode)
+                steps = np.array([len(episode)])
+                flags = np.array([[episode.is_terminated], [episode.is_truncated]])
+                for column, values in _columns_of_longer(steps, *flags).items():
+                    self.add_n_batch_items(batch, column, values, len(episode), episode)
+        return batch
+
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, Episodes]:
+        """The batch with the three columns, and the longer episodes."""
+        longer = _lengthened(episodes)
+        return batch | _columns_of_longer(longer.lengths, longer.terminated, longer.truncated), longer
+
+
+def _columns_of_longer(
+    lengths: NDArray[np.int64], terminated: NDArray[Any], truncated: NDArray[Any]
+) -> dict[str, NDArray[np.bool_]]:
+    """(N,) each, for episodes that are longer already; all have at least two steps, or none."""
+    ends = np.cumsum(lengths)[lengths > 0]
+    mask = np.ones(int(lengths.sum()), np.bool_)
+    mask[ends - 1] = False
+    flags = np.zeros((2, len(mask)), np.bool_)
+    flags[0, ends - 2], flags[1, ends - 2] = terminated[lengths > 0], truncated[lengths > 0]
+    return {Columns.LOSS_MASK: mask, Columns.TERMINATEDS: flags[0], Columns.TRUNCATEDS: flags[1]}
+
+
+def lengthen(episode: SingleAgentEpisode) -> None:
+    """Give one episode its artificial step, in place."""
+    infos = episode.infos  # first: where all are empty they are made to the number of observations
+    for buffer in (infos, episode.observations, episode.actions, *episode.extra_model_outputs.values()):
+        buffer.append(buffer.get(-1))
+    episode.rewards.append(0.0)
+    episode.t += 1
+    episode.is_truncated = not episode.is_terminated or episode.is_truncated
+
+
+def _lengthened(episodes: EpisodeBatch) -> EpisodeBatch:
+    moving = episodes.lengths > 0
+    step_ends, obs_ends = episodes.starts[1:][moving], episodes.obs_starts[1:][moving]
+
+    def steps(leaf: NDArray[Any]) -> NDArray[Any]:
+        return np.insert(leaf, step_ends, leaf[step_ends - 1], axis=0)
+
+    rows = np.insert(np.arange(int(episodes.obs_starts[-1])), obs_ends, obs_ends - 1)
+    infos = episodes.infos
+    return replace(
+        episodes,
+        starts=np.concatenate([[0], np.cumsum(episodes.lengths + moving)]),
+        obs=map_leaves(lambda leaf: leaf.take(rows, axis=0), episodes.obs),
+        actions=map_leaves(steps, episodes.actions),
+        rewards=np.insert(episodes.rewards, step_ends, 0.0),
+        truncated=episodes.truncated | (moving & ~episodes.terminated),
+        extra={name: map_leaves(steps, tree) for name, tree in episodes.extra.items()},
+        infos=None if infos is None else [infos[row] for row in rows.tolist()],
+    )

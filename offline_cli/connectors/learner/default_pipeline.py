@@ -34,15 +34,11 @@ from offline_cli.trees import leaves
 
 __all__ = [
     "LearnerConnectorPipeline",
-    "LearnerPipeline",
     "default_pieces",
     "have_names_of_their_own",
     "learner_pipeline",
     "own_episodes",
 ]
-
-LearnerPipeline = Custom
-"""A builder in RLlib's form, `lambda obs_space, act_space: piece or pieces`; or the pieces themselves."""
 
 ROWS_OF_STEPS: Final = (
     Columns.OBS,
@@ -120,12 +116,12 @@ def learner_pipeline(
     observation_space: Space,
     action_space: Space,
     *,
-    custom: LearnerPipeline = None,
+    custom: Custom = None,
     mapping: AgentToModuleMapping | None = None,
     device: Any = None,
     add_default_connectors_to_learner_pipeline: bool = True,
 ) -> LearnerConnectorPipeline:
-    """Custom pieces first, then, unless turned off, the default ones.
+    """Custom pieces first (a builder: `lambda obs_space, act_space`), then, unless turned off, the default ones.
 
     `mapping` (made with `as_learner_connector=True`): which module learns from each agent's data, for several agents. `device`:
     where tensors go, the CPU by default. Raises BadPiece where `custom` gives something else than pieces, SpaceMismatch where
