@@ -16,7 +16,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
 from offline_cli.files.locations import open_location
 from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import blocks as sample_batch_source
+from offline_cli.formats.sample_batch import blocks
 from offline_cli.tally import OnError, Rejects, Tally
 
 ROW = {"obs": [[0.5]], "new_obs": [[0.5]], "actions": [1], "rewards": [1.0], "terminateds": [True], "eps_id": [3], "t": [0]}
@@ -220,7 +220,7 @@ def test_a_value_that_float32_cannot_hold_makes_the_column_float64_in_all_lines_
 def test_a_value_that_comes_after_the_dtypes_were_settled_is_not_rounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_batch_source, "LOOKAHEAD_BYTES", 10)
+    monkeypatch.setattr(blocks, "LOOKAHEAD_BYTES", 10)
     tally = Tally()
     path = written(tmp_path, line(eps_id=[1]), line(obs=[[0.1]], eps_id=[2]))
     first, second = (one.batch for one in source_of(path).fragments(tally, Rejects()))
