@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
-from offline_cli.formats.packed import KnownPatterns, looks_packed, unpack, unpack_cells
-from offline_cli.formats.packed import template
+from offline_cli.formats.packed import KnownPatterns, looks_packed, template, unpack, unpack_cells
 from offline_cli.formats.packed.pickles import unpickle
 
 PROTOCOLS = range(6)

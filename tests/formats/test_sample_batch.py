@@ -15,8 +15,7 @@ import pytest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
 from offline_cli.files.locations import open_location
-from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import blocks
+from offline_cli.formats.sample_batch import SampleBatchSource, blocks
 from offline_cli.tally import OnError, Rejects, Tally
 
 ROW = {"obs": [[0.5]], "new_obs": [[0.5]], "actions": [1], "rewards": [1.0], "terminateds": [True], "eps_id": [3], "t": [0]}

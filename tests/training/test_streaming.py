@@ -35,8 +35,7 @@ from offline_cli.modules.network import Network
 from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.policy import build_module
 from offline_cli.progress import Progress
-from offline_cli.training import disk_store
-from offline_cli.training import memory_store
+from offline_cli.training import disk_store, memory_store
 from offline_cli.training.algorithms import Task
 from offline_cli.training.bc import train_bc
 from offline_cli.training.checks import score
