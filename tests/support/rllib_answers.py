@@ -8,6 +8,7 @@ Without the mark, `answers(call)` is the stored answer, and `call`, which import
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -120,6 +121,43 @@ def assert_still(found: Any, stored: Any, where: str) -> None:
         np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-7, err_msg=where)
 
 
+Trail = list[tuple[str, str]]
+"""Calls, and what they were answered, in brief."""
+
+
+def brief(answer: Any) -> str:
+    """An answer as one word: itself where it is short, else a digest."""
+    text = _text(answer)
+    return text if len(text) <= 16 else hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def brief_error(error: Exception, kind_matters: bool) -> str:
+    """An error as one word; callers of getters may catch IndexError and KeyError."""
+    kinds = [kind.__name__ for kind in (IndexError, KeyError) if kind_matters and isinstance(error, kind)]
+    return ":".join(["raises", *kinds])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(sorted(f"{key}:{_text(part)}" for key, part in value.items())) + "}"
+    if isinstance(value, (list, tuple, set)):
+        value = sorted(value) if isinstance(value, set) else value
+        return f"{type(value).__name__[0]}[{','.join(map(_text, value))}]"
+    if isinstance(value, (np.ndarray, np.generic)):
+        numbers = value + 0.0 if value.dtype.kind == "f" else value  # no zero is negative
+        return f"{type(value).__name__}:{value.dtype.str}{value.shape}{numbers.tolist()}".replace(" ", "")
+    return repr(value + 0.0 if isinstance(value, float) else value).replace(" ", "")
+
+
+def assert_trail(found: Trail, stored: str, where: str) -> None:
+    """Asserts that ours answered as RLlib did, whose answers are `stored`, a word each."""
+    words = stored.split()
+    for at, ((call, answer), word) in enumerate(zip(found, words, strict=False)):
+        same = answer == word or (word.startswith("raises") and answer.startswith(word))
+        assert same, f"{where}, answer {at}, to {call}: {answer}, and RLlib's is {word}; before: {found[max(at - 3, 0) : at]}"
+    assert len(found) == len(words), where
+
+
 @pytest.fixture(params=LANES)
 def answers(request: pytest.FixtureRequest) -> Answers:
     """A function that asks RLlib: `answers(call)`."""
@@ -128,4 +166,6 @@ def answers(request: pytest.FixtureRequest) -> Answers:
         pytest.importorskip("ray", reason="RLlib comes with the extra [ray]")
     lane = request.node.callspec.id.split("-")
     test = "-".join([request.node.originalname, *(part for part in lane if part != request.param)])
-    return Answers(store(FOLDER / f"{request.path.stem.removeprefix('test_')}.json"), test, live=live)
+    return Answers(
+        store(FOLDER / f"{request.path.parent.name}_{request.path.stem.removeprefix('test_')}.json"), test, live=live
+    )
