@@ -11,6 +11,7 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import pytest
+from rllib_answers import Answers
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
@@ -114,6 +115,28 @@ def test_rllibs_own_reader_gives_the_same_columns(real_data: Path, folder: str) 
     for name, found in ours.items():
         wanted = np.concatenate([np.asarray(one[name]) for one in theirs])
         np.testing.assert_array_equal(found, wanted, err_msg=name)
+
+
+STORED = ["sample_batch", "many_lines", "float64", "float_actions", "without_t"]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_lines_give_the_columns_that_rllibs_own_reader_gives(answers: Answers, name: str) -> None:
+    def asked() -> Any:
+        from ray.rllib.offline.json_reader import from_json_data
+
+        lines = [json.loads(text) for text in file.read_text().splitlines()]
+        batches = [from_json_data(line, None) for line in lines]
+        singles = [getattr(batch, "policy_batches", {"default_policy": batch})["default_policy"] for batch in batches]
+        return {
+            column: np.concatenate([np.asarray(one[column]) for one in singles]) for column in ("obs", "actions", "rewards")
+        }
+
+    file = Path(__file__).resolve().parents[1] / "testdata" / "sample_batch" / f"{name}.json"
+    batch = EpisodeBatch.concat(batches_of(file))
+    for column, wanted in answers(asked).items():
+        found = {"obs": batch.acted_obs(), "actions": batch.actions, "rewards": batch.rewards}[column]
+        np.testing.assert_array_equal(found, wanted, err_msg=column)
 
 
 # ---- what must be refused, and where it says it was ----
