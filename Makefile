@@ -47,7 +47,7 @@ demo: $(VENV)/.installed-sb3  ## Record an expert, convert, clone it, play the c
 	@PATH="$(abspath $(BIN)):$$PATH" sh sample_data/demo.sh $(DEMO)
 
 test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
-	$(BIN)/python -m pytest -q -n 2 -m "$(QUICK)"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "$(QUICK)"
 
 test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
 	$(BIN)/python -m pytest -q -m "ray" --require-markers ray

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))  # modules that tests of several packages share
-pytest_plugins = ["called_commands", "cloud_servers", "installed_packages", "time_limits"]
+pytest_plugins = ["called_commands", "cloud_servers", "installed_packages", "rllib_answers", "time_limits", "warm_commands"]
 # A child counts the memory of the process that started it as its own, until it runs its program: so a small one starts it.
 LAUNCHER = """
 import os, subprocess, sys

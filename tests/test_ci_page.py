@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_commands import Shell
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ran(tmp_path_factory: pytest.TempPathFactory, script_shell: Shell) -> Path:
     """An empty folder in which all shell blocks of the page have run, as one script."""
     folder = tmp_path_factory.mktemp("ci")
     page = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
     script = "".join(re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", "-euc", script], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
-    )
+    done = script_shell(script, folder)
     assert done.returncode == 0, done.stderr
     return folder
 

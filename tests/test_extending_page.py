@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from installed_packages import register
+from warm_commands import Shell
 
 from offline_cli import plugins
 
@@ -56,13 +54,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    found = os.pathsep.join([str(REPOSITORY), str(folder / "site")])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": found}
-    return subprocess.run(["sh", "-euc", script], cwd=folder, env=environment, capture_output=True, text=True)
-
-
 def test_every_kind_of_plugin_has_an_example() -> None:
     assert {f"offline_cli.{group}" for group in entry_points()} >= plugins.KINDS.keys()
 
@@ -72,10 +63,10 @@ def test_an_example_is_short(name: str) -> None:
     assert len(modules()[name].splitlines()) <= LINES
 
 
-def test_the_commands_of_the_page_run_as_they_stand(workplace: Path) -> None:
+def test_the_commands_of_the_page_run_as_they_stand(workplace: Path, script_shell: Shell) -> None:
     chosen = [text for name, text in sections().items() if "provider" not in name or hasattr(plugins, "PROVIDERS")]
     introduction = page().partition("\n## ")[0]
     script = "\n".join(line for text in (introduction, *chosen) for line in blocks(text, "sh"))
-    done = run(script, workplace)
+    done = script_shell(script, workplace, workplace / "site")
     assert done.returncode == 0, done.stderr
     assert '{"returns": [500.0, 500.0]}' in done.stdout

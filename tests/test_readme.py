@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import Shell
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -28,20 +26,13 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["sh", "-euc", script], cwd=cwd, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
-    )
-
-
 def test_the_tour_has_commands_for_every_step() -> None:
     commands = {command.split()[1] for command in tour_commands() if command.startswith("offline-cli")}
     assert commands == {"record", "convert", "inspect", "validate", "apply", "train-bc", "evaluate"}
 
 
-def test_the_tour_of_the_readme_runs_as_it_stands(workplace: Path) -> None:
-    done = shell("\n".join(tour_commands()), workplace)
+def test_the_tour_of_the_readme_runs_as_it_stands(workplace: Path, script_shell: Shell) -> None:
+    done = script_shell("\n".join(tour_commands()), workplace)
     assert done.returncode == 0, done.stderr
     assert (workplace / "run" / "policy.safetensors").is_file()
     assert (workplace / "run-without-env" / "curve.png").is_file()

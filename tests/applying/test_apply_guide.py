@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_commands import Shell
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "apply.md").read_text(encoding="utf-8")
 
 
-def test_all_commands_and_all_code_run_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_commands_and_all_code_run_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script_shell: Shell
+) -> None:
     (tmp_path / "sample_data").symlink_to(REPOSITORY / "sample_data")
     monkeypatch.chdir(tmp_path)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     names: dict[str, object] = {"__name__": "guide"}
     blocks = re.findall(r"```(sh|python)\n(.*?)```", PAGE, flags=re.DOTALL)
     assert [kind for kind, _ in blocks].count("python") == 3
@@ -25,11 +24,5 @@ def test_all_commands_and_all_code_run_from_top_to_bottom(tmp_path: Path, monkey
         if kind == "python":
             exec(compile(text, f"docs/apply.md, block {number}", "exec"), names)
             continue
-        done = subprocess.run(
-            ["sh", "-euc", text],
-            env={**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = script_shell(text, tmp_path)
         assert done.returncode == 0, done.stderr

@@ -566,18 +566,18 @@ class TestWhileSomebodyIsAtWork:
     def test_where_a_lock_is_no_more_than_a_file_it_asks_again_before_the_manifest(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from offline_cli.checking.repair import plan as acting
+        from offline_cli.checking.repair import plan
 
         wrapped = DirFileSystem(f"/{uuid.uuid4().hex}", MemoryFileSystem())
         folder = Folder(open_location("D", filesystem=wrapped), "columns", make.batch((4, 3)))
         folder.write(episodes=2, crash=True)
-        real = acting.ShardSequence
+        real = plan.ShardSequence
 
         def taken_over_meanwhile(*args: Any, **kwargs: Any) -> Any:
             folder.put("_writing.json", WritingNote.of_this_process("0badcafe", {}, 0, "another writer").to_bytes())
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(acting, "ShardSequence", taken_over_meanwhile)
+        monkeypatch.setattr(plan, "ShardSequence", taken_over_meanwhile)
         with pytest.raises(TakenOver):
             folder.repair()
         assert not folder.place.join("manifest.json").exists()
@@ -628,7 +628,7 @@ def prepared(folder: Folder, case: str) -> tuple[dict[str, Any], list[str]]:
 def crash_at(patch: pytest.MonkeyPatch, stage: int) -> list[int]:
     """Raise Crash before the change of that number that a repair makes; the list is not empty once it was raised."""
 
-    from offline_cli.checking.repair import plan as acting
+    from offline_cli.checking.repair import plan
 
     raised: list[int] = []
     count = [0]
@@ -644,7 +644,7 @@ def crash_at(patch: pytest.MonkeyPatch, stage: int) -> list[int]:
 
         return call
 
-    for holder, name in ((acting, "set_aside"), (acting, "write_whole"), (Location, "remove"), (staging.StagedFile, "commit")):
+    for holder, name in ((plan, "set_aside"), (plan, "write_whole"), (Location, "remove"), (staging.StagedFile, "commit")):
         patch.setattr(holder, name, counting(getattr(holder, name)))
     return raised
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_commands import Shell
 
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.formats.tables.mapping import mapping_of
@@ -127,15 +125,10 @@ def test_another_mapping_is_another_conversion_to_resume(call_json: Call, tmp_pa
     assert (code, told["episodes"]) == (0, 3)
 
 
-def test_the_guide_to_tables_runs_as_it_stands(tmp_path: Path, child_env: dict[str, str]) -> None:
+def test_the_guide_to_tables_runs_as_it_stands(tmp_path: Path, script_shell: Shell) -> None:
     guide = (TABLES.parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
     script = "\n".join(re.findall(r"```sh\n(.*?)```", guide, flags=re.DOTALL))
-    command = tmp_path / "bin" / "offline-cli"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m offline_cli "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
-    env = {**child_env, "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["sh", "-euc", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    done = script_shell(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert Dataset.open(str(tmp_path / "rides")).manifest.counts.episodes == 2
 

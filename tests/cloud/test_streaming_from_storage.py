@@ -16,7 +16,7 @@ from offline_cli import record
 from offline_cli.errors import Interrupted
 from offline_cli.files.locations import open_location
 from offline_cli.progress import Progress
-from offline_cli.training import memory_store as memory_bounds
+from offline_cli.training import memory_store
 from offline_cli.training.bc import train_bc
 from offline_cli.training.disk_store import StoreForm
 
@@ -39,7 +39,7 @@ def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory that counts is a command's, not that of a test runner with hundreds of tests behind it."""
-    monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
+    monkeypatch.setattr(memory_store, "_resident", lambda: 300 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 Both get the same module of RLlib's. Episodes are whole, or cut into chunks with and without lookback buffer, as an env runner
 does it; numpy'ized and not. Where RLlib cannot do it on the learner's side at all (flattening, filtering, adding past actions),
-its env-to-module piece goes along step by step, and what it leaves in the episode is the measure.
+its env-to-module piece goes along step by step, and what it leaves in the episode is the measure. Without RLlib its answers are
+the stored ones, and a module that says the same of itself stands in for its own.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from rllib_answers import Answers
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli import connectors as ours
 from offline_cli.connectors import LearnerConnectorPipeline, learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
+from offline_cli.modules.rl_module import MultiRLModule, RLModule
 from offline_cli.trees import flatten, map_leaves
-
-pytestmark = pytest.mark.ray
-pytest.importorskip("ray", reason="RLlib comes with the extra [ray]")
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,), np.float32)
 IMAGES = spaces.Box(0, 255, (4, 5, 1), np.uint8)
@@ -54,8 +54,18 @@ class Values:
         return batch[Columns.OBS].sum(-1) * 0.5 + 0.1
 
 
-@pytest.fixture(scope="module")
+class StandIn(Values, RLModule):
+    """What pipelines ask of RLlib's module."""
+
+    def get_initial_state(self) -> dict[str, Any]:
+        return {name: torch.zeros(shape) for name, shape in STATE.items()} if self.model_config["stateful"] else {}
+
+    def is_stateful(self) -> bool:
+        return bool(self.model_config["stateful"])
+
+
 def theirs() -> Any:
+    """RLlib's class of episodes."""
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode as Theirs
 
     return Theirs
@@ -71,8 +81,15 @@ def stateful(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+def module_of(answers: Answers, action_space: spaces.Space[Any], *, stateful: bool) -> Any:
+    """A MultiRLModule of one module that has values, as learners hold it: RLlib's own where RLlib is asked."""
+    if answers.live:
+        return their_module(action_space, stateful=stateful)
+    config = {"max_seq_len": MAX_SEQ_LEN, "stateful": stateful}
+    return MultiRLModule({"default_policy": StandIn(OBSERVATIONS, action_space, model_config=config)})
+
+
 def their_module(action_space: spaces.Space[Any], *, stateful: bool) -> Any:
-    """RLlib's MultiRLModule of one module that has values, as its learners hold it."""
     from ray.rllib.algorithms.bc.bc_catalog import BCCatalog
     from ray.rllib.algorithms.bc.torch.default_bc_torch_rl_module import DefaultBCTorchRLModule
     from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
@@ -158,13 +175,17 @@ def assert_same(found: Any, wanted: Any, *, exact: bool = True) -> None:
 
 
 def batches(
-    module: Any, theirs: Any, custom: Any, own: Any, observation_space: Any = OBSERVATIONS, **episodes: Any
+    answers: Answers, module: Any, custom: Any, own: Any, observation_space: Any = OBSERVATIONS, **episodes: Any
 ) -> tuple[Any, Any]:
     """What RLlib's pipeline makes of the episodes, and ours."""
     action_space = episodes["action_space"]
-    pipeline = their_pipeline(observation_space, action_space, custom)
-    given = played(theirs, observation_space=observation_space, **episodes)
-    wanted = pipeline(rl_module=module, batch={}, episodes=given, shared_data={})
+
+    def asked() -> Any:
+        pipeline = their_pipeline(observation_space, action_space, custom)
+        given = played(theirs(), observation_space=observation_space, **episodes)
+        return pipeline(rl_module=module, batch={}, episodes=given, shared_data={})
+
+    wanted = answers(asked)
     mine = learner_pipeline(observation_space, action_space, custom=own)
     given = played(SingleAgentEpisode, observation_space=observation_space, **episodes)
     return mine(rl_module=module, episodes=given, shared_data={}), wanted
@@ -173,37 +194,39 @@ def batches(
 @pytest.mark.parametrize("arrays", [True, False], ids=["arrays", "lists"])
 @pytest.mark.parametrize("lookback", CUTS.values(), ids=CUTS)
 def test_the_default_pipelines_give_equal_batches(
-    theirs: Any, action_space: Any, stateful: bool, lookback: int | None, arrays: bool
+    answers: Answers, action_space: Any, stateful: bool, lookback: int | None, arrays: bool
 ) -> None:
-    module = their_module(action_space, stateful=stateful)
+    module = module_of(answers, action_space, stateful=stateful)
     given = {"action_space": action_space, "states": stateful, "lookback": lookback, "arrays": arrays}
-    found, wanted = batches(module, theirs, None, None, **given)
+    found, wanted = batches(answers, module, None, None, **given)
     assert_same(found, wanted)
 
 
-def test_chunks_without_lookback_give_equal_batches_where_states_are_not_asked_for(theirs: Any, action_space: Any) -> None:
-    module = their_module(action_space, stateful=False)
-    assert_same(*batches(module, theirs, None, None, action_space=action_space, lookback=0))
+def test_chunks_without_lookback_give_equal_batches_where_states_are_not_asked_for(answers: Answers, action_space: Any) -> None:
+    module = module_of(answers, action_space, stateful=False)
+    assert_same(*batches(answers, module, None, None, action_space=action_space, lookback=0))
 
 
-def test_an_lstm_on_data_of_a_policy_without_states_begins_every_sequence_anew(theirs: Any, action_space: Any) -> None:
-    module = their_module(action_space, stateful=True)
-    assert_same(*batches(module, theirs, None, None, action_space=action_space, lookback=0))
+def test_an_lstm_on_data_of_a_policy_without_states_begins_every_sequence_anew(answers: Answers, action_space: Any) -> None:
+    module = module_of(answers, action_space, stateful=True)
+    assert_same(*batches(answers, module, None, None, action_space=action_space, lookback=0))
 
 
-def test_a_single_module_gives_a_flat_batch_in_both(theirs: Any, action_space: Any, stateful: bool) -> None:
-    module = their_module(action_space, stateful=stateful)["default_policy"]
-    found, wanted = batches(module, theirs, None, None, action_space=action_space, states=stateful)
+def test_a_single_module_gives_a_flat_batch_in_both(answers: Answers, action_space: Any, stateful: bool) -> None:
+    module = module_of(answers, action_space, stateful=stateful)["default_policy"]
+    found, wanted = batches(answers, module, None, None, action_space=action_space, states=stateful)
     assert Columns.OBS in found
     assert_same(found, wanted)
 
 
 def test_whole_arrays_give_the_batch_that_rllib_makes_of_single_episodes(
-    theirs: Any, action_space: Any, stateful: bool
+    answers: Answers, action_space: Any, stateful: bool
 ) -> None:
-    module = their_module(action_space, stateful=stateful)
-    wanted = their_pipeline(OBSERVATIONS, action_space)(
-        rl_module=module, batch={}, episodes=played(theirs, action_space, states=stateful), shared_data={}
+    module = module_of(answers, action_space, stateful=stateful)
+    wanted = answers(
+        lambda: their_pipeline(OBSERVATIONS, action_space)(
+            rl_module=module, batch={}, episodes=played(theirs(), action_space, states=stateful), shared_data={}
+        )
     )
     whole = EpisodeBatch.from_episodes(played(SingleAgentEpisode, action_space, states=stateful))
     assert_same(learner_pipeline(OBSERVATIONS, action_space)(rl_module=module, episodes=whole), wanted)
@@ -211,10 +234,8 @@ def test_whole_arrays_give_the_batch_that_rllib_makes_of_single_episodes(
 
 @pytest.mark.parametrize("form", ["arrays", "lists", "an EpisodeBatch"])
 def test_items_are_changed_in_place_as_rllib_does_after_columns_were_put_in(
-    theirs: Any, action_space: Any, stateful: bool, form: str
+    answers: Answers, action_space: Any, stateful: bool, form: str
 ) -> None:
-    from ray.rllib.connectors.connector_v2 import ConnectorV2 as Theirs
-
     def changed(self: Any, *, batch: Any, **_: Any) -> Any:
         def scaled(item: Any, episode_id: str, *ids: Any) -> Any:
             assert ids == (None, None)
@@ -227,22 +248,31 @@ def test_items_are_changed_in_place_as_rllib_does_after_columns_were_put_in(
         )
         return batch
 
-    module = their_module(action_space, stateful=stateful)
+    def changing(pipeline: Any, kind: Any) -> Any:
+        piece = type("Changes", (kind,), {"__call__": changed})()
+        pipeline.insert_after("AddColumnsFromEpisodesToTrainBatch", piece)
+        return pipeline
+
+    def asked() -> Any:
+        from ray.rllib.connectors.connector_v2 import ConnectorV2
+
+        pipeline = changing(their_pipeline(OBSERVATIONS, action_space), ConnectorV2)
+        return pipeline(rl_module=module, batch={}, episodes=played(theirs(), **given), shared_data={})
+
+    module = module_of(answers, action_space, stateful=stateful)
     given = {"action_space": action_space, "states": stateful, "arrays": form != "lists"}
-    pipeline, mine = their_pipeline(OBSERVATIONS, action_space), learner_pipeline(OBSERVATIONS, action_space)
-    for made, kind in ((pipeline, Theirs), (mine, ours.ConnectorV2)):
-        made.insert_after("AddColumnsFromEpisodesToTrainBatch", type("Changes", (kind,), {"__call__": changed})())
-    wanted = pipeline(rl_module=module, batch={}, episodes=played(theirs, **given), shared_data={})
+    wanted = answers(asked)
+    mine = changing(learner_pipeline(OBSERVATIONS, action_space), ours.ConnectorV2)
     episodes: Any = played(SingleAgentEpisode, **given)
     episodes = EpisodeBatch.from_episodes(episodes) if form == "an EpisodeBatch" else episodes
     assert_same(mine(rl_module=module, episodes=episodes), wanted, exact=False)
 
 
 @pytest.mark.parametrize("lookback", CUTS.values(), ids=CUTS)
-def test_next_observations_and_infos_are_equal(theirs: Any, action_space: Any, stateful: bool, lookback: int | None) -> None:
-    from ray.rllib.connectors import learner as their
-
-    module = their_module(action_space, stateful=stateful)
+def test_next_observations_and_infos_are_equal(
+    answers: Answers, action_space: Any, stateful: bool, lookback: int | None
+) -> None:
+    module = module_of(answers, action_space, stateful=stateful)
     names = ("AddNextObservationsFromEpisodesToTrainBatch", "AddInfosFromEpisodesToTrainBatch")
 
     def after_observations(pipeline: Any, pieces: list[Any]) -> Any:
@@ -250,24 +280,32 @@ def test_next_observations_and_infos_are_equal(theirs: Any, action_space: Any, s
             pipeline.insert_after("AddObservationsFromEpisodesToBatch", piece)
         return pipeline
 
+    def asked() -> Any:
+        from ray.rllib.connectors import learner
+
+        pipeline = after_observations(their_pipeline(OBSERVATIONS, action_space), [getattr(learner, name)() for name in names])
+        return pipeline(rl_module=module, batch={}, episodes=played(theirs(), action_space, **given), shared_data={})
+
     given = {"states": stateful, "lookback": lookback}
-    pipeline = after_observations(their_pipeline(OBSERVATIONS, action_space), [getattr(their, name)() for name in names])
-    wanted = pipeline(rl_module=module, batch={}, episodes=played(theirs, action_space, **given), shared_data={})
+    wanted = answers(asked)
     mine = after_observations(learner_pipeline(OBSERVATIONS, action_space), [getattr(ours, name)() for name in names])
     found = mine(rl_module=module, episodes=played(SingleAgentEpisode, action_space, **given))
     assert_same(found, wanted)
 
 
 @pytest.mark.parametrize("lookback", [None, 0, 3])
-def test_returns_to_go_are_equal(theirs: Any, lookback: int | None) -> None:
-    import scipy.signal  # noqa: F401  # RLlib's piece forgets to import it
-    from ray.rllib.connectors.learner import ComputeReturnsToGo
+def test_returns_to_go_are_equal(answers: Answers, lookback: int | None) -> None:
+    def their_piece(*_: Any) -> Any:
+        import scipy.signal  # noqa: F401  # RLlib's piece forgets to import it
+        from ray.rllib.connectors.learner import ComputeReturnsToGo
+
+        return ComputeReturnsToGo(gamma=GAMMA)
 
     space = ACTIONS["discrete"]
     found, wanted = batches(
-        their_module(space, stateful=False),
-        theirs,
-        lambda obs, act: ComputeReturnsToGo(gamma=GAMMA),
+        answers,
+        module_of(answers, space, stateful=False),
+        their_piece,
         lambda obs, act: ours.ComputeReturnsToGo(gamma=GAMMA),
         action_space=space,
         lookback=lookback,
@@ -278,14 +316,19 @@ def test_returns_to_go_are_equal(theirs: Any, lookback: int | None) -> None:
 
 
 @pytest.mark.parametrize("lookback", CUTS.values(), ids=CUTS)
-def test_advantages_and_value_targets_are_equal(theirs: Any, action_space: Any, stateful: bool, lookback: int | None) -> None:
-    from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, GeneralAdvantageEstimation
+def test_advantages_and_value_targets_are_equal(
+    answers: Answers, action_space: Any, stateful: bool, lookback: int | None
+) -> None:
+    def asked() -> Any:
+        from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, GeneralAdvantageEstimation
 
-    module = their_module(action_space, stateful=stateful)
+        pipeline = their_pipeline(OBSERVATIONS, action_space, lambda obs, act: AddOneTsToEpisodesAndTruncate())
+        pipeline.append(GeneralAdvantageEstimation(gamma=GAMMA, lambda_=LAMBDA))
+        return pipeline(rl_module=module, batch={}, episodes=played(theirs(), action_space, **given), shared_data={})
+
+    module = module_of(answers, action_space, stateful=stateful)
     given = {"states": stateful, "lookback": lookback}
-    pipeline = their_pipeline(OBSERVATIONS, action_space, lambda obs, act: AddOneTsToEpisodesAndTruncate())
-    pipeline.append(GeneralAdvantageEstimation(gamma=GAMMA, lambda_=LAMBDA))
-    wanted = pipeline(rl_module=module, batch={}, episodes=played(theirs, action_space, **given), shared_data={})
+    wanted = answers(asked)
     mine = learner_pipeline(OBSERVATIONS, action_space, custom=lambda obs, act: ours.AddOneTsToEpisodesAndTruncate())
     mine.append(ours.GeneralAdvantageEstimation(gamma=GAMMA, lambda_=LAMBDA))
     assert_same(mine(rl_module=module, episodes=played(SingleAgentEpisode, action_space, **given)), wanted, exact=False)
@@ -296,14 +339,17 @@ def test_advantages_and_value_targets_are_equal(theirs: Any, action_space: Any, 
 
 @pytest.mark.parametrize("lookback", [None, 0, 3])
 @pytest.mark.parametrize("stateful", [False])
-def test_stacked_frames_are_equal(theirs: Any, stateful: bool, lookback: int | None) -> None:
-    from ray.rllib.connectors.common.frame_stacking import FrameStacking
+def test_stacked_frames_are_equal(answers: Answers, stateful: bool, lookback: int | None) -> None:
+    def their_piece(*_: Any) -> Any:
+        from ray.rllib.connectors.common.frame_stacking import FrameStacking
+
+        return FrameStacking(num_frames=4, as_learner_connector=True)
 
     space = ACTIONS["discrete"]
     found, wanted = batches(
-        their_module(space, stateful=stateful),
-        theirs,
-        lambda obs, act: FrameStacking(num_frames=4, as_learner_connector=True),
+        answers,
+        module_of(answers, space, stateful=stateful),
+        their_piece,
         lambda obs, act: ours.FrameStacking(num_frames=4, as_learner_connector=True),
         observation_space=IMAGES,
         action_space=space,
@@ -347,12 +393,15 @@ def assert_close(found: Any, wanted: Any, **tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("arrays", [True, False], ids=["arrays", "lists"])
-def test_flattened_observations_are_equal(theirs: Any, arrays: bool) -> None:
-    from ray.rllib.connectors.common.flatten_observations import FlattenObservations
+def test_flattened_observations_are_equal(answers: Answers, arrays: bool) -> None:
+    def asked() -> Any:
+        from ray.rllib.connectors.common.flatten_observations import FlattenObservations
+
+        along = beside_the_environment(FlattenObservations(), NESTED, space)
+        return left_in_episodes(played(theirs(), space, NESTED, arrays=False, along=along))
 
     space = ACTIONS["discrete"]
-    along = beside_the_environment(FlattenObservations(), NESTED, space)
-    wanted = left_in_episodes(played(theirs, space, NESTED, arrays=False, along=along))
+    wanted = answers(asked)
     given = played(SingleAgentEpisode, space, NESTED, arrays=arrays)
     found = in_the_learner(ours.FlattenObservations(as_learner_connector=True), NESTED, space, given)
     assert found.dtype == np.float32
@@ -361,13 +410,16 @@ def test_flattened_observations_are_equal(theirs: Any, arrays: bool) -> None:
 
 @pytest.mark.parametrize("counts", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("lookback", [None, 3])
-def test_past_actions_and_rewards_are_equal(theirs: Any, counts: tuple[int, int], lookback: int | None) -> None:
-    from ray.rllib.connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards
+def test_past_actions_and_rewards_are_equal(answers: Answers, counts: tuple[int, int], lookback: int | None) -> None:
+    def asked() -> Any:
+        from ray.rllib.connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards
+
+        along = beside_the_environment(PrevActionsPrevRewards(**options), OBSERVATIONS, space)
+        return left_in_episodes(played(theirs(), space, arrays=False, lookback=lookback, along=along))
 
     space = ACTIONS["discrete"]  # RLlib's piece knows no other
     options = {"n_prev_actions": counts[0], "n_prev_rewards": counts[1]}
-    along = beside_the_environment(PrevActionsPrevRewards(**options), OBSERVATIONS, space)
-    wanted = left_in_episodes(played(theirs, space, arrays=False, lookback=lookback, along=along))
+    wanted = answers(asked)
     given = played(SingleAgentEpisode, space, lookback=lookback)
     found = in_the_learner(ours.PrevActionsPrevRewards(as_learner_connector=True, **options), OBSERVATIONS, space, given)
     # RLlib gives (n, size) where its own space says (n * size,).
@@ -375,51 +427,76 @@ def test_past_actions_and_rewards_are_equal(theirs: Any, counts: tuple[int, int]
     assert found["prev_n_actions"].shape[1:] == (counts[0] * 4,)
 
 
-def test_a_filter_beside_the_environment_counts_and_changes_as_rllib_does(theirs: Any) -> None:
-    from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
+def test_a_filter_beside_the_environment_counts_and_changes_as_rllib_does(answers: Answers) -> None:
+    def asked() -> Any:
+        their_piece = new_filter()
+        along = beside_the_environment(their_piece, OBSERVATIONS, space)
+        seen = left_in_episodes(played(theirs(), space, arrays=False, along=along))
+        stats = their_piece._filters[None].running_stats
+        return seen, {"n": stats.n, "mean": stats.mean, "m2": stats.sum_sq_diff_array}
 
-    space = ACTIONS["discrete"]
-    their_piece, piece = MeanStdFilter(), ours.MeanStdFilter()
-    wanted = left_in_episodes(
-        played(theirs, space, arrays=False, along=beside_the_environment(their_piece, OBSERVATIONS, space))
-    )
+    space, piece = ACTIONS["discrete"], ours.MeanStdFilter()
+    wanted, stats = answers(asked)
     mine = played(SingleAgentEpisode, space, arrays=False, along=beside_the_environment(piece, OBSERVATIONS, space))
     assert_close(left_in_episodes(mine), wanted, rtol=1e-4, atol=1e-5)  # RLlib rounds variances to float32
-    stats = their_piece._filters[None].running_stats
     own = piece.get_state()["own"]["obs"]
-    assert own["count"] == stats.n
-    np.testing.assert_allclose(own["mean"], stats.mean, rtol=1e-12)
-    np.testing.assert_allclose(own["m2"], stats.sum_sq_diff_array, rtol=1e-12)
+    assert own["count"] == stats["n"]
+    np.testing.assert_allclose(own["mean"], stats["mean"], rtol=1e-12)
+    np.testing.assert_allclose(own["m2"], stats["m2"], rtol=1e-12)
+
+
+def new_filter(**options: Any) -> Any:
+    """RLlib's filter."""
+    from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
+
+    return MeanStdFilter(**options)
 
 
 def their_filter(observation_space: Any, *agents: str, **options: Any) -> Any:
     """RLlib's filter after a few observations of each agent."""
-    from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode as Theirs
-
-    piece = MeanStdFilter(multi_agent=bool(agents), **options)
+    piece = new_filter(multi_agent=bool(agents), **options)
     piece.input_action_space = ACTIONS["discrete"]
     piece.input_observation_space = spaces.Dict(dict.fromkeys(agents, observation_space)) if agents else observation_space
     observation_space.seed(0)
     for agent in [*agents, *agents, *agents] or [None] * 5:
-        episode = Theirs(agent_id=agent, module_id=agent and "m", observation_space=observation_space)
+        episode = theirs()(agent_id=agent, module_id=agent and "m", observation_space=observation_space)
         episode.add_env_reset(observation_space.sample())
         piece(rl_module=None, batch={}, episodes=[episode])
     return piece
 
 
-def assert_took_over(piece: Any, name: str, stats: Any) -> None:
+def counted(filtered: Any) -> dict[Any, dict[str, Any]]:
+    """What RLlib's filter has counted, by agent."""
+    stats = {agent: one.running_stats for agent, one in filtered._filters.items()}
+    return {
+        agent: {"count": of.num_pushes, "mean": of.mean_array.copy(), "m2": of.sum_sq_diff_array.copy()}
+        for agent, of in stats.items()
+    }
+
+
+def first_observation(kind: Any, piece: Any, space: Any) -> Any:
+    """What a piece makes of one observation."""
+    episode = kind(observation_space=space)
+    episode.add_env_reset(np.full(space.shape, 0.75, np.float32))
+    piece(batch={}, episodes=[episode], rl_module=None)
+    return episode.get_observations(-1)
+
+
+def assert_took_over(piece: Any, name: str, stats: dict[str, Any]) -> None:
     learned = piece.get_state()["shared"][name]
-    assert learned["count"] == stats.num_pushes > 1
-    np.testing.assert_array_equal(learned["mean"], stats.mean_array)
-    np.testing.assert_array_equal(learned["m2"], stats.sum_sq_diff_array)
+    assert learned["count"] == stats["count"] > 1
+    np.testing.assert_array_equal(learned["mean"], stats["mean"])
+    np.testing.assert_array_equal(learned["m2"], stats["m2"])
 
 
-@pytest.mark.parametrize("space", [OBSERVATIONS, spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(-5.0, 5.0, ())], ids=str)
+FILTERED = [OBSERVATIONS, spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(-5.0, 5.0, ())]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("space", FILTERED, ids=str)
 @pytest.mark.parametrize("form", ["connector", "filters", "one filter", "its statistics", "their state"])
 def test_a_filter_takes_over_what_rllibs_has_counted(space: Any, form: str) -> None:
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode as Theirs
-
+    pytest.importorskip("ray", reason="RLlib comes with the extra [ray]")
     filtered = their_filter(space)
     own = filtered._filters[None]
     stats = own.running_stats
@@ -427,83 +504,107 @@ def test_a_filter_takes_over_what_rllibs_has_counted(space: Any, form: str) -> N
     forms |= {"its statistics": stats, "their state": stats.to_state()}
     piece = ours.MeanStdFilter(space, ACTIONS["discrete"])
     piece.set_state(forms[form])
-    assert_took_over(piece, "obs", stats)
-    seen = []
-    for kind, made, call in ((Theirs, filtered, {"rl_module": None}), (SingleAgentEpisode, piece, {})):
-        episode = kind(observation_space=space)
-        episode.add_env_reset(np.full(space.shape, 0.75, np.float32))
-        made(batch={}, episodes=[episode], **call)
-        seen.append(episode.get_observations(-1))
-    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-4, atol=1e-5)  # RLlib rounds variances to float32
+    assert_took_over(piece, "obs", counted(filtered)[None])
+    found, wanted = (first_observation(*side, space) for side in ((SingleAgentEpisode, piece), (theirs(), filtered)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)  # RLlib rounds variances to float32
 
 
-def test_filters_of_several_agents_are_taken_over_by_name() -> None:
-    filtered = their_filter(OBSERVATIONS, "ann", "bob")
-    piece = ours.MeanStdFilter(filtered.input_observation_space, spaces.Dict(), multi_agent=True)
-    piece.set_state(filtered.get_state())
+@pytest.mark.parametrize("space", FILTERED, ids=["vector", "matrix", "number"])
+def test_a_state_of_rllibs_filter_is_taken_over_and_filters_as_it_did_there(answers: Answers, space: Any) -> None:
+    def asked() -> Any:
+        filtered = their_filter(space)
+        states = filtered.get_state(), filtered._filters[None].running_stats.to_state()
+        return states, counted(filtered), first_observation(theirs(), filtered, space)
+
+    states, stats, wanted = answers(asked)
+    for state in states:
+        piece = ours.MeanStdFilter(space, ACTIONS["discrete"])
+        piece.set_state(state)
+        assert_took_over(piece, "obs", stats[None])
+        found = first_observation(SingleAgentEpisode, piece, space)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)  # RLlib rounds variances to float32
+
+
+def state_and_counts(*agents: str, **options: Any) -> tuple[Any, Any]:
+    """The state of RLlib's filter, and what it has counted by agent."""
+    filtered = their_filter(OBSERVATIONS, *agents, **options)
+    return filtered.get_state(), counted(filtered)
+
+
+def test_filters_of_several_agents_are_taken_over_by_name(answers: Answers) -> None:
+    state, stats = answers(lambda: state_and_counts("ann", "bob"))
+    by_agent = spaces.Dict(dict.fromkeys(("ann", "bob"), OBSERVATIONS))
+    piece = ours.MeanStdFilter(by_agent, spaces.Dict(), multi_agent=True)
+    piece.set_state(state)
     for agent in ("ann", "bob"):
-        assert_took_over(piece, agent, filtered._filters[agent].running_stats)
+        assert_took_over(piece, agent, stats[agent])
 
 
-def test_a_state_of_rllibs_pipeline_goes_to_ours_as_it_is() -> None:
-    filtered = their_filter(OBSERVATIONS)
+def test_a_state_of_rllibs_pipeline_goes_to_ours_as_it_is(answers: Answers) -> None:
+    state, stats = answers(state_and_counts)
     pipeline = ours.env_to_module_pipeline(OBSERVATIONS, ACTIONS["discrete"], custom=[ours.MeanStdFilter()])
-    pipeline.set_state({"MeanStdFilter": filtered.get_state()})
-    assert_took_over(pipeline[0], "obs", filtered._filters[None].running_stats)
+    pipeline.set_state({"MeanStdFilter": state})
+    assert_took_over(pipeline[0], "obs", stats[None])
 
 
-def test_a_state_of_a_filter_with_other_options_is_refused_with_the_options_to_give() -> None:
-    filtered = their_filter(OBSERVATIONS, clip_by_value=5.0)
+def test_a_state_of_a_filter_with_other_options_is_refused_with_the_options_to_give(answers: Answers) -> None:
+    state, stats = answers(lambda: state_and_counts(clip_by_value=5.0))
     with pytest.raises(BadPiece, match=r"with clip_by_value=5.0, here clip_by_value=10.0") as caught:
-        ours.MeanStdFilter(OBSERVATIONS, ACTIONS["discrete"]).set_state(filtered.get_state())
+        ours.MeanStdFilter(OBSERVATIONS, ACTIONS["discrete"]).set_state(state)
     assert caught.value.fix == "MeanStdFilter(clip_by_value=5.0)"
     piece = ours.MeanStdFilter(OBSERVATIONS, ACTIONS["discrete"], clip_by_value=5.0)
-    piece.set_state(filtered.get_state())
-    assert_took_over(piece, "obs", filtered._filters[None].running_stats)
+    piece.set_state(state)
+    assert_took_over(piece, "obs", stats[None])
 
 
-def test_several_slots_at_once_are_filtered_as_rllib_filters_them_one_by_one(theirs: Any) -> None:
-    from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
-
-    space, found = ACTIONS["discrete"], []
-    for kind, piece in ((theirs, MeanStdFilter()), (SingleAgentEpisode, ours.MeanStdFilter())):
+def test_several_slots_at_once_are_filtered_as_rllib_filters_them_one_by_one(answers: Answers) -> None:
+    def filtered(kind: Any, piece: Any) -> Any:
         episodes = played(kind, space, arrays=False)
         beside_the_environment(piece, OBSERVATIONS, space)
         for _ in range(3):
             piece(rl_module=None, batch={}, episodes=episodes)
-        found.append(np.stack([episode.get_observations(-1) for episode in episodes]))
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
-
-
-def test_a_filter_that_was_fed_by_rllib_s_rule_gives_its_observations_on_the_learner_s_side(theirs: Any) -> None:
-    """With equal statistics and counting switched off, both sides change observations alike."""
-    from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
+        return np.stack([episode.get_observations(-1) for episode in episodes])
 
     space = ACTIONS["discrete"]
-    their_piece, piece = MeanStdFilter(), ours.MeanStdFilter()
-    played(theirs, space, arrays=False, along=beside_the_environment(their_piece, OBSERVATIONS, space))
+    wanted = answers(lambda: filtered(theirs(), new_filter()))
+    np.testing.assert_allclose(filtered(SingleAgentEpisode, ours.MeanStdFilter()), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_filter_that_was_fed_by_rllib_s_rule_gives_its_observations_on_the_learner_s_side(answers: Answers) -> None:
+    """With equal statistics and counting switched off, both sides change observations alike."""
+
+    def asked() -> Any:
+        piece = new_filter()
+        along = beside_the_environment(piece, OBSERVATIONS, space)
+        played(theirs(), space, arrays=False, along=along)
+        piece._update_stats = False
+        return left_in_episodes(played(theirs(), space, arrays=False, along=along))
+
+    space, piece = ACTIONS["discrete"], ours.MeanStdFilter()
+    wanted = answers(asked)
     played(SingleAgentEpisode, space, arrays=False, along=beside_the_environment(piece, OBSERVATIONS, space))
-    their_piece._update_stats = False
-    wanted = left_in_episodes(
-        played(theirs, space, arrays=False, along=beside_the_environment(their_piece, OBSERVATIONS, space))
-    )
     frozen = ours.MeanStdFilter(OBSERVATIONS, space, as_learner_connector=True, update_stats=False)
     frozen.set_state(piece.get_state())
     found = in_the_learner(frozen, OBSERVATIONS, space, played(SingleAgentEpisode, space))
     assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_stacking_beside_the_environment_is_equal(theirs: Any) -> None:
-    from ray.rllib.connectors.common.frame_stacking import FrameStacking
-
-    space, stacks = ACTIONS["discrete"], []
-    for kind, piece in ((theirs, FrameStacking(num_frames=3)), (SingleAgentEpisode, ours.FrameStacking(num_frames=3))):
+def test_stacking_beside_the_environment_is_equal(answers: Answers) -> None:
+    def stacked(kind: Any, piece: Any) -> Any:
         seen: list[Any] = []
 
-        def along(episode: Any, piece: Any = piece, seen: list[Any] = seen) -> None:
-            seen += piece(rl_module=None, batch={}, episodes=[episode])[Columns.OBS].popitem()[1]
+        def along(episode: Any) -> None:
+            seen.extend(piece(rl_module=None, batch={}, episodes=[episode])[Columns.OBS].popitem()[1])
 
-        played(kind, space, IMAGES, arrays=False, lookback=3, along=along)
-        stacks.append(np.stack(seen))
-    assert stacks[0].dtype == stacks[1].dtype
-    np.testing.assert_array_equal(*stacks)
+        played(kind, ACTIONS["discrete"], IMAGES, arrays=False, lookback=3, along=along)
+        return np.stack(seen)
+
+    def asked() -> Any:
+        from ray.rllib.connectors.common.frame_stacking import FrameStacking
+
+        return stacked(theirs(), FrameStacking(num_frames=3))
+
+    wanted = answers(asked)
+    found = stacked(SingleAgentEpisode, ours.FrameStacking(num_frames=3))
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)

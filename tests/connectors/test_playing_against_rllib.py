@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from rllib_answers import Answers
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
@@ -21,8 +22,6 @@ from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_
 from offline_cli.connectors.module_to_env.unbatching import GetActions
 from offline_cli.modules.distributions import build_head
 from offline_cli.trees import flatten, map_leaves
-
-pytestmark = pytest.mark.ray
 
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 ACTIONS: dict[str, gym.Space[Any]] = {
@@ -136,6 +135,7 @@ def play_both(rllib: Any, action_space: gym.Space[Any], *, stateful: bool, explo
                 episode.add_env_step(observation, action, 0.5, extra_model_outputs=dict(state))
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("explore", [False, True], ids=["greedy", "explore"])
 @pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "lstm"])
 @pytest.mark.parametrize("name", ["discrete", "box", "unbounded box", "multi-discrete"])
@@ -153,9 +153,8 @@ def test_both_pipelines_give_what_rllibs_give(rllib: Any, name: str, stateful: b
     ids=["normalize", "clip", "neither"],
 )
 @pytest.mark.parametrize("name", ["box", "dict", "tuple"])
-def test_actions_for_the_environment_are_rllibs_bit_for_bit(rllib: Any, name: str, scaling: dict[str, bool]) -> None:
+def test_actions_for_the_environment_are_rllibs_bit_for_bit(answers: Answers, name: str, scaling: dict[str, bool]) -> None:
     action_space = ACTIONS[name]
-    _, their_out = their_pipelines(rllib, action_space, **scaling)
     our_out = module_to_env_pipeline(OBSERVATIONS, action_space, **scaling)
     rng = np.random.default_rng(0)
     actions = map_leaves(
@@ -164,16 +163,23 @@ def test_actions_for_the_environment_are_rllibs_bit_for_bit(rllib: Any, name: st
         ),
         batched(action_space, 3),
     )
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode as TheirEpisode
 
-    found = []
-    for pipeline, kind in ((their_out, TheirEpisode), (our_out, SingleAgentEpisode)):
+    def played(pipeline: Any, kind: Any) -> Any:
         episodes = [begun(kind, length, action_space, {}) for length in LENGTHS]
         data: dict[str, Any] = {"memorized_map_structure": [episode.id_ for episode in episodes]}
         batch = {Columns.ACTIONS: actions}
-        found.append(pipeline(rl_module=None, batch=batch, episodes=episodes, explore=False, shared_data=data))
-    assert_same_outputs(*found, explore=True)
-    assert (Columns.ACTIONS_FOR_ENV in found[1]) == any(scaling.values())
+        return pipeline(rl_module=None, batch=batch, episodes=episodes, explore=False, shared_data=data)
+
+    def asked() -> Any:
+        from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+        from ray.rllib.env.single_agent_episode import SingleAgentEpisode as Theirs
+
+        _, their_out = their_pipelines(AlgorithmConfig, action_space, **scaling)
+        return played(their_out, Theirs)
+
+    wanted, found = answers(asked), played(our_out, SingleAgentEpisode)
+    assert_same_outputs(wanted, found, explore=True)
+    assert (Columns.ACTIONS_FOR_ENV in found) == any(scaling.values())
 
 
 def batched(space: gym.Space[Any], count: int) -> Any:
@@ -182,6 +188,7 @@ def batched(space: gym.Space[Any], count: int) -> Any:
     return map_leaves(lambda *leaves: np.stack(leaves), *samples)
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("name", ["discrete", "box", "multi-discrete"])
 def test_our_action_heads_take_the_same_actions_and_give_them_the_same_likelihood(rllib: Any, name: str) -> None:
     action_space = ACTIONS[name]
@@ -203,6 +210,7 @@ def test_our_action_heads_take_the_same_actions_and_give_them_the_same_likelihoo
         torch.testing.assert_close(likelihood, theirs[Columns.ACTION_LOGP], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.ray
 def test_the_default_pieces_are_rllibs_in_rllibs_order(rllib: Any) -> None:
     their_in, their_out = their_pipelines(rllib, ACTIONS["box"])
     ours = env_to_module_pipeline(OBSERVATIONS, ACTIONS["box"]), module_to_env_pipeline(OBSERVATIONS, ACTIONS["box"])
@@ -210,6 +218,7 @@ def test_the_default_pieces_are_rllibs_in_rllibs_order(rllib: Any) -> None:
         assert [name for name, _ in mine.named()] == [type(piece).__name__ for piece in theirs.connectors]
 
 
+@pytest.mark.ray
 def test_an_observation_preprocessor_written_for_either_gives_the_same_batch(rllib: Any) -> None:
     from ray.rllib.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor as Theirs
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode as TheirEpisode
@@ -256,6 +265,7 @@ def their_multi_agent_pipelines(spaces: tuple[Any, Any], specs: dict[str, Any]) 
     return config.build_env_to_module_connector(spaces=given), config.build_module_to_env_connector(spaces=given)
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("explore", [False, True], ids=["greedy", "explore"])
 def test_episodes_of_several_agents_go_through_the_same_pieces_to_the_same_actions(
     rllib: Any, explore: bool, monkeypatch: pytest.MonkeyPatch

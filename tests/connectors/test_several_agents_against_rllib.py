@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from rllib_answers import Answers
 
 from offline_cli import MultiAgentEpisode
 from offline_cli.connectors import AgentToModuleMapping, learner_pipeline
+from offline_cli.modules.rl_module import MultiRLModule, RLModule
 from offline_cli.trees import flatten
-
-pytestmark = pytest.mark.ray
-pytest.importorskip("ray", reason="RLlib comes with the extra [ray]")
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,), np.float32)
 ACTIONS = spaces.Discrete(4)
@@ -101,21 +100,38 @@ def their_pipeline(specs: Any) -> Any:
     return config.build_learner_connector(*BY_AGENT)
 
 
+class StandIn(RLModule):
+    """What pipelines ask of RLlib's module."""
+
+    def get_initial_state(self) -> dict[str, Any]:
+        return {name: torch.zeros(1, 2) for name in ("h", "c")} if self.model_config["stateful"] else {}
+
+    def is_stateful(self) -> bool:
+        return bool(self.model_config["stateful"])
+
+
+def stand_in(stateful: bool) -> StandIn:
+    return StandIn(OBSERVATIONS, ACTIONS, model_config={"max_seq_len": 4, "stateful": stateful})
+
+
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "one LSTM, one without"])
-def test_batches_by_module_are_equal(stateful: bool, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.rllib.env.multi_agent_episode import MultiAgentEpisode as Theirs
+def test_batches_by_module_are_equal(answers: Answers, stateful: bool, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> Any:
+        from ray.rllib.env.multi_agent_episode import MultiAgentEpisode as Theirs
 
-    # RLlib walks over a set: its rows come in another order in every process.
-    monkeypatch.setattr(Theirs, "agent_ids", property(lambda episode: list(episode.agent_episodes)))
+        # RLlib walks over a set: its rows come in another order in every process.
+        monkeypatch.setattr(Theirs, "agent_ids", property(lambda episode: list(episode.agent_episodes)))
+        specs = their_specs(stateful=stateful)
+        episodes = played(Theirs, states=stateful, cut=cut)
+        return their_pipeline(specs)(rl_module=specs.build(), batch={}, episodes=episodes, shared_data={})
 
-    specs = their_specs(stateful=stateful)
-    module, pipeline = specs.build(), their_pipeline(specs)
-    wanted = pipeline(rl_module=module, batch={}, episodes=played(Theirs, states=stateful, cut=cut), shared_data={})
+    wanted = answers(asked)
     mapping = AgentToModuleMapping(
         rl_module_specs={"left", "right"}, agent_to_module_mapping_fn=module_of, as_learner_connector=True
     )
     mine = learner_pipeline(*BY_AGENT, mapping=mapping)
+    module = MultiRLModule({"left": stand_in(stateful), "right": stand_in(False)})
     found = mine(rl_module=module, episodes=played(MultiAgentEpisode, states=stateful, cut=cut))
     assert found.keys() == wanted.keys() == {"left", "right"}
     mine_flat, other = dict(flatten(found)), dict(flatten(wanted))

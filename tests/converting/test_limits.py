@@ -12,7 +12,7 @@ from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import Location
 from offline_cli.formats import listing
-from offline_cli.formats.sample_batch import blocks as sample_batch_source
+from offline_cli.formats.sample_batch import blocks
 
 FILES = 200
 SOON = 40  # files that are looked at, read ahead and needed, together
@@ -50,5 +50,5 @@ def test_a_limit_gives_the_first_episodes_as_they_are_without_it(bucket: FakeBuc
 
 @pytest.mark.parametrize("bucket", ["sample-batch"], indirect=True)
 def test_no_process_is_started_for_a_few_episodes(bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_batch_source, "helpers", lambda workers, size: pytest.fail("a process for three episodes"))
+    monkeypatch.setattr(blocks, "helpers", lambda workers, size: pytest.fail("a process for three episodes"))
     assert len(episodes(bucket, 3)) == 3

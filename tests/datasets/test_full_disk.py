@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from offline_cli.datasets.dataset import open_dataset
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SIZE = 2 << 20  # bytes of the disk
 Call = Callable[..., tuple[int, dict[str, Any], str]]
 
@@ -35,11 +34,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch) -> Call:
+def call() -> Call:
     """Runs `offline-cli ARGS... --json --quiet` in this process: exit code, the object on stdout, and stderr."""
     from offline_cli.cli.app import app
-
-    monkeypatch.syspath_prepend(str(REPOSITORY / "tests" / "recording"))
 
     def run(*args: Any) -> tuple[int, dict[str, Any], str]:
         done = CliRunner().invoke(app, [*map(str, args), "--json", "--quiet"])

@@ -46,7 +46,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 @pytest.fixture
 def zygote(target: Target, tmp_path: Path) -> Iterator[Zygote]:
     """Runs commands that start in no time, and may be killed."""
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "recording"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
     process = Zygote({**os.environ, **target.environment, "PYTHONPATH": path}, tmp_path / "stderr")
     yield process
     process.close()

@@ -15,7 +15,7 @@ import pytest
 from fake_bucket import FakeBucket
 
 from offline_cli.errors import StorageError, UsageError
-from offline_cli.files import cache as cache_module
+from offline_cli.files import cache
 from offline_cli.files.cache import BLOCK, RemoteCache, cache_at
 from offline_cli.files.locations import Location, open_location
 from offline_cli.parquet.trust import fingerprint
@@ -254,7 +254,7 @@ class TestDegrading:
         def full(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(cache_module, "_write_all", full)
+        monkeypatch.setattr(cache, "_write_all", full)
         with caplog.at_level(logging.WARNING):
             assert whole(place) == DATA
             assert whole(place) == DATA
@@ -311,11 +311,11 @@ class TestOptions:
 def _read_often(folder: str, times: int) -> None:
     files = {f"b/{i}": np.random.default_rng(i).bytes(3 * BLOCK + i) for i in range(4)}
     bucket = FakeBucket.holding(files)
-    cache = RemoteCache(Path(folder), 8 * BLOCK)
+    shared = RemoteCache(Path(folder), 8 * BLOCK)
     for turn in range(times):
         path = f"b/{(turn + os.getpid()) % 4}"
         place = open_location(path, filesystem=bucket)
-        assert whole(Location(place.fs, place.path, place.url, place.patience, cache)) == files[path]
+        assert whole(Location(place.fs, place.path, place.url, place.patience, shared)) == files[path]
 
 
 def test_processes_that_share_a_folder_and_evict_from_it_read_the_right_bytes(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from offline_cli.files.locations import open_location
 from offline_cli.files.staging import whole_file
 
 REFUSED = "a pipe, not a file"
+Run = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
 
@@ -48,9 +48,15 @@ def instead(path: Path) -> None:
     os.mkfifo(path)
 
 
-def run(*args: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "offline_cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+@pytest.fixture
+def run(warm_commands: Path) -> Run:
+    """A function that runs `offline-cli ARGS...`."""
+
+    def run(*args: Any) -> subprocess.CompletedProcess[str]:
+        command = [warm_commands / "offline-cli", *map(str, args)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+
+    return run
 
 
 @pytest.mark.parametrize("way", ["open", "read_bytes", "whole"])
@@ -110,7 +116,7 @@ def test_files_folders_and_nothing_are_what_they_were(tmp_path: Path) -> None:
     ],
 )
 def test_a_pipe_in_a_dataset_folder_ends_a_command_with_exit_3(
-    dataset: Path, tmp_path: Path, name: str, command: str, told: str
+    dataset: Path, run: Run, tmp_path: Path, name: str, command: str, told: str
 ) -> None:
     place = sorted((dataset / "data").iterdir())[1] if name == "shard" else dataset / name
     place.touch()
@@ -120,7 +126,7 @@ def test_a_pipe_in_a_dataset_folder_ends_a_command_with_exit_3(
 
 
 @pytest.mark.parametrize("how", ["itself", "in a folder", "in a glob"])
-def test_a_pipe_as_a_source_ends_a_command_with_exit_3(dataset: Path, tmp_path: Path, how: str) -> None:
+def test_a_pipe_as_a_source_ends_a_command_with_exit_3(dataset: Path, run: Run, tmp_path: Path, how: str) -> None:
     folder = tmp_path / "recordings"
     shutil.copytree(dataset / "data", folder)
     os.mkfifo(folder / "x.parquet")
@@ -129,6 +135,6 @@ def test_a_pipe_as_a_source_ends_a_command_with_exit_3(dataset: Path, tmp_path: 
     assert (done.returncode, REFUSED in done.stderr) == (3, True), done.stderr
 
 
-def test_an_output_that_is_a_pipe_is_refused(dataset: Path, tmp_path: Path) -> None:
+def test_an_output_that_is_a_pipe_is_refused(dataset: Path, run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out")
     assert run("convert", dataset, "--out", tmp_path / "out").returncode in (2, 5)

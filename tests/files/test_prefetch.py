@@ -20,7 +20,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, StorageError
-from offline_cli.files import prefetch as ahead_module
+from offline_cli.files import prefetch
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.prefetch import PART, WINDOW, parts_of
 from offline_cli.files.remote_files import FIRST_AHEAD, expect, ready
@@ -66,7 +66,7 @@ class TestOneFile:
         with place(bucket).open() as file:
             expect(file, lambda: [(0, len(DATA))])
             assert file.read() == DATA
-        assert 4 <= bucket.most_at_once <= ahead_module.MOST
+        assert 4 <= bucket.most_at_once <= prefetch.MOST
         assert bucket.bytes_given == len(DATA)
 
     def test_only_what_is_expected_comes(self, bucket: FakeBucket) -> None:
@@ -115,15 +115,15 @@ class TestOneFile:
         asked = len(bucket.gets)
         time.sleep(0.4)
         assert len(bucket.gets) <= asked
-        assert len(bucket.gets) <= ahead_module.MOST
+        assert len(bucket.gets) <= prefetch.MOST
 
     def test_slow_answers_call_for_fewer_at_once(self, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ahead_module, "SLOW", 0.02)
+        monkeypatch.setattr(prefetch, "SLOW", 0.02)
         bucket.seconds = 0.1
         with place(bucket).open() as file:
             expect(file, lambda: [(0, len(DATA))])
             assert file.read() == DATA
-        assert bucket.most_at_once <= ahead_module.FIRST + 1
+        assert bucket.most_at_once <= prefetch.FIRST + 1
 
     def test_a_part_that_fails_is_an_error_when_it_is_read_and_names_the_file(self, bucket: FakeBucket) -> None:
         def fails(path: str, start: int, end: int) -> None:

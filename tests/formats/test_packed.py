@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
-from offline_cli.formats.packed import KnownPatterns, looks_packed, unpack, unpack_cells
-from offline_cli.formats.packed import template as packed_text
+from offline_cli.formats.packed import KnownPatterns, looks_packed, template, unpack, unpack_cells
 from offline_cli.formats.packed.pickles import unpickle
 
 PROTOCOLS = range(6)
@@ -278,7 +277,7 @@ def test_a_frame_that_declares_more_than_lz4_can_reach_is_refused_before_it_is_r
 
 
 def test_a_frame_that_unfolds_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_text, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(template, "MAX_BYTES", 10_000)
     value = np.random.default_rng(0).standard_normal(10_000)
     for options, says in (({"store_size": True}, "declares 80"), ({"store_size": False}, "more than 10000 bytes")):
         with pytest.raises(UnsafeData, match=says):

@@ -11,12 +11,12 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import pytest
+from rllib_answers import Answers
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
 from offline_cli.files.locations import open_location
-from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import blocks as sample_batch_source
+from offline_cli.formats.sample_batch import SampleBatchSource, blocks
 from offline_cli.tally import OnError, Rejects, Tally
 
 ROW = {"obs": [[0.5]], "new_obs": [[0.5]], "actions": [1], "rewards": [1.0], "terminateds": [True], "eps_id": [3], "t": [0]}
@@ -115,6 +115,28 @@ def test_rllibs_own_reader_gives_the_same_columns(real_data: Path, folder: str) 
     for name, found in ours.items():
         wanted = np.concatenate([np.asarray(one[name]) for one in theirs])
         np.testing.assert_array_equal(found, wanted, err_msg=name)
+
+
+STORED = ["sample_batch", "many_lines", "float64", "float_actions", "without_t"]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_lines_give_the_columns_that_rllibs_own_reader_gives(answers: Answers, name: str) -> None:
+    def asked() -> Any:
+        from ray.rllib.offline.json_reader import from_json_data
+
+        lines = [json.loads(text) for text in file.read_text().splitlines()]
+        batches = [from_json_data(line, None) for line in lines]
+        singles = [getattr(batch, "policy_batches", {"default_policy": batch})["default_policy"] for batch in batches]
+        return {
+            column: np.concatenate([np.asarray(one[column]) for one in singles]) for column in ("obs", "actions", "rewards")
+        }
+
+    file = Path(__file__).resolve().parents[1] / "testdata" / "sample_batch" / f"{name}.json"
+    batch = EpisodeBatch.concat(batches_of(file))
+    for column, wanted in answers(asked).items():
+        found = {"obs": batch.acted_obs(), "actions": batch.actions, "rewards": batch.rewards}[column]
+        np.testing.assert_array_equal(found, wanted, err_msg=column)
 
 
 # ---- what must be refused, and where it says it was ----
@@ -220,7 +242,7 @@ def test_a_value_that_float32_cannot_hold_makes_the_column_float64_in_all_lines_
 def test_a_value_that_comes_after_the_dtypes_were_settled_is_not_rounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_batch_source, "LOOKAHEAD_BYTES", 10)
+    monkeypatch.setattr(blocks, "LOOKAHEAD_BYTES", 10)
     tally = Tally()
     path = written(tmp_path, line(eps_id=[1]), line(obs=[[0.1]], eps_id=[2]))
     first, second = (one.batch for one in source_of(path).fragments(tally, Rejects()))

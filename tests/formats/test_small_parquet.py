@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.files import locations as location
+from offline_cli.files import locations
 from offline_cli.files.locations import open_location
 from offline_cli.formats import parquet_files, small_parquet
 from offline_cli.formats.parquet_files import Chunk, chunks
@@ -116,13 +116,13 @@ def test_a_pipe_among_small_files_is_refused_not_waited_for(folder: Path, monkey
 
 def test_who_wants_few_rows_has_few_files_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    start: Callable[..., tuple[bytes, int]] = location.read_start
+    start: Callable[..., tuple[bytes, int]] = locations.read_start
 
     def counted(path: str, most: int, *, shown: str) -> tuple[bytes, int]:
         opened.append(path)
         return start(path, most, shown=shown)
 
-    monkeypatch.setattr(location, "read_start", counted)
+    monkeypatch.setattr(locations, "read_start", counted)
     first = next(iter(chunks(open_location(str(folder)).files(), Rejects(), first_rows=4)))
     assert first.table.num_rows == 4
     assert 2 <= len(opened) <= small_parquet.AHEAD + 4

@@ -1,8 +1,9 @@
-"""Our MultiAgentEpisode and RLlib's, driven through the same random operations; refuses differences that are not known.
+"""Our MultiAgentEpisode and another class, driven through the same random operations: no difference but those in DIFFERENCES.
 
-Two to four agents act in turns, all at once or as they like; they come late, skip steps, wait and end. Where RLlib raises, ours
-must raise an OfflineCliError; where it returns, ours must return equal values. A call that meets a known difference is not
-compared, and RLlib's episode is then rebuilt from ours, so that later calls start from the same data again.
+Two to four agents act in turns, all at once or as they like; they come late, skip steps, wait and end. Where the other raises,
+ours must raise an OfflineCliError; where it returns, ours must return equal values. A call that meets a known difference is not
+compared, and the other episode is then rebuilt from ours, so that later calls start from the same data again. `trail` keeps
+what the other answered, `foresight` which calls meet a known difference.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pytest
 from multi_agent_compared import Outcome, difference, outcome, whole
 from multi_agent_differences import DIFFERENCES, Foresight
+from rllib_answers import Trail, brief, brief_error
 
 from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
 from offline_cli.errors import OfflineCliError
 
 __all__ = ["Driver", "module_of"]
-
-rllib = pytest.importorskip("ray.rllib.env.multi_agent_episode", reason="needs the extra [ray]")
 
 AGENTS = ["a", "b", "c", "d"]
 OBS = {name: gym.spaces.Box(-9.0, 9.0, (2,) if name < "c" else (), np.float32) for name in AGENTS}
@@ -39,8 +38,11 @@ def module_of(agent: str, episode: Any) -> str:
 class Driver(Foresight):
     """One random sequence of operations on two episodes; `met` counts the known differences."""
 
-    def __init__(self, rng: random.Random, met: Counter[str]) -> None:
-        self.rng, self.met = rng, met
+    def __init__(self, rng: random.Random, met: Counter[str], kind: Any, foreseen: str = "") -> None:
+        """`kind`: the other class; where it is ours too, `foreseen` is the `foresight` of such a sequence with RLlib."""
+        self.rng, self.met, self.kind = rng, met, kind
+        self.trail: Trail = []
+        self.foresight, self.foreseen = "", iter(foreseen)
         self.style = rng.choice(["parallel", "turns", "ragged", "ragged"])
         self.agents = AGENTS[: rng.randint(2, 4)]
         self.extras, self.infos = rng.random() < 0.6, rng.random() < 0.4
@@ -48,7 +50,7 @@ class Driver(Foresight):
         self.count = 0
         self.log: list[str] = []
         self.before: MultiAgentEpisode | None = None  # the chunk that ours continues
-        self.ours, self.theirs = self.fresh(MultiAgentEpisode), self.fresh(rllib.MultiAgentEpisode)
+        self.ours, self.theirs = self.fresh(MultiAgentEpisode), self.fresh(kind)
 
     def fresh(self, cls: Any) -> Any:
         return cls(id_="e", observation_space=OBS, action_space=ACTIONS, agent_to_module_mapping_fn=module_of)
@@ -65,6 +67,14 @@ class Driver(Foresight):
             return {"other": np.float32(1)}
         found = {"logp": np.float32(self.rng.randint(0, 8)), "logits": np.array([self.count, 1.0], np.float32)}
         return found if agent != "b" else {"logp": found["logp"]}
+
+    def foresee(self, known: Callable[[], list[str]]) -> list[str]:
+        """The known differences that a call is going to meet; any of them where RLlib, which tells, is not there."""
+        if self.kind is MultiAgentEpisode:
+            return [*DIFFERENCES][: int(next(self.foreseen))]
+        found = [name for name in known() if name]
+        self.foresight += str(int(bool(found)))
+        return found
 
     def compare(self, name: str, call: Callable[[Any], Any], *known: str) -> tuple[Any, Any] | None:
         """The two results, or None where both raised; the differences named in `known` end the comparison."""
@@ -86,6 +96,7 @@ class Driver(Foresight):
                 or isinstance(ours[1], (IndexError, KeyError))
                 or not isinstance(theirs[1], (IndexError, KeyError))
             ), (self.log[-6:], ours, theirs)
+            self.trail.append((name, brief_error(theirs[1], kind_matters=False)))
             if not reads:
                 self.rebuild()
             return None
@@ -106,16 +117,20 @@ class Driver(Foresight):
         results = self.compare(name, call, *known)
         if results is not None:
             assert not difference(*results), (self.log[-6:], difference(*results))
+            self.trail.append((name, brief(results[1])))
         if not name.startswith(READS):
             self.check_whole()
 
     def check_whole(self) -> None:
         self.ours.validate()
         assert not self.differ_whole(), (self.log[-6:], self.differ_whole())
+        self.trail.append(("the episode now", brief(whole(self.theirs))))
 
     def rebuild(self) -> None:
         """RLlib's episode made from ours, with what its from_state forgets."""
-        self.theirs = rllib.MultiAgentEpisode.from_state(copy.deepcopy(self.ours.get_state()))
+        self.theirs = self.kind.from_state(copy.deepcopy(self.ours.get_state()))
+        if self.kind is MultiAgentEpisode:
+            return
         self.theirs._len_lookback_buffers = self.ours._lookback
         for part in self.theirs.agent_episodes.values():
             part._last_added_observation, part._last_added_infos = part.get_observations(-1), part.get_infos(-1)
@@ -131,13 +146,15 @@ class Driver(Foresight):
 
     def step(self) -> None:
         if self.ours.is_done and self.rng.random() < 0.4:
-            self.ours, self.theirs, self.before = self.fresh(MultiAgentEpisode), self.fresh(rllib.MultiAgentEpisode), None
+            self.ours, self.theirs, self.before = self.fresh(MultiAgentEpisode), self.fresh(self.kind), None
         if not self.ours.is_reset and not self.ours.env_t and self.rng.random() < 0.9:
             self.reset()
             return
         step = self.some_step()
         self.same(
-            f"add_env_step({step})", lambda episode: episode.add_env_step(**copy.deepcopy(step)), *self.step_differences(step)
+            f"add_env_step({step})",
+            lambda episode: episode.add_env_step(**copy.deepcopy(step)),
+            *self.foresee(lambda: self.step_differences(step)),
         )
 
     def reset(self) -> None:
@@ -224,7 +241,7 @@ class Driver(Foresight):
         self.same(
             f"get_{kind}({keys}, {indices}, {options})",
             lambda episode: getattr(episode, f"get_{kind}")(*keys, indices, **options),
-            *self.get_differences(kind, keys, indices, options),
+            *self.foresee(lambda: self.get_differences(kind, keys, indices, options)),
         )
 
     def take(self, results: tuple[Any, Any] | None) -> bool:
@@ -236,7 +253,7 @@ class Driver(Foresight):
 
     def cut(self) -> None:
         lookback = self.rng.randint(0, 4)
-        ours, known = self.ours, self.cut_differences(lookback)
+        ours, known = self.ours, self.foresee(lambda: self.cut_differences(lookback))
         before = copy.deepcopy(ours)
         results = self.compare(f"cut({lookback})", lambda episode: episode.cut(lookback), *([] if ours.is_done else known))
         if not ours.is_done and (results is not None or any(known)):
@@ -251,7 +268,7 @@ class Driver(Foresight):
         part = slice(*bounds) if self.rng.random() < 0.8 else slice(self.rng.randint(-9, 9), self.rng.randint(-9, 9))
         lookback = self.rng.choice([None, None, 0, 1, 3])
         start, stop, _ = part.indices(len(ours))
-        known = ["slices backwards"] if stop < start else self.slice_differences(start, stop, lookback)
+        known = self.foresee(lambda: ["slices backwards"] if stop < start else self.slice_differences(start, stop, lookback))
         results = self.compare(
             f"slice({part}, {lookback})", lambda episode: episode.slice(part, len_lookback_buffer=lookback), *known
         )
@@ -259,6 +276,7 @@ class Driver(Foresight):
             return
         self.met["(slices compared)"] += 1
         assert not difference(*map(whole, results)), (self.log[-6:], difference(*map(whole, results)))
+        self.trail.append((self.log[-1], brief(whole(results[1]))))
         if self.rng.random() < 0.2:
             self.before = None
             self.take(results)
@@ -272,8 +290,8 @@ class Driver(Foresight):
         else:
             other, self.ours, self.before = self.ours, self.before, None
             self.rebuild()
-            known = self.concat_differences(other)
-        chunk = rllib.MultiAgentEpisode.from_state(copy.deepcopy(other.get_state()))
+            known = self.foresee(lambda: self.concat_differences(other))
+        chunk = self.kind.from_state(copy.deepcopy(other.get_state()))
         other = copy.deepcopy(other)
         chunks = {id(self.ours): other, id(self.theirs): chunk}
         self.met["(concats compared)"] += not any(known)
@@ -319,7 +337,7 @@ class Driver(Foresight):
         crossed = self.rng.random() < 0.5
         mine, other = (theirs, ours) if crossed else (ours, theirs)
         self.ours = MultiAgentEpisode.from_state(copy.deepcopy(mine))
-        self.theirs = rllib.MultiAgentEpisode.from_state(copy.deepcopy(other))
+        self.theirs = self.kind.from_state(copy.deepcopy(other))
         self.check_whole()
 
     def facts(self) -> None:
@@ -335,6 +353,8 @@ class Driver(Foresight):
         if ours.agent_episodes:
             assert ours.get_agents_that_stepped() == theirs.get_agents_that_stepped()
             assert ours.get_agents_to_act() == theirs.get_agents_to_act()
+            asked = [theirs.get_terminateds(), theirs.get_agents_that_stepped(), theirs.get_agents_to_act()]
+            self.trail.append(("get_terminateds, get_agents_that_stepped, get_agents_to_act", brief(asked)))
         assert {agent: ours.module_for(agent) for agent in self.agents} == {
             agent: theirs.module_for(agent) for agent in self.agents
         }
@@ -354,12 +374,9 @@ class Driver(Foresight):
         given |= {"terminateds": ours.get_terminateds(), "truncateds": ours.get_truncateds()}
         given |= {"len_lookback_buffer": self.rng.choice(["auto", 0, 1, 2]), "env_t_started": self.rng.choice([None, 5])}
         given |= {"agent_t_started": dict.fromkeys(parts, 3) if self.rng.random() < 0.5 else None}
-        known = self.construct_differences(ours, given["len_lookback_buffer"])
-        results = self.compare("construct", lambda episode: self.class_of(episode)(**copy.deepcopy(given)), *known)
+        known = self.foresee(lambda: self.construct_differences(ours, given["len_lookback_buffer"]))
+        results = self.compare("construct", lambda episode: type(episode)(**copy.deepcopy(given)), *known)
         if results is not None:
             self.met["(constructions compared)"] += 1
             assert not difference(*map(whole, results)), (self.log[-6:], difference(*map(whole, results)))
-
-    @staticmethod
-    def class_of(episode: Any) -> Any:
-        return MultiAgentEpisode if isinstance(episode, MultiAgentEpisode) else rllib.MultiAgentEpisode
+            self.trail.append(("construct", brief(whole(results[1]))))

@@ -35,8 +35,7 @@ from offline_cli.modules.network import Network
 from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.policy import build_module
 from offline_cli.progress import Progress
-from offline_cli.training import disk_store
-from offline_cli.training import memory_store as memory_bounds
+from offline_cli.training import disk_store, memory_store
 from offline_cli.training.algorithms import Task
 from offline_cli.training.bc import train_bc
 from offline_cli.training.checks import score
@@ -72,7 +71,7 @@ def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory that counts is a command's, not that of a test runner with thousands of tests behind it."""
-    monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
+    monkeypatch.setattr(memory_store, "_resident", lambda: 300 << 20)
 
 
 class Loose(Network):
@@ -411,7 +410,7 @@ def test_a_limit_that_does_not_hold_torch_is_refused_before_anything_is_read(tmp
 def test_a_network_that_does_not_fit_beside_the_steps_is_refused(
     tmp_path: Path, write_dataset: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
+    monkeypatch.setattr(memory_store, "_resident", lambda: 300 << 20)
     (tmp_path / "c.toml").write_text("hidden = [4096, 4096]\n")
     with pytest.raises(BadConfig, match="training this network takes") as caught:
         train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml", streaming=True, memory_limit=512 << 20)
@@ -421,7 +420,7 @@ def test_a_network_that_does_not_fit_beside_the_steps_is_refused(
 def test_a_batch_that_does_not_fit_on_its_way_through_the_network_is_refused(
     tmp_path: Path, write_dataset: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
+    monkeypatch.setattr(memory_store, "_resident", lambda: 300 << 20)
     (tmp_path / "c.toml").write_text("hidden = [512]\nupdates = 1\n")
     options: dict[str, Any] = {"config": tmp_path / "c.toml", "streaming": True, "memory_limit": 512 << 20}
     train_bc(write_dataset(), tmp_path / "small", batch_size=1000, **options)
@@ -430,15 +429,15 @@ def test_a_batch_that_does_not_fit_on_its_way_through_the_network_is_refused(
 
 
 def test_images_count_as_what_convolutions_make_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_bounds, "_resident", lambda: 300 << 20)
+    monkeypatch.setattr(memory_store, "_resident", lambda: 300 << 20)
     space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     module = build_module(space, spaces.Discrete(2), hidden=(16,), action_scale="env", seed=0)
     learner = cloning_learner(module)
     columns = {"obs": torch.zeros((1, *space.shape), dtype=torch.uint8), "actions": torch.zeros(1, dtype=torch.int64)}
     store = MemoryStore(columns)
-    memory_bounds.check_training_fits(512 << 20, "cpu", learner, store, 32)
+    memory_store.check_training_fits(512 << 20, "cpu", learner, store, 32)
     with pytest.raises(BadConfig, match="training this network takes"):
-        memory_bounds.check_training_fits(512 << 20, "cpu", learner, store, 512)
+        memory_store.check_training_fits(512 << 20, "cpu", learner, store, 512)
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(2, start=5), spaces.MultiDiscrete([2, 2], start=[5, 9])])
@@ -454,7 +453,7 @@ def test_actions_that_do_not_begin_at_zero_stream(
 def test_finding_what_a_batch_takes_changes_neither_modules_nor_chance(loose: Learner) -> None:
     before, chance = {name: tensor.clone() for name, tensor in loose.state().items()}, torch.get_rng_state()
     columns = {"obs": torch.ones(4, 3), "actions": torch.ones(4, dtype=torch.int64)}
-    memory_bounds.check_training_fits(512 << 20, "cpu", loose, MemoryStore(columns), 32)
+    memory_store.check_training_fits(512 << 20, "cpu", loose, MemoryStore(columns), 32)
     assert all(torch.equal(tensor, before[name]) for name, tensor in loose.state().items())
     assert torch.equal(chance, torch.get_rng_state())
     assert all(part.training for part in loose.whole.modules())
@@ -473,14 +472,14 @@ def test_held_out_rows_are_scored_in_evaluation_mode(loose: Learner) -> None:
 def test_a_process_that_is_too_large_already_is_refused(
     tmp_path: Path, write_dataset: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_bounds, "_resident", lambda: 500 << 20)
+    monkeypatch.setattr(memory_store, "_resident", lambda: 500 << 20)
     with pytest.raises(BadConfig, match="the process takes 500 MiB already"):
         train_bc(write_dataset(), tmp_path / "run", streaming=True, memory_limit=512 << 20)
 
 
 def test_what_is_fetched_ahead_from_a_bucket_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_bounds, "_resident", lambda: 350 << 20)
-    shares = memory_bounds.Shares.of(512 << 20, "cpu")
+    monkeypatch.setattr(memory_store, "_resident", lambda: 350 << 20)
+    shares = memory_store.Shares.of(512 << 20, "cpu")
     shares.check_start(fetched=False)
     with pytest.raises(BadConfig, match="the process takes 350 MiB already, and reading takes"):
         shares.check_start(fetched=True)
@@ -491,7 +490,7 @@ def test_data_that_memory_will_not_hold_is_refused_with_the_way_out(
 ) -> None:
     data = write_dataset()
     assert train_bc(data, tmp_path / "run", updates=1, memory_limit=1 << 30).updates == 1
-    monkeypatch.setitem(memory_bounds.PROGRAM, "cpu", (1 << 30) - 20_000)
+    monkeypatch.setitem(memory_store.PROGRAM, "cpu", (1 << 30) - 20_000)
     with pytest.raises(BadConfig, match="in memory, of 1,024 MiB allowed") as caught:
         train_bc(data, tmp_path / "other", updates=1, memory_limit=1 << 30)
     assert "--streaming" in caught.value.fix

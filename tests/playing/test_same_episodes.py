@@ -14,7 +14,7 @@ import torch
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.policy import build_module
 from offline_cli.playing.blocks import Blocks
-from offline_cli.policies import policy as blocks
+from offline_cli.policies import policy as policies
 from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.policy import BLOCK_ROWS, Acted, block_rows
 
@@ -114,7 +114,7 @@ def test_a_policy_whose_numbers_cannot_be_seen_is_not_trusted_with_other_blocks(
 
 @pytest.mark.parametrize(("slots", "sizes"), [(1, [8, 16, 32]), (20, [32]), (64, [64, 32]), (1000, [256, 128, 64, 32])])
 def test_blocks_are_tried_from_the_one_that_holds_all_slots_to_the_usual_one(slots: int, sizes: list[int]) -> None:
-    assert list(blocks._candidates(slots, BLOCK_ROWS)) == sizes
+    assert list(policies._candidates(slots, BLOCK_ROWS)) == sizes
 
 
 def test_the_same_command_gives_the_same_dataset_with_an_own_vector_class(recorded: Record, read: Read, same: Same) -> None:
