@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from offline_cli.converting import sinks
 from offline_cli.converting.sink import Sink, SinkContext, SinkKind, Written, output_writer
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
@@ -181,7 +180,7 @@ class FormatList:
 def known_formats() -> FormatList:
     """Those of this package, and of all that are installed."""
     ours = [Format(one.name, one.words, PACKAGE) for one in readers.OURS.values()]
-    written = [Format(one.name, one.words, PACKAGE) for one in sinks.OURS.values()]
+    written = [Format(one.name, one.words, PACKAGE) for one in OURS.values()]
     return FormatList(
         (*ours, *(Format(one.name, "", one.package) for one in plugins(READERS))),
         (*written, *(Format(one.name, "", one.package) for one in plugins(SINKS))),
