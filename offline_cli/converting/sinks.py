@@ -16,17 +16,15 @@ from offline_cli.converting.sink import Sink, SinkContext, SinkKind, Written, ou
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, UsageError
+from offline_cli.errors import BadConfig
 from offline_cli.files.locations import Location
 from offline_cli.formats import readers
-from offline_cli.import_path import named_object
 from offline_cli.options.shared import RowFormat
-from offline_cli.plugins import READERS, SINKS, plugin, plugins, users_code
+from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.tally import Reject
 
 __all__ = ["OURS", "DatasetSink", "Format", "FormatList", "known_formats", "sink_named"]
 
-PYTHON: Final = "python:"
 MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
 
 PACKAGE: Final = "offline-cli"
@@ -109,27 +107,8 @@ OURS: Final = {
 
 
 def sink_named(name: str) -> SinkKind:
-    """The sink that `--to` names: one of ours, a registered one, or `python:package.module:attribute`.
-
-    Raises UsageError for an unknown name, BadConfig for an object that is not a sink, MissingPackage for one that cannot be
-    imported.
-    """
-    if name in OURS:
-        return OURS[name]
-    if name.startswith(PYTHON):
-        users_code(name)
-        where, form = f"--to {name}", "--to python:package.module:Sink, importable from the current folder"
-        found: Any = named_object(name.removeprefix(PYTHON), where=where, form=form)
-        return found if isinstance(found, SinkKind) else output_writer(found, name)
-    registered = plugin(SINKS, name)
-    if registered is None:
-        known = ", ".join([*OURS, *(one.name for one in plugins(SINKS))])
-        raise UsageError(f"no sink is called {name!r}", where="--to", fix=f"use {known}, or python:module:Sink")
-    found = registered.load()
-    if not isinstance(found, SinkKind):
-        what = f"sink {name!r} of the package {registered.package} is {found!r}, not a SinkKind"
-        raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.converting.sink.SinkKind")
-    return found
+    """The sink that `--to` names. Raises as `named_plugin` does."""
+    return named_plugin(SINKS, name, OURS, SinkKind, option="--to", made=output_writer)
 
 
 def opened_sink(kind: SinkKind, target: Location, context: SinkContext) -> Sink:

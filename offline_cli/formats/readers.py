@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
 from offline_cli.files.locations import Location
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
@@ -20,13 +20,11 @@ from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
-from offline_cli.import_path import named_object
-from offline_cli.plugins import READERS, Plugin, plugin, plugins, users_code
+from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
 
 __all__ = ["AUTO", "OURS", "ReaderChoice", "check_reader", "no_reader", "reader_named"]
 
 AUTO: Final = "auto"
-PYTHON: Final = "python:"
 TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "csv": "csv", "json": "json"}
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
@@ -88,37 +86,14 @@ OURS: Final = {
 
 
 def reader_named(name: str) -> Reader:
-    """The reader that `--from` names: one of ours, a registered one, or `python:package.module:attribute`.
-
-    Raises UsageError for an unknown name, BadConfig for an object that is not a reader, MissingPackage for one that cannot be
-    imported.
-    """
-    if name in OURS:
-        return OURS[name]
-    if name.startswith(PYTHON):
-        users_code(name)
-        where, form = f"--from {name}", "--from python:package.module:Reader, importable from the current folder"
-        found = named_object(name.removeprefix(PYTHON), where=where, form=form)
-        return found if isinstance(found, Reader) else input_reader(found, name)
-    registered = plugin(READERS, name)
-    if registered is None:
-        known = ", ".join([AUTO, *OURS, *(one.name for one in plugins(READERS))])
-        raise UsageError(f"no reader is called {name!r}", where="--from", fix=f"use {known}, or python:module:Reader")
-    return _loaded(registered)
+    """The reader that `--from` names, which is not `auto`. Raises as `named_plugin` does."""
+    return named_plugin(READERS, name, OURS, Reader, option="--from", made=input_reader, words=(AUTO,))
 
 
 def check_reader(name: str) -> None:
     """Raise as `reader_named` does, before anything is opened."""
-    if name not in (AUTO, *OURS):
+    if name != AUTO:
         reader_named(name)
-
-
-def _loaded(registered: Plugin) -> Reader:
-    found = registered.load()
-    if not isinstance(found, Reader):
-        what = f"reader {registered.name!r} of the package {registered.package} is {found!r}, not a Reader"
-        raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.formats.reader.Reader")
-    return found
 
 
 @dataclass(slots=True)
@@ -167,7 +142,7 @@ def _loaded_readers() -> Iterator[tuple[Plugin, Reader]]:
     """Those of other packages; one that cannot be loaded was not named by the user, and is only logged."""
     for registered in plugins(READERS):
         try:
-            yield registered, _loaded(registered)
+            yield registered, registered.load_as(Reader)
         except (BadConfig, MissingPackage) as error:
             _log.warning("note: %s", error.what)
 
