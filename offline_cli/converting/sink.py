@@ -22,9 +22,9 @@ import numpy as np
 from offline_cli.columns import Columns
 from offline_cli.datasets.manifest import Environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OfflineCliError, OutputExists, UsageError
+from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.files.locations import Location
-from offline_cli.formats.input_reader import IOContext
+from offline_cli.formats.input_reader import Maker
 from offline_cli.spaces import Space
 from offline_cli.tally import Reject, Tally
 from offline_cli.trees import map_leaves
@@ -121,16 +121,12 @@ class SampleBatch(dict[str, Any]):
         return len(self[Columns.REWARDS])
 
 
-def output_writer(maker: Any, name: str) -> SinkKind:
+def output_writer(found: Any, name: str) -> SinkKind:
     """A `SinkKind` for a maker of objects with `write()`. Raises BadConfig for one that cannot be called."""
-    if not callable(maker):
-        fix = "name a SinkKind, a class with write(), or a function that makes such an object"
-        raise BadConfig(f"it is {type(maker).__name__}, which makes no writer", where=f"--to {name}", fix=fix)
-
-    def open_writer(target: Location, context: SinkContext) -> Sink:
-        return OutputWriterSink(target, context, maker, name)
-
-    return SinkKind(name, f"what {name} writes", open_writer, _refuse_resuming)
+    maker = Maker(found, f"--to {name}", "writer", "OutputWriter", "write", "SinkKind")
+    return SinkKind(
+        name, f"what {name} writes", lambda target, context: OutputWriterSink(target, maker, name), _refuse_resuming
+    )
 
 
 def _refuse_resuming(target: Location, *, overwrite: bool, resume: bool) -> None:
@@ -143,8 +139,8 @@ def _refuse_resuming(target: Location, *, overwrite: bool, resume: bool) -> None
 class OutputWriterSink:
     """Hands each episode to an object with `write(batch)`, and closes it where it has a `close`."""
 
-    def __init__(self, target: Location, context: SinkContext, maker: Callable[[IOContext], Any], name: str) -> None:
-        self._target, self._context, self._maker, self._name = target, context, maker, name
+    def __init__(self, target: Location, maker: Maker, name: str) -> None:
+        self._target, self._maker, self._name = target, maker, name
         self._writer: Any = None
         self._episodes = self._steps = 0
 
@@ -155,23 +151,20 @@ class OutputWriterSink:
 
     def __enter__(self) -> Self:
         config = {"output": self._name, "output_config": {"path": self._target.url}, "output_compress_columns": []}
-        self._writer = self._called("making it", lambda: self._maker(IOContext(self._target.url, config)))
-        if not callable(getattr(self._writer, "write", None)):
-            what = f"it makes {type(self._writer).__name__}, which has no write()"
-            raise BadConfig(what, where=f"--to {self._name}", fix="derive it from RLlib's OutputWriter, or write a Sink")
+        self._writer = self._maker.made(f"{self._name}: making it", self._target.url, config)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         close = getattr(self._writer, "close", None)
         self._writer = None
         if callable(close):
-            self._called("close()", close)
+            self._maker.called(f"{self._name}: close()", close)
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
         for episode in range(len(batch)):
             write = partial(self._writer.write, _columns(batch, episode))
-            self._called(f"write() of episode {batch.ids[episode]}", write)
+            self._maker.called(f"{self._name}: write() of episode {batch.ids[episode]}", write)
         self._episodes, self._steps = self._episodes + len(batch), self._steps + batch.num_steps
 
     def rehearse(self, batch: EpisodeBatch) -> None:
@@ -187,15 +180,6 @@ class OutputWriterSink:
         """See `Sink`: closes the writer; how many files and bytes it wrote is not known."""
         self.__exit__(None, None, None)
         return Written(self._episodes, self._steps, 0, 0)
-
-    def _called(self, doing: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except OfflineCliError:
-            raise
-        except Exception as error:
-            fix = "call it by itself, in Python"
-            raise BadData(f"{self._name}: {doing} raised {error!r}", where=f"--to {self._name}", fix=fix) from error
 
 
 def _columns(batch: EpisodeBatch, episode: int) -> Any:
