@@ -18,8 +18,8 @@ from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.own import OwnSource
 from offline_cli.formats.plugin_source import PluginSource
-from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, check_reader, reader_named
+from offline_cli.formats.reader import OpenContext, Reader
+from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, reader_named
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
@@ -35,6 +35,7 @@ class _Asked:
     """The caller's options for reading."""
 
     from_: str
+    reader: Reader | None  # that it names; None: the most certain one
     tables: TableOptions
     storage_options: Mapping[str, Any] | None
     choice: ReaderChoice = field(default_factory=ReaderChoice)
@@ -58,9 +59,7 @@ def open_sources(
     reader recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files,
     UsageError for an unknown `from_`, BadMapping for a table that no mapping explains.
     """
-    if from_ != AUTO:
-        check_reader(from_)
-    asked = _Asked(from_, tables or UNSAID, storage_options)
+    asked = _Asked(from_, reader_named(from_), tables or UNSAID, storage_options)
     found: list[Source] = []
     for is_folder, group in groupby(expand(sources, storage_options), key=Location.is_dir):
         if is_folder:
@@ -124,13 +123,13 @@ def _is_data(file: Location, folder: Location) -> bool:
 
 def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source:
     listing = Listing(files, location, as_tables=asked.from_ == TABLE or asked.is_mapped)
-    reader = asked.choice.reader_for(listing) if asked.from_ == AUTO else reader_named(asked.from_)
+    reader = asked.reader or asked.choice.reader_for(listing)
+    is_ours = reader in OURS.values()
     if not reader.takes_mapping:
         _refuse_mapping(asked, reader.name, location)
-    passes_over = asked.from_ == AUTO and reader in OURS.values()  # what is not data to us may be data to another package
-    data = listing.data if passes_over else files
-    source = reader.open(data, OpenContext(listing, asked.tables, asked.storage_options))
-    return source if reader in OURS.values() else PluginSource(source, reader.name)
+    passes_over = asked.reader is None and is_ours  # what is not data to us may be data to another package
+    source = reader.open(listing.data if passes_over else files, OpenContext(listing, asked.tables, asked.storage_options))
+    return source if is_ours else PluginSource(source, reader.name)
 
 
 def _refuse_mapping(asked: _Asked, kind: str, location: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
@@ -22,7 +23,7 @@ from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
 
-__all__ = ["AUTO", "OURS", "ReaderChoice", "check_reader", "no_reader", "reader_named"]
+__all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 
 AUTO: Final = "auto"
 TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "csv": "csv", "json": "json"}
@@ -85,15 +86,11 @@ OURS: Final = {
 """Those that come with us, by name."""
 
 
-def reader_named(name: str) -> Reader:
-    """The reader that `--from` names, which is not `auto`. Raises as `named_plugin` does."""
+def reader_named(name: str) -> Reader | None:
+    """The reader that `--from` names; None: `auto`. Raises as `named_plugin` does."""
+    if name == AUTO:
+        return None
     return named_plugin(READERS, name, OURS, Reader, option="--from", made=input_reader, words=(AUTO,))
-
-
-def check_reader(name: str) -> None:
-    """Raise as `reader_named` does, before anything is opened."""
-    if name != AUTO:
-        reader_named(name)
 
 
 @dataclass(slots=True)
@@ -130,11 +127,10 @@ class ReaderChoice:
 
 def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
     try:
-        best = max(OURS.values(), key=lambda reader: reader.sniff(listing))
+        score, best = max(((reader.sniff(listing), reader) for reader in OURS.values()), key=itemgetter(0))
     except BadData as error:  # a reader of another package may recognise them
         errors.append(error)
         return None, NO
-    score = best.sniff(listing)
     return (best, score) if score > NO else (None, NO)
 
 

@@ -179,9 +179,9 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Close what unfinished readings hold open, in the calling thread; the source can be read again after. A reading that
+        """Close what unfinished readings hold open, in the calling thread; the source can be read again after.
 
-        ends, or fails, closes its own files. One that is dropped closes nothing: see `scopes`.
+        A reading that ends, or fails, closes its own files. One that is dropped closes nothing: see `scopes`.
         """
 
 
