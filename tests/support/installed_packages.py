@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugins" / "cloning"
-LOG_BOOKS = PLUGIN.parent / "plugins" / "log_books"
+LOG_BOOKS = PLUGIN.parent / "log_books"
 Install = Callable[..., None]
 
 
