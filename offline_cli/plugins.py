@@ -74,6 +74,11 @@ class Plugin:
     package: str  # the distribution, as pip knows it
     entry: EntryPoint
 
+    @property
+    def distribution(self) -> str:
+        """The package and its version."""
+        return self.package if self.entry.dist is None else f"{self.package} {self.entry.dist.version}"
+
     def load(self) -> Any:
         """Import it. Raises MissingPackage, which names the package, whatever the import raises."""
         _loaded[self.entry.module.partition(".")[0]] = self.package

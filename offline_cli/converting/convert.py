@@ -104,6 +104,7 @@ def convert(
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
     sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
+    sink.check_options(options)
     with read_episodes(
         places,
         from_=options["from_"],

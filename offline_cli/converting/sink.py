@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
@@ -25,11 +25,20 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.formats.input_reader import Maker
+from offline_cli.options.shared import COMPRESSION
 from offline_cli.spaces import Space
 from offline_cli.tally import Reject, Tally
 from offline_cli.trees import map_leaves
 
-__all__ = ["SampleBatch", "Sink", "SinkContext", "SinkKind", "Written", "output_writer", "refuse_existing"]
+__all__ = ["OPTIONS", "SampleBatch", "Sink", "SinkContext", "SinkKind", "Written", "output_writer", "refuse_existing"]
+
+OPTIONS: Final[Mapping[str, Any]] = {
+    "compression": COMPRESSION.default,
+    "max_rows_per_file": None,
+    "overwrite": False,
+    "resume": False,
+}
+"""Of `convert`, those that a sink takes or does not, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +119,15 @@ class SinkKind:
     words: str  # what it writes, for messages
     open: Callable[[Location, SinkContext], Sink]  # nothing is touched before its `with`
     check: Check = refuse_existing  # raises, before anything is read, what entering would raise
+    takes: Collection[str] = ()  # those of `OPTIONS` that it regards; others are refused
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise UsageError for an option that is not at its default, and that the sink does not take."""
+        for name, default in OPTIONS.items():
+            if options[name] != default and name not in self.takes:
+                option = f"--{name.replace('_', '-')}"
+                what = f"{option} with the sink {self.name!r}, which does not take it"
+                raise UsageError(what, where=f"--to {self.name}", fix=f"leave out {option}")
 
 
 class SampleBatch(dict[str, Any]):

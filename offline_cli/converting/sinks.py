@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from offline_cli.converting.sink import Sink, SinkContext, SinkKind, Written, output_writer
+from offline_cli.converting.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, output_writer
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.files.locations import Location
 from offline_cli.formats import readers
+from offline_cli.formats.reader import Reader
 from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.tally import Reject
@@ -95,12 +96,14 @@ OURS: Final = {
             "our dataset, a row an episode, as RLlib reads it",
             lambda target, context: DatasetSink(target, context, "episodes"),
             _check_folder,
+            OPTIONS,
         ),
         SinkKind(
             "columns",
             "our dataset, a row a step, for any Parquet tool",
             lambda target, context: DatasetSink(target, context, "columns"),
             _check_folder,
+            OPTIONS,
         ),
     )
 }
@@ -140,7 +143,7 @@ class Format:
     """One name."""
 
     name: str
-    words: str  # empty of a plug-in
+    words: str  # of a plug-in, the package to look in: its own words would have to be imported
     package: str  # the distribution that has it
 
 
@@ -158,9 +161,11 @@ class FormatList:
 
 def known_formats() -> FormatList:
     """Those of this package, and of all that are installed."""
-    ours = [Format(one.name, one.words, PACKAGE) for one in readers.OURS.values()]
-    written = [Format(one.name, one.words, PACKAGE) for one in OURS.values()]
-    return FormatList(
-        (*ours, *(Format(one.name, "", one.package) for one in plugins(READERS))),
-        (*written, *(Format(one.name, "", one.package) for one in plugins(SINKS))),
+    return FormatList(_formats(readers.OURS, READERS), _formats(OURS, SINKS))
+
+
+def _formats(ours: Mapping[str, Reader] | Mapping[str, SinkKind], group: str) -> tuple[Format, ...]:
+    return (
+        *(Format(name, one.words, PACKAGE) for name, one in ours.items()),
+        *(Format(one.name, f"not imported here: see {one.distribution}", one.package) for one in plugins(group)),
     )

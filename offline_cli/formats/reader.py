@@ -46,6 +46,6 @@ class Reader:
     open: Callable[[Sequence[Location], OpenContext], Source]
     """Opens files, in their order; notes and pictures may be among them. Raises BadData, BadMapping."""
     sniff: Callable[[Listing], float] = never
-    """From `NO` to `SURE`, how certainly files are of this format; `--from auto` takes the most certain, and ours on a tie.
+    """From `NO` to `SURE`, how certainly files are of this format; `--from auto` takes the most certain, and of equals ours.
     Checks content and names, imports nothing that the files name. May raise BadData for files that it knows to be damaged."""
     takes_mapping: bool = False  # whether `--mapping` and `--rows-as-episodes` are for it

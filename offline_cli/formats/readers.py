@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
@@ -102,10 +102,12 @@ class ReaderChoice:
     def reader_for(self, listing: Listing) -> Reader:
         """The reader that is most certain of the files.
 
-        Raises NoData where none is, BadData for files that no reader can read.
+        Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
+        certain.
         """
         errors: list[BadData] = []
         best, score = _surest_of_ours(listing, errors)
+        equals: list[Plugin] = []  # that are as certain as `best`, which is the first one's
         if self._others is None:
             self._others = list(_loaded_readers())
         for asked in tuple(self._others):
@@ -119,10 +121,20 @@ class ReaderChoice:
                 self._others.remove(asked)
                 continue
             if sure > score:
-                best, score = asked[1], sure
+                best, score, equals = asked[1], sure, [asked[0]]
+            elif sure == score and equals:
+                equals.append(asked[0])
         if best is None:
             raise errors[0] if errors else no_reader(listing)
+        if len(equals) > 1:
+            raise _undecided(equals, listing)
         return best
+
+
+def _undecided(equals: Sequence[Plugin], listing: Listing) -> UsageError:
+    names = " and ".join(f"{one.name!r} of the package {one.package}" for one in equals)
+    fix = "say which: " + " or ".join(dict.fromkeys(f"--from {one.name}" for one in equals))
+    return UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
 
 
 def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
@@ -146,9 +158,10 @@ def _loaded_readers() -> Iterator[tuple[Plugin, Reader]]:
 def no_reader(listing: Listing) -> NoData:
     """The error for files that no reader knows."""
     what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
-    readers = ", ".join(f"{reader.words} (--from {name})" for name, reader in OURS.items())
+    readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
+    readers += [f"what {one.distribution} reads (--from {one.name})" for one in plugins(READERS)]
     return NoData(
-        f"{what}; there are readers for {readers}, and for our own datasets",
+        f"{what}; there are readers for {', '.join(readers)}, and for our own datasets",
         where=listing.location,
         fix="record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/tables.md)",
     )
