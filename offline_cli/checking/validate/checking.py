@@ -59,7 +59,8 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
     if not places:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
     subjects = list(open_subjects(places, findings, from_=from_, open_group=open_group, check_folder=check_folder))
-    checks = _read(subjects, findings, tally, env, env_spaces, options["action_scale"], on_progress)
+    read_as = ReadOptions(env_spaces, memory_limit=tables.memory_limit)
+    checks = _read(subjects, findings, tally, env, read_as, options["action_scale"], on_progress)
     names = [subject.name for subject in subjects]
     return Validation(
         problems=findings.problems(names),
@@ -80,19 +81,19 @@ def _read(
     findings: Findings,
     tally: ListeningTally,
     env: str | None,
-    env_spaces: tuple[Space, Space] | None,
+    read_as: ReadOptions,
     scale: str | None,
     on_progress: OnProgress,
 ) -> Sequence[SourceChecks]:
     """The one pass over all sources that can be read; the checks that it ran."""
     checks: dict[str, SourceChecks] = {}
     watched: list[Source] = []
+    env_spaces = read_as.spaces
     common = CommonForm(compare_spaces=env_spaces is None)
     for subject in subjects:
         source = subject.source
         if source is not None:
-            if env_spaces is not None:
-                source.prepare(ReadOptions(env_spaces))
+            source.prepare(read_as)
             check = checks[subject.name] = SourceChecks(subject, source, findings, common, env_spaces, scale, env)
             watched.append(cast(Source, WatchedSource(source, check)))
     rejects = ListeningRejects(findings, tally)

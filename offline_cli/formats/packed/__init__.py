@@ -14,13 +14,14 @@ from __future__ import annotations
 from offline_cli.formats.packed.cells import KnownPatterns, unpack, unpack_cells
 from offline_cli.formats.packed.objects import is_pickle, tree_of_value, unpickle_cells
 from offline_cli.formats.packed.pickles import unpickle
-from offline_cli.formats.packed.template import looks_packed
+from offline_cli.formats.packed.template import looks_packed, unfolded_size
 
 __all__ = [
     "KnownPatterns",
     "is_pickle",
     "looks_packed",
     "tree_of_value",
+    "unfolded_size",
     "unpack",
     "unpack_cells",
     "unpickle",
