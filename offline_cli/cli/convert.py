@@ -30,7 +30,7 @@ def run(ctx: typer.Context, flags: ConvertFlags, options: ConvertOptions) -> Non
 
 
 def _list_formats(ctx: typer.Context) -> None:
-    from offline_cli.converting.sinks import known_formats
+    from offline_cli.converting.sink import known_formats
 
     found = known_formats()
     if ctx.obj.as_json:

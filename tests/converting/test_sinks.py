@@ -13,9 +13,8 @@ from installed_packages import Install
 from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
-from offline_cli.converting import preview
 from offline_cli.converting.convert import convert
-from offline_cli.converting.sinks import OURS, sink_named
+from offline_cli.converting.sink import OURS, sink_named
 from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, OutputExists, UsageError
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
@@ -156,7 +155,7 @@ def test_an_interruption_aborts_and_does_not_promise_what_only_our_datasets_do(d
 def test_a_dry_run_writes_the_first_episodes_elsewhere_and_estimates_from_what_that_takes(
     diary: Any, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preview, "SAMPLE", 1)
+    monkeypatch.setattr("offline_cli.converting.convert.SAMPLE", 1)
     done = convert(table, tmp_path / "out", to="diary", dry_run=True, overwrite=True)
     assert without_prefix(diary.calls[:-2]) == [("begin", "sample"), ("write", "a"), ("rehearse", "b")]
     assert [name for name, *_ in diary.calls[-2:]] == ["commit", "end"]
