@@ -2,6 +2,8 @@
 
 Ours reads 20 copies of the recording, 716,340 rows, in four files; the rival reads one of the recording's own size, as a file:
 its rate does not depend on the number of rows, and it would take minutes for all of them.
+
+Small files, as RLlib writes them, are compared with bare pyarrow, which reads the same files and makes nothing of their cells.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.floors import Floor, bytes_floor
-from benchmarks.harness import Missing, Row, missing, paired_rates, timed
-from benchmarks.made_data import packed_columns
+from benchmarks.harness import Missing, Row, missing, paired, paired_rates, timed
+from benchmarks.made_data import packed_columns, packed_files
 from benchmarks.recordings import recording
 from benchmarks.rival_process import Rival
 from benchmarks.targets import NO_TARGET, Target
@@ -23,6 +26,8 @@ from offline_cli.tally import Tally
 
 COPIES, FILES = 20, 4
 TARGET = Target(150, words=">= 150x the documented script")
+SMALL_COPIES = 2
+SMALL_TARGET = Target(1 / 2.5, words="at most 2.5x the time")
 RIVALS = {"ray.data": "RLlib's documented script", "pyarrow": "the same script's loop, without Ray Data and without writing"}
 
 
@@ -35,7 +40,9 @@ def rows() -> list[Row]:
         files = packed_columns(source, Path(folder), copies=COPIES, files=FILES)
         (Path(folder) / "slice").mkdir()
         part = packed_columns(source, Path(folder) / "slice", copies=1, files=1)
-        return [one(files, part, through, name) for through, name in RIVALS.items()]
+        (Path(folder) / "small").mkdir()
+        small = packed_files(source, Path(folder) / "small", copies=SMALL_COPIES)
+        return [*(one(files, part, through, name) for through, name in RIVALS.items()), small_files(small)]
 
 
 def one(files: list[str], part: list[str], through: str, name: str) -> Row:
@@ -56,6 +63,19 @@ def one(files: list[str], part: list[str], through: str, name: str) -> Row:
             )
     except Missing as error:
         return missing(question, error, unit="rows/s", rival_name=name, target=target)
+
+
+def small_files(files: list[str]) -> Row:
+    count = rows_in(files)
+    return paired(
+        f"read packed columns, {count:,} rows in {len(files)} files",
+        amount=count,
+        unit="rows/s",
+        ours=lambda: sum(batch.num_steps for batch in read_episodes(files)),
+        rival=lambda: sum(pq.ParquetFile(file).read(use_threads=False).num_rows for file in files),
+        rival_name=f"bare pyarrow.parquet on one thread (pyarrow {pa.__version__})",
+        target=SMALL_TARGET,
+    )
 
 
 def rows_in(files: list[str]) -> int:

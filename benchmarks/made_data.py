@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from offline_cli.columns import Columns
 
-__all__ = ["packed_columns", "sample_batches"]
+__all__ = ["packed_columns", "packed_files", "sample_batches"]
 
 ROW_GROUP = 100_000  # rows
 NEXT = 1_000_003  # added to the ids of SampleBatch lines for each copy
@@ -26,6 +26,16 @@ def packed_columns(source: Path, folder: Path, *, copies: int, files: int) -> li
         parts = [_renamed(table, f"{file}.{copy}") for copy in range(copies // files)]
         made.append(str(folder / f"packed-{file}.parquet"))
         pq.write_table(pa.concat_tables(parts), made[-1], row_group_size=ROW_GROUP)
+    return made
+
+
+def packed_files(source: Path, folder: Path, *, copies: int) -> list[str]:
+    """`copies` of each Parquet file under `source`, as small as it is there."""
+    made = []
+    for copy in range(copies):
+        for number, file in enumerate(sorted(source.rglob("*.parquet"))):
+            made.append(str(folder / f"run-{copy}-{number:06d}.parquet"))
+            pq.write_table(_renamed(pq.read_table(file), str(copy)), made[-1])
     return made
 
 

@@ -9,7 +9,7 @@ not: the user has to name the package that registered it (`--plugin NAME`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, MissingPackage, UsageError
+from offline_cli.import_path import named_object
 from offline_cli.json_documents import fault_of_schema
 
 __all__ = [
@@ -31,14 +32,15 @@ __all__ = [
     "Plugin",
     "check_plugins",
     "is_registered",
+    "named_plugin",
     "plugin",
     "plugin_behind",
     "plugins",
     "registered_class",
-    "users_code",
 ]
 
 Base = TypeVar("Base")
+Record = TypeVar("Record")
 
 ALGORITHMS: Final = "offline_cli.algorithms"
 NETWORKS: Final = "offline_cli.networks"
@@ -57,6 +59,7 @@ KINDS: Final = {
     COMMANDS: "command",
 }
 OPTION: Final = "--plugin"
+PYTHON: Final = "python:"
 
 _log = logging.getLogger(__name__)
 _loaded: dict[str, str] = {}  # packages that registered what was imported, by the top module of that
@@ -71,6 +74,11 @@ class Plugin:
     package: str  # the distribution, as pip knows it
     entry: EntryPoint
 
+    @property
+    def distribution(self) -> str:
+        """The package and its version."""
+        return self.package if self.entry.dist is None else f"{self.package} {self.entry.dist.version}"
+
     def load(self) -> Any:
         """Import it. Raises MissingPackage, which names the package, whatever the import raises."""
         _loaded[self.entry.module.partition(".")[0]] = self.package
@@ -82,6 +90,14 @@ class Plugin:
                 where=f"{self.kind} {self.name}, registered by {self.package}",
                 fix=f"pip install --upgrade {self.package}; python -c 'import {self.entry.module}' shows where it fails",
             ) from err
+
+    def load_as(self, record: type[Record]) -> Record:
+        """Import what has to be a `record`. Raises BadConfig where it is something else, and as `load` does."""
+        found = self.load()
+        if not isinstance(found, record):
+            what = f"{self.kind} {self.name!r} of the package {self.package} is {found!r}, not a {record.__name__}"
+            raise BadConfig(what, where=self.entry.value, fix=f"register an {record.__module__}.{record.__name__}")
+        return found
 
 
 def plugins(group: str) -> list[Plugin]:
@@ -117,6 +133,38 @@ def plugin(group: str, name: str, *, named: Collection[str] | None = None) -> Pl
         )
         raise BadConfig(what, where=f"{KINDS[group]} {name}", fix=f"if you trust that package: {OPTION} {packages[0]}")
     return found[0]
+
+
+def named_plugin(
+    group: str,
+    name: str,
+    ours: Mapping[str, Record],
+    record: type[Record],
+    *,
+    option: str,
+    made: Callable[[Any, str], Record],
+    words: Collection[str] = (),
+) -> Record:
+    """What the user's `option` names: one of `ours`, a registered one, or `python:package.module:attribute`.
+
+    `made`: gives the record for an attribute that is none, and its name. `words`: what the option takes besides. Raises
+    UsageError for an unknown name, BadConfig for an object that is no `record`, MissingPackage for one that cannot be imported.
+    """
+    if name in ours:
+        return ours[name]
+    kind = KINDS[group]
+    if name.startswith(PYTHON):
+        path = name.removeprefix(PYTHON)
+        _loaded[path.partition(":")[0].partition(".")[0]] = name  # what it raises is the user's own
+        form = f"{option} {PYTHON}package.module:{kind.capitalize()}, importable from the current folder"
+        found = named_object(path, where=f"{option} {name}", form=form)
+        return found if isinstance(found, record) else made(found, name)
+    registered = plugin(group, name)
+    if registered is None:
+        known = ", ".join([*words, *ours, *(one.name for one in plugins(group))])
+        fix = f"use {known}, or {PYTHON}module:{kind.capitalize()}"
+        raise UsageError(f"no {kind} is called {name!r}", where=option, fix=fix)
+    return registered.load_as(record)
 
 
 def registered_class(
@@ -191,11 +239,6 @@ def plugin_behind(err: BaseException) -> tuple[str, str] | None:
             found = package, f"{code.f_code.co_filename}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return found
-
-
-def users_code(name: str) -> None:
-    """Say that `python:package.module:attribute` is code of the user's: what it raises is its own."""
-    _loaded[name.split(":")[1].partition(".")[0]] = name
 
 
 def _is_named(one: Plugin, packages: Collection[str]) -> bool:

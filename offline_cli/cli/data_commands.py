@@ -45,7 +45,7 @@ def convert(ctx: typer.Context, flags: ConvertFlags, options: ConvertOptions) ->
 
 
 def _list_formats(ctx: typer.Context) -> None:
-    from offline_cli.converting.sinks import known_formats
+    from offline_cli.converting.sink import known_formats
 
     found = known_formats()
     if ctx.obj.as_json:

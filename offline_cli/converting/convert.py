@@ -4,6 +4,9 @@ The output does not depend on `workers`: files are read ahead by threads, much J
 the order in which they become whole. An existing output is not touched without `overwrite` or `resume`. An error before the
 first shard is complete leaves nothing behind; later, complete shards stay for `resume`, which reads the sources again and
 writes the episodes that are not in those shards.
+
+A dry run measures the size on disk: the first episodes are written in a temporary folder, with the same options, and the bytes
+of their shards are extrapolated to the rest in proportion.
 """
 
 from __future__ import annotations
@@ -11,31 +14,54 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import tempfile
 import time
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
 
-from offline_cli.converting.preview import Preview, preview
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.converting.sink import Sink, SinkContext, Written
-from offline_cli.converting.sinks import DatasetSink, check_written, opened_sink, sink_named
+from offline_cli.converting.sink import Sink, SinkContext, Written, committed, opened_sink, sink_named
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.target_folder import check_apart
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.memory import EpisodeLimit
-from offline_cli.formats.readers import check_reader
+from offline_cli.formats.readers import reader_named
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.datasets import ConvertOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.spaces import describe
+from offline_cli.trees import flatten
 
-__all__ = ["ConvertResult", "convert"]
+__all__ = ["ConvertResult", "Preview", "convert"]
+
+SAMPLE = 16 << 20  # bytes of arrays that are written to extrapolate the rest from
+SHOWN_STEPS = 3
+SHOWN_NUMBERS = 8  # of one value
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What is in the episodes that would be written."""
+
+    episodes: int
+    steps: int
+    estimated_bytes: int  # of all shards
+    observation_space: str
+    action_space: str
+    mappings: Sequence[Mapping[str, str]]  # of each table: its columns by ours
+    first_episode: Mapping[str, Any]  # id, length, return, flags and the first steps, as JSON values
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values by name, without the counts, which the result of the conversion has too."""
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("episodes", "steps")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +122,7 @@ def convert(
     check_values(ConvertOptions, options, command="offline-cli convert")
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, sink = TableOptions.of(options), sink_named(options["to"])
-    check_reader(options["from_"])
+    reader_named(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
     read_as = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
@@ -104,6 +130,7 @@ def convert(
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
     sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
+    sink.check_options(options)
     with read_episodes(
         places,
         from_=options["from_"],
@@ -134,7 +161,7 @@ def convert(
         if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
             alone = replace(context, overwrite=False, resume=False)
-            shown = preview(stream, lambda place: opened_sink(sink, place, alone))
+            shown = _preview(stream, lambda place: opened_sink(sink, place, alone))
             return _result(stream, target, options["to"], (shown.episodes, shown.steps, 0), started, shown)
         written = _written(opened_sink(sink, target, context), stream, target)
         counts = written.episodes, written.steps, written.files
@@ -157,9 +184,9 @@ def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
             }
             kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
             counted = ChainMap(kept, stream.tally.assumptions)  # the writer may still add to the tally
-            return check_written(writer.commit(assumptions=counted, episodes_lost=stream.episodes_lost), writer)
+            return committed(writer, assumptions=counted, episodes_lost=stream.episodes_lost)
     except KeyboardInterrupt as interrupt:
-        raise _interrupted(target, is_ours=isinstance(writer, DatasetSink)) from interrupt
+        raise _interrupted(target, is_ours=isinstance(writer, DatasetWriter)) from interrupt
 
 
 def _without(batch: EpisodeBatch, known: frozenset[str]) -> EpisodeBatch:
@@ -222,3 +249,65 @@ def _result(
         preview=shown,
         seconds=time.monotonic() - started,
     )
+
+
+# ---- what a dry run shows ----
+
+
+def _preview(stream: EpisodeStream, writer: Callable[[Location], Sink]) -> Preview:
+    """Read all of `stream`; `writer` makes the writer that would write it, at another place.
+
+    Raises what reading and writing would raise. Without any episode its figures are 0.
+    """
+    first: Mapping[str, Any] = {}
+    found = steps = size = sampled = written = 0
+    with tempfile.TemporaryDirectory(prefix="offline-cli-") as folder, writer(open_location(folder).join("sample")) as sample:
+        for batch in stream:
+            first = first or _described(batch)
+            found, steps, size = found + len(batch), steps + batch.num_steps, size + batch.nbytes
+            if sampled < SAMPLE:
+                part = _within(batch, SAMPLE - sampled)
+                sample.write(part)
+                sampled += part.nbytes
+                batch = batch.select(slice(len(part), len(batch)))
+            if len(batch):
+                sample.rehearse(batch)
+        if sampled:
+            written = committed(sample, assumptions={}, episodes_lost=None).bytes
+    return Preview(
+        episodes=found,
+        steps=steps,
+        estimated_bytes=round(written * size / sampled) if sampled else 0,
+        observation_space=describe(stream.observation_space),
+        action_space=describe(stream.action_space),
+        mappings=tuple(stream.mappings),
+        first_episode=first,
+    )
+
+
+def _within(batch: EpisodeBatch, limit: int) -> EpisodeBatch:
+    """The first episodes, of about `limit` bytes and at least one."""
+    if batch.nbytes <= limit:
+        return batch
+    share = np.searchsorted(batch.starts, batch.num_steps * limit / batch.nbytes)
+    return batch.select(slice(0, max(1, int(share))))
+
+
+def _described(batch: EpisodeBatch) -> dict[str, Any]:
+    shown = min(SHOWN_STEPS, int(batch.lengths[0]))
+    trees = {"obs": batch.obs, "actions": batch.actions, "rewards": batch.rewards, **batch.extra}
+    leaves = [(path, leaf) for name, tree in trees.items() for path, leaf in flatten(tree, name)]
+    return {
+        "eps_id": batch.ids[0],
+        "length": int(batch.lengths[0]),
+        "return": float(batch.returns[0]),
+        "terminated": bool(batch.terminated[0]),
+        "truncated": bool(batch.truncated[0]),
+        "first_steps": [{path: _value(leaf[step]) for path, leaf in leaves} for step in range(shown)],
+    }
+
+
+def _value(value: Any) -> Any:
+    """A number, a short list of numbers, or the shape and dtype of a larger value."""
+    array = np.asarray(value)
+    return array.tolist() if array.size <= SHOWN_NUMBERS else f"{array.dtype} {list(array.shape)}"

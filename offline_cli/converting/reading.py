@@ -192,7 +192,7 @@ def read_opened(
         for source in opened:
             scope.enter(closing(source))
         for source in opened:
-            source.prepare(ReadOptions(env_spaces, workers, limit, on_progress))
+            source.prepare(ReadOptions(env_spaces, workers, limit, on_progress, memory_limit))
         said = [source.info for source in opened]
         episodes = WholeEpisodes(
             opened,

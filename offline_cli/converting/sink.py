@@ -1,35 +1,70 @@
-"""What `convert --to NAME` writes into: a `Sink` of whole episodes, its registration record, and RLlib's writers as sinks.
+"""What `convert --to NAME` writes into: a `Sink` of whole episodes, all sinks by name, and RLlib's writers as sinks.
 
 * `Sink`, `SinkKind`: the interface, and the record by which a sink is registered.
+* `OURS`, `sink_named`: our dataset in both row formats, sinks of other packages, and those of a user's own Python file.
 * `OutputWriterSink`: objects in the manner of RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches. `--to
   python:package.module:CustomOutputWriter` names a class, or a function, that is called with an `IOContext`: its
   `output_config` holds `path`, and `log_dir` is `--out`. Each episode is one batch, with RLlib's column names; where ray is
   installed and the writer's module has imported it, a real SampleBatch. Whether such a writer's output is whole is unknown: it
   can be neither resumed nor replaced.
+* `known_formats`: what `convert --list-formats` lists: all that `--from` and `--to` take. It imports no plug-in.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
 from offline_cli.columns import Columns
-from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.target_folder import check_target
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OfflineCliError, OutputExists, UsageError
+from offline_cli.errors import BadConfig, BadData, OutputExists, UsageError
 from offline_cli.files.locations import Location
-from offline_cli.formats.input_reader import IOContext
+from offline_cli.formats import readers
+from offline_cli.formats.input_reader import Maker
+from offline_cli.formats.reader import Reader
+from offline_cli.options.shared import COMPRESSION, RowFormat
+from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.spaces import Space
 from offline_cli.tally import Reject, Tally
 from offline_cli.trees import map_leaves
 
-__all__ = ["SampleBatch", "Sink", "SinkContext", "SinkKind", "Written", "output_writer", "refuse_existing"]
+__all__ = [
+    "OPTIONS",
+    "OURS",
+    "Format",
+    "FormatList",
+    "SampleBatch",
+    "Sink",
+    "SinkContext",
+    "SinkKind",
+    "Written",
+    "committed",
+    "known_formats",
+    "opened_sink",
+    "refuse_existing",
+    "sink_named",
+]
+
+MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
+PACKAGE: Final = "offline-cli"
+
+OPTIONS: Final[Mapping[str, Any]] = {
+    "compression": COMPRESSION.default,
+    "max_rows_per_file": None,
+    "overwrite": False,
+    "resume": False,
+}
+"""Of `convert`, those that a sink takes or does not, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +121,7 @@ class Sink(Protocol):
     def quarantine(self, rejects: list[Reject]) -> None:
         """Keep rows that were set aside beside the episodes, and empty the list."""
 
-    def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
+    def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written | Manifest:
         """Make what was written whole and durable. `assumptions`: counts by kind; `episodes_lost`: None: not known."""
 
 
@@ -99,7 +134,7 @@ def refuse_existing(target: Location, *, overwrite: bool, resume: bool) -> None:
 class Check(Protocol):
     """See `refuse_existing`."""
 
-    def __call__(self, target: Location, *, overwrite: bool, resume: bool) -> object: ...
+    def __call__(self, target: Location, /, *, overwrite: bool, resume: bool) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +145,130 @@ class SinkKind:
     words: str  # what it writes, for messages
     open: Callable[[Location, SinkContext], Sink]  # nothing is touched before its `with`
     check: Check = refuse_existing  # raises, before anything is read, what entering would raise
+    takes: Collection[str] = ()  # those of `OPTIONS` that it regards; others are refused
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise UsageError for an option that is not at its default, and that the sink does not take."""
+        for name, default in OPTIONS.items():
+            if options[name] != default and name not in self.takes:
+                option = f"--{name.replace('_', '-')}"
+                what = f"{option} with the sink {self.name!r}, which does not take it"
+                raise UsageError(what, where=f"--to {self.name}", fix=f"leave out {option}")
+
+
+def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
+    """Opens a dataset of ours."""
+
+    def opened(target: Location, context: SinkContext) -> Sink:
+        return DatasetWriter(
+            target,
+            format=row_format,
+            observation_space=context.observation_space,
+            action_space=context.action_space,
+            action_scale=context.action_scale,
+            environment=context.environment,
+            spaces_inferred=context.spaces_inferred,
+            provenance=context.provenance,
+            compression=context.compression,
+            max_rows_per_file=context.max_rows_per_file,
+            tally=context.tally,
+            identity=context.identity,
+            check_ids=False,  # reading has done so
+            overwrite=context.overwrite,
+            resume=context.resume,
+        )
+
+    return opened
+
+
+OURS: Final = {
+    kind.name: kind
+    for kind in (
+        SinkKind(
+            "episodes",
+            "our dataset, a row an episode, as RLlib reads it",
+            _dataset("episodes"),
+            check_target,
+            OPTIONS,
+        ),
+        SinkKind(
+            "columns",
+            "our dataset, a row a step, for any Parquet tool",
+            _dataset("columns"),
+            check_target,
+            OPTIONS,
+        ),
+    )
+}
+
+
+def sink_named(name: str) -> SinkKind:
+    """The sink that `--to` names. Raises as `named_plugin` does."""
+    return named_plugin(SINKS, name, OURS, SinkKind, option="--to", made=output_writer)
+
+
+def opened_sink(kind: SinkKind, target: Location, context: SinkContext) -> Sink:
+    """The sink that `kind` opens. Raises BadConfig where it is not a Sink, and what opening raises."""
+    sink: Any = kind.open(target, context)
+    missing = [name for name in MEMBERS if not hasattr(type(sink), name)]
+    if missing:
+        what = f"the sink {kind.name!r} opens a {type(sink).__name__}, which is not a Sink: it lacks {', '.join(missing)}"
+        raise BadConfig(what, where=f"--to {kind.name}", fix="define what offline_cli.converting.sink.Sink lists")
+    try:
+        inspect.signature(sink.commit).bind(assumptions={}, episodes_lost=None)
+    except TypeError as error:
+        fix = "def commit(self, *, assumptions, episodes_lost)"
+        raise BadConfig(f"commit() of the sink {kind.name!r}: {error}", where=f"--to {kind.name}", fix=fix) from error
+    opened: Sink = sink
+    return opened
+
+
+def committed(sink: Sink, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
+    """What the sink has committed. Raises BadConfig where it does not say so, and what its `commit` raises."""
+    written: Any = sink.commit(assumptions=assumptions, episodes_lost=episodes_lost)
+    if isinstance(written, Manifest):
+        counts, nbytes = written.counts, sum(shard.bytes for shard in written.shards)
+        return Written(counts.episodes, counts.steps, len(written.shards), nbytes)
+    if not isinstance(written, Written):
+        what = f"commit() of the sink {type(sink).__name__} returned {type(written).__name__}, not a Written"
+        raise BadConfig(what, where=type(sink).__module__, fix="return Written(episodes, steps, files, bytes)")
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One name."""
+
+    name: str
+    words: str  # of a plug-in, the package to look in: its own words would have to be imported
+    package: str  # the distribution that has it
+
+
+@dataclass(frozen=True, slots=True)
+class FormatList:
+    """All names, ours first."""
+
+    readers: tuple[Format, ...]
+    sinks: tuple[Format, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def known_formats() -> FormatList:
+    """Those of this package, and of all that are installed."""
+    return FormatList(_formats(readers.OURS, READERS), _formats(OURS, SINKS))
+
+
+def _formats(ours: Mapping[str, Reader] | Mapping[str, SinkKind], group: str) -> tuple[Format, ...]:
+    return (
+        *(Format(name, one.words, PACKAGE) for name, one in ours.items()),
+        *(Format(one.name, f"not imported here: see {one.distribution}", one.package) for one in plugins(group)),
+    )
+
+
+# ---- RLlib's writers ----
 
 
 class SampleBatch(dict[str, Any]):
@@ -121,16 +280,12 @@ class SampleBatch(dict[str, Any]):
         return len(self[Columns.REWARDS])
 
 
-def output_writer(maker: Any, name: str) -> SinkKind:
+def output_writer(found: Any, name: str) -> SinkKind:
     """A `SinkKind` for a maker of objects with `write()`. Raises BadConfig for one that cannot be called."""
-    if not callable(maker):
-        fix = "name a SinkKind, a class with write(), or a function that makes such an object"
-        raise BadConfig(f"it is {type(maker).__name__}, which makes no writer", where=f"--to {name}", fix=fix)
-
-    def open_writer(target: Location, context: SinkContext) -> Sink:
-        return OutputWriterSink(target, context, maker, name)
-
-    return SinkKind(name, f"what {name} writes", open_writer, _refuse_resuming)
+    maker = Maker(found, f"--to {name}", "writer", "OutputWriter", "write", "SinkKind")
+    return SinkKind(
+        name, f"what {name} writes", lambda target, context: OutputWriterSink(target, maker, name), _refuse_resuming
+    )
 
 
 def _refuse_resuming(target: Location, *, overwrite: bool, resume: bool) -> None:
@@ -143,8 +298,8 @@ def _refuse_resuming(target: Location, *, overwrite: bool, resume: bool) -> None
 class OutputWriterSink:
     """Hands each episode to an object with `write(batch)`, and closes it where it has a `close`."""
 
-    def __init__(self, target: Location, context: SinkContext, maker: Callable[[IOContext], Any], name: str) -> None:
-        self._target, self._context, self._maker, self._name = target, context, maker, name
+    def __init__(self, target: Location, maker: Maker, name: str) -> None:
+        self._target, self._maker, self._name = target, maker, name
         self._writer: Any = None
         self._episodes = self._steps = 0
 
@@ -155,23 +310,20 @@ class OutputWriterSink:
 
     def __enter__(self) -> Self:
         config = {"output": self._name, "output_config": {"path": self._target.url}, "output_compress_columns": []}
-        self._writer = self._called("making it", lambda: self._maker(IOContext(self._target.url, config)))
-        if not callable(getattr(self._writer, "write", None)):
-            what = f"it makes {type(self._writer).__name__}, which has no write()"
-            raise BadConfig(what, where=f"--to {self._name}", fix="derive it from RLlib's OutputWriter, or write a Sink")
+        self._writer = self._maker.made(f"{self._name}: making it", self._target.url, config)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         close = getattr(self._writer, "close", None)
         self._writer = None
         if callable(close):
-            self._called("close()", close)
+            self._maker.called(f"{self._name}: close()", close)
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
         for episode in range(len(batch)):
             write = partial(self._writer.write, _columns(batch, episode))
-            self._called(f"write() of episode {batch.ids[episode]}", write)
+            self._maker.called(f"{self._name}: write() of episode {batch.ids[episode]}", write)
         self._episodes, self._steps = self._episodes + len(batch), self._steps + batch.num_steps
 
     def rehearse(self, batch: EpisodeBatch) -> None:
@@ -187,15 +339,6 @@ class OutputWriterSink:
         """See `Sink`: closes the writer; how many files and bytes it wrote is not known."""
         self.__exit__(None, None, None)
         return Written(self._episodes, self._steps, 0, 0)
-
-    def _called(self, doing: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except OfflineCliError:
-            raise
-        except Exception as error:
-            fix = "call it by itself, in Python"
-            raise BadData(f"{self._name}: {doing} raised {error!r}", where=f"--to {self._name}", fix=fix) from error
 
 
 def _columns(batch: EpisodeBatch, episode: int) -> Any:

@@ -20,11 +20,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.packed import is_pickle, looks_packed, tree_of_value, unpack, unpack_cells, unpickle, unpickle_cells
+from offline_cli.formats.packed import (
+    is_pickle,
+    looks_packed,
+    tree_of_value,
+    unfolded_size,
+    unpack,
+    unpack_cells,
+    unpickle,
+    unpickle_cells,
+)
 from offline_cli.json_documents import from_json
 from offline_cli.trees import Tree
 
-__all__ = ["infos_of", "is_text", "tree_of", "tree_of_following", "why_no_infos", "why_no_numbers"]
+__all__ = ["infos_of", "is_text", "tree_of", "tree_of_following", "unpacked_size", "why_no_infos", "why_no_numbers"]
 
 EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 MAX_EMPTY = 1 << 20  # of a dimension beside an empty one: numpy has limits of its own there
@@ -36,6 +45,15 @@ Where = Callable[[int], str]  # row number to its place as text
 def is_text(type_: pa.DataType) -> bool:
     """Whether values are texts: ids, JSON, packed cells."""
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+
+
+def unpacked_size(column: pa.ChunkedArray) -> int:
+    """Bytes that one cell of a column of packed cells unfolds to, the largest of three; 0 for other columns."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not len(column) or not (is_text(kind) or _is_bytes(kind)):
+        return 0
+    cells = (column[row].as_py() for row in (0, len(column) // 2, len(column) - 1))
+    return max((unfolded_size(cell) for cell in cells if looks_packed(cell)), default=0)
 
 
 def why_no_numbers(column: pa.ChunkedArray, field: pa.Field) -> str:

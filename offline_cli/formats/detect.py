@@ -6,25 +6,27 @@ Hidden files, names with a leading underscore (`_SUCCESS`) and checksums (`.crc`
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
-from offline_cli.datasets.dataset import holds_dataset
+from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.layout import BATCHES, RUN_CONFIG, RUN_POLICY
+from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import NoData, UsageError
 from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.listing import KINDS, Listing
-from offline_cli.formats.own import OwnSource
-from offline_cli.formats.plugin_source import PluginSource
-from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, check_reader, reader_named
-from offline_cli.formats.source import Source
+from offline_cli.formats.memory import MEMORY_LIMIT
+from offline_cli.formats.reader import OpenContext, PluginSource, Reader
+from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, reader_named
+from offline_cli.formats.source import ROWS, Fragments, ReadOptions, Source, SourceInfo, shares
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
+from offline_cli.scopes import Scope
+from offline_cli.tally import Rejects, Tally
 
-__all__ = ["open_source", "open_sources"]
+__all__ = ["OwnSource", "info_of", "open_source", "open_sources"]
 
 TABLE: Final = "table"
 UNSAID: Final = TableOptions()
@@ -35,6 +37,7 @@ class _Asked:
     """The caller's options for reading."""
 
     from_: str
+    reader: Reader | None  # that it names; None: the most certain one
     tables: TableOptions
     storage_options: Mapping[str, Any] | None
     choice: ReaderChoice = field(default_factory=ReaderChoice)
@@ -58,9 +61,7 @@ def open_sources(
     reader recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files,
     UsageError for an unknown `from_`, BadMapping for a table that no mapping explains.
     """
-    if from_ != AUTO:
-        check_reader(from_)
-    asked = _Asked(from_, tables or UNSAID, storage_options)
+    asked = _Asked(from_, reader_named(from_), tables or UNSAID, storage_options)
     found: list[Source] = []
     for is_folder, group in groupby(expand(sources, storage_options), key=Location.is_dir):
         if is_folder:
@@ -124,13 +125,13 @@ def _is_data(file: Location, folder: Location) -> bool:
 
 def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source:
     listing = Listing(files, location, as_tables=asked.from_ == TABLE or asked.is_mapped)
-    reader = asked.choice.reader_for(listing) if asked.from_ == AUTO else reader_named(asked.from_)
+    reader = asked.reader or asked.choice.reader_for(listing)
+    is_ours = reader in OURS.values()
     if not reader.takes_mapping:
         _refuse_mapping(asked, reader.name, location)
-    passes_over = asked.from_ == AUTO and reader in OURS.values()  # what is not data to us may be data to another package
-    data = listing.data if passes_over else files
-    source = reader.open(data, OpenContext(listing, asked.tables, asked.storage_options))
-    return source if reader in OURS.values() else PluginSource(source, reader.name)
+    passes_over = asked.reader is None and is_ours  # what is not data to us may be data to another package
+    source = reader.open(listing.data if passes_over else files, OpenContext(listing, asked.tables, asked.storage_options))
+    return source if is_ours else PluginSource(source, reader.name)
 
 
 def _refuse_mapping(asked: _Asked, kind: str, location: str) -> None:
@@ -138,3 +139,75 @@ def _refuse_mapping(asked: _Asked, kind: str, location: str) -> None:
         option = "--mapping" if asked.tables.mapping is not None else "--rows-as-episodes"
         fix = f"leave out {option}"
         raise UsageError(f"{option} is for tables, and this is {KINDS.get(kind, kind)}", where=location, fix=fix)
+
+
+# ---- our own datasets ----
+
+
+@dataclass(slots=True)
+class OwnSource:
+    """A committed dataset of ours; its manifest declares what foreign sources leave open."""
+
+    dataset: Dataset
+    info: SourceInfo
+    size: int | None
+    memory_limit: int = MEMORY_LIMIT
+    unit: str = ROWS
+    done: int = 0
+    scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)
+
+    @classmethod
+    def open(cls, location: Location, *, memory_limit: int = MEMORY_LIMIT) -> OwnSource:
+        """The dataset at `location`; `memory_limit`: see `Dataset.batches`. Raises Uncommitted, BadData, StorageError."""
+        dataset = Dataset.open(location)
+        manifest = dataset.manifest
+        return cls(
+            dataset=dataset,
+            info=info_of(manifest, location.url),
+            size=manifest.counts.episodes if manifest.format == "episodes" else manifest.counts.steps,
+            memory_limit=memory_limit,
+        )
+
+    def prepare(self, options: ReadOptions) -> None:
+        """See `Source`."""
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """The episodes of its shards, whole; `rows_in` counts rows of their tables."""
+        self.done = 0
+        self.dataset.refuse_unexplained()
+        with self.scope.part() as held:
+            for batch in held.enter(self.dataset.batches(memory_limit=self.memory_limit)):
+                rows = len(batch) if self.info.format == "episodes" else batch.num_steps
+                self.done += rows
+                tally.rows_in += rows
+                yield Fragments(batch)
+
+    def close(self) -> None:
+        """See `Source`."""
+        self.scope.close()
+
+    def partitions(self, count: int) -> Sequence[OwnSource]:
+        """See `Source`: no episode lies in two shards."""
+        parts = shares(self.dataset.manifest.shards, count)
+        size = (lambda shard: shard.episodes) if self.info.format == "episodes" else (lambda shard: shard.steps)
+        return [
+            replace(self, dataset=replace(self.dataset, part=tuple(part)), size=sum(map(size, part)), done=0) for part in parts
+        ]
+
+
+def info_of(manifest: Manifest, location: str) -> SourceInfo:
+    """What a manifest declares of the dataset at `location`."""
+    environment, longest = manifest.environment, manifest.statistics.get("length", {}).get("max")
+    return SourceInfo(
+        format=manifest.format,
+        location=location,
+        observation_space=manifest.observation_space,
+        action_space=manifest.action_space,
+        spaces_inferred=manifest.spaces_inferred,
+        action_scale=manifest.action_scale,
+        environment_id=environment.id if environment else None,
+        environment_kwargs=environment.kwargs if environment else {},
+        longest=None if longest is None else int(longest),
+        commands=tuple(str(line) for line in manifest.provenance.get("commands", [])),
+        manifest=manifest,
+    )

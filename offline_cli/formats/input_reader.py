@@ -25,7 +25,7 @@ from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, 
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["IOContext", "input_reader"]
+__all__ = ["IOContext", "Maker", "input_reader"]
 
 _log = logging.getLogger(__name__)
 AGENT_INDEX: Final = "agent_index"
@@ -62,11 +62,47 @@ class IOContext:
         """There is no sampler."""
 
 
-def input_reader(maker: Any, name: str) -> Reader:
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """A class or function that the user named, which makes objects in the manner of RLlib's.
+
+    Raises BadConfig for one that cannot be called.
+    """
+
+    make: Any  # called with an IOContext
+    where: str  # the option that names it
+    noun: str  # what it makes, in a word
+    base: str  # RLlib's class for that
+    method: str  # which such an object has
+    record: str  # ours, of which it could have been one
+
+    def __post_init__(self) -> None:
+        if not callable(self.make):
+            fix = f"name a {self.record}, a class with {self.method}(), or a function that makes such an object"
+            raise BadConfig(f"it is {type(self.make).__name__}, which makes no {self.noun}", where=self.where, fix=fix)
+
+    def made(self, doing: str, folder: str, config: Mapping[str, Any]) -> Any:
+        """An object with the method. Raises BadConfig for one without it, and as `called` does."""
+        found = self.called(doing, lambda: self.make(IOContext(folder, config)))
+        if not callable(getattr(found, self.method, None)):
+            what = f"it makes {type(found).__name__}, which has no {self.method}()"
+            raise BadConfig(what, where=self.where, fix=f"derive it from RLlib's {self.base}, or write a {self.record}")
+        return found
+
+    def called(self, doing: str, call: Callable[[], Any]) -> Any:
+        """What `call`, of code of the user's, returns. Raises BadData for what it raises, but for our own errors."""
+        try:
+            return call()
+        except OfflineCliError:
+            raise
+        except Exception as error:
+            what = f"{doing} raised {error!r}"
+            raise BadData(what, where=self.where, fix="call it by itself, in Python") from error
+
+
+def input_reader(found: Any, name: str) -> Reader:
     """A `Reader` for a maker of objects with `next()`. Raises BadConfig for one that cannot be called."""
-    if not callable(maker):
-        fix = "name a Reader, a class with next(), or a function that makes such an object"
-        raise BadConfig(f"it is {type(maker).__name__}, which makes no reader", where=f"--from {name}", fix=fix)
+    maker = Maker(found, f"--from {name}", "reader", "InputReader", "next", "Reader")
 
     def open_files(files: Sequence[Location], context: OpenContext) -> Source:
         return InputReaderSource(files, context.location, maker=maker, name=name)
@@ -79,7 +115,7 @@ class InputReaderSource(FileSource):
     """The batches of an object with `next()`, which is made anew for each reading."""
 
     format: ClassVar = "input-reader"
-    maker: Callable[[IOContext], Any] = field(kw_only=True)
+    maker: Maker = field(kw_only=True)
     name: str = field(kw_only=True)
 
     @property
@@ -121,24 +157,12 @@ class InputReaderSource(FileSource):
         self.done = 0
         files = [file.url for file in self.files]
         config = {"input": self.name, "input_config": {"input_files": files, "paths": files}}
-        reader = self._called(f"making {self.name}", lambda: self.maker(IOContext(".", config)))
-        if not callable(getattr(reader, "next", None)):
-            what = f"it makes {type(reader).__name__}, which has no next()"
-            raise BadConfig(what, where=f"--from {self.name}", fix="derive it from RLlib's InputReader, or write a Reader")
+        reader = self.maker.made(f"making {self.name}", ".", config)
         for number in count():
-            batch = self._called(f"next() number {number} of {self.name}", lambda: _next(reader))
+            batch = self.maker.called(f"next() number {number} of {self.name}", lambda: _next(reader))
             if batch is None:
                 return
             yield batch
-
-    def _called(self, doing: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except OfflineCliError:
-            raise
-        except Exception as error:
-            fix = "call it by itself, in Python"
-            raise BadData(f"{doing} raised {error!r}", where=f"--from {self.name}", fix=fix) from error
 
 
 @dataclass(slots=True)

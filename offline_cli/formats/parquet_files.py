@@ -74,6 +74,24 @@ class Chunk:
         rows = np.array([row], np.int64)
         return f"{self.files[int(self.file_of(rows)[0])]} row {int(self.row_in_file(rows)[0])}"
 
+    def parts(self, rows: int) -> Iterator[Chunk]:
+        """The same rows in chunks of at most `rows`, which end where files end if they can."""
+        first, total = 0, self.table.num_rows
+        while first < total:
+            stop = min(first + rows, total)
+            ends = self.starts[(first < self.starts) & (self.starts <= stop)]
+            stop = int(ends[-1]) if len(ends) else stop
+            begin, end = self.file_of(np.array([first, stop - 1]))
+            yield Chunk(
+                self.table.slice(first, stop - first),
+                self.files[begin : end + 1],
+                np.clip(self.starts[begin : end + 2] - first, 0, stop - first),
+                int(self.row_in_file(np.array([first]))[0]),
+                self.nbytes * stop // total - self.nbytes * first // total,
+                "" if first else self.lost_before,
+            )
+            first = stop
+
 
 def schema_of(file: Location) -> pa.Schema:
     """The columns of a Parquet file. Raises BadData for one that is cut or damaged."""

@@ -1,21 +1,38 @@
-"""A reader of a format: its name, whether files look like its own, and how it opens them as a source."""
+"""A reader of a format: its name, whether files look like its own, and how it opens them as a source.
+
+The fragments of another package's reader are checked on their way (`PluginSource`), so that its mistakes are reported as its
+own. Our own sources are trusted: few places make their fragments. A wrong array of a plug-in would be found much later, in a
+place unrelated to its cause, or be written into a dataset that no command reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData
 from offline_cli.files.locations import Location
 from offline_cli.formats.listing import Listing
-from offline_cli.formats.source import Source
+from offline_cli.formats.source import Fragments, Source
 from offline_cli.formats.tables.source import TableOptions
+from offline_cli.tally import Rejects, Tally
+from offline_cli.trees import flatten
 
-__all__ = ["LIKELY", "NO", "SURE", "OpenContext", "Reader", "never"]
+__all__ = ["LIKELY", "NO", "SURE", "OpenContext", "PluginSource", "Reader", "never"]
 
 NO: Final = 0.0
 LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
 SURE: Final = 1.0  # nothing else looks like this
+
+MEMBERS: Final = ("fragments", "info", "unit", "done", "size", "prepare", "partitions", "close")
+FIX: Final = "correct the reader: docs/extending.md has an example, and episodes/batch_arrays.py the form of each array"
+PER_EPISODE: Final = {"terminated": "b", "truncated": "b", "t_started": "i", "start_kind": "u", "final_missing": "b"}
+"""Arrays (E,), by kind of their dtype."""
+WORDS: Final = {"b": "booleans", "i": "integers", "u": "uint8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +63,68 @@ class Reader:
     open: Callable[[Sequence[Location], OpenContext], Source]
     """Opens files, in their order; notes and pictures may be among them. Raises BadData, BadMapping."""
     sniff: Callable[[Listing], float] = never
-    """From `NO` to `SURE`, how certainly files are of this format; `--from auto` takes the most certain, and ours on a tie.
+    """From `NO` to `SURE`, how certainly files are of this format; `--from auto` takes the most certain, and of equals ours.
     Checks content and names, imports nothing that the files name. May raise BadData for files that it knows to be damaged."""
     takes_mapping: bool = False  # whether `--mapping` and `--rows-as-episodes` are for it
+
+
+class PluginSource:
+    """`source`, of the reader `name`; the members of `Source` that are not defined here are the source's own."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        """Raises BadConfig for an object that is not a Source."""
+        missing = [member for member in MEMBERS if not hasattr(source, member)]
+        if missing:
+            what = f"the reader {name!r} opens a {type(source).__name__}, which is not a Source: it lacks {', '.join(missing)}"
+            raise BadConfig(what, where=f"reader {name}", fix="derive it from offline_cli.formats.source.FileSource")
+        self._source, self._name = source, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in MEMBERS:
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    def partitions(self, count: int) -> Sequence[PluginSource]:
+        """See `Source`."""
+        return [PluginSource(part, self._name) for part in self._source.partitions(count)]
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """See `Source`. Raises BadData for invalid fragments."""
+        for fragments in self._source.fragments(tally, rejects):
+            fault = _fault(fragments)
+            if fault:
+                raise BadData(f"the reader {self._name!r} yields {fault}", where=self._source.info.location, fix=FIX)
+            yield fragments
+
+
+def _fault(fragments: Any) -> str:
+    """What is wrong with an item, as text; empty where nothing is."""
+    if not isinstance(fragments, Fragments):
+        return f"{type(fragments).__name__}, not Fragments(batch)"
+    batch: Any = fragments.batch
+    if not isinstance(batch, EpisodeBatch):
+        return f"Fragments of {type(batch).__name__}, not of an EpisodeBatch"
+    ids: Any = batch.ids
+    if not (isinstance(ids, tuple) and all(isinstance(name, str) for name in ids)):
+        return f"ids that are no tuple of texts: {str(ids)[:80]!r}"
+    if _form(batch.starts) != ("i", 1):
+        return f"starts that are no array (E+1,) of integers: {_in_words(batch.starts)}"
+    if _form(batch.rewards) != ("f", 1):
+        return f"rewards that are no array (N,) of decimals: {_in_words(batch.rewards)}"
+    for name, kind in PER_EPISODE.items():
+        value = getattr(batch, name)
+        if value is not None and _form(value) != (kind, 1):
+            return f"{name} that are no array (E,) of {WORDS[kind]}: {_in_words(value)}"
+    trees = (("obs", batch.obs), ("actions", batch.actions), *batch.extra.items())
+    for path, leaf in (pair for name, tree in trees for pair in flatten(tree, name)):
+        if _form(leaf)[0] not in "biuf":
+            return f"{path} that hold no numbers: {_in_words(leaf)}"
+    return ""
+
+
+def _form(value: Any) -> tuple[str, int]:
+    return (value.dtype.kind, value.ndim) if isinstance(value, np.ndarray) else ("", 0)
+
+
+def _in_words(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

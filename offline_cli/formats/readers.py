@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
@@ -20,13 +21,11 @@ from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
-from offline_cli.import_path import named_object
-from offline_cli.plugins import READERS, Plugin, plugin, plugins, users_code
+from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
 
-__all__ = ["AUTO", "OURS", "ReaderChoice", "check_reader", "no_reader", "reader_named"]
+__all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 
 AUTO: Final = "auto"
-PYTHON: Final = "python:"
 TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "csv": "csv", "json": "json"}
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
@@ -87,38 +86,11 @@ OURS: Final = {
 """Those that come with us, by name."""
 
 
-def reader_named(name: str) -> Reader:
-    """The reader that `--from` names: one of ours, a registered one, or `python:package.module:attribute`.
-
-    Raises UsageError for an unknown name, BadConfig for an object that is not a reader, MissingPackage for one that cannot be
-    imported.
-    """
-    if name in OURS:
-        return OURS[name]
-    if name.startswith(PYTHON):
-        users_code(name)
-        where, form = f"--from {name}", "--from python:package.module:Reader, importable from the current folder"
-        found = named_object(name.removeprefix(PYTHON), where=where, form=form)
-        return found if isinstance(found, Reader) else input_reader(found, name)
-    registered = plugin(READERS, name)
-    if registered is None:
-        known = ", ".join([AUTO, *OURS, *(one.name for one in plugins(READERS))])
-        raise UsageError(f"no reader is called {name!r}", where="--from", fix=f"use {known}, or python:module:Reader")
-    return _loaded(registered)
-
-
-def check_reader(name: str) -> None:
-    """Raise as `reader_named` does, before anything is opened."""
-    if name not in (AUTO, *OURS):
-        reader_named(name)
-
-
-def _loaded(registered: Plugin) -> Reader:
-    found = registered.load()
-    if not isinstance(found, Reader):
-        what = f"reader {registered.name!r} of the package {registered.package} is {found!r}, not a Reader"
-        raise BadConfig(what, where=registered.entry.value, fix="register an offline_cli.formats.reader.Reader")
-    return found
+def reader_named(name: str) -> Reader | None:
+    """The reader that `--from` names; None: `auto`. Raises as `named_plugin` does."""
+    if name == AUTO:
+        return None
+    return named_plugin(READERS, name, OURS, Reader, option="--from", made=input_reader, words=(AUTO,))
 
 
 @dataclass(slots=True)
@@ -130,10 +102,12 @@ class ReaderChoice:
     def reader_for(self, listing: Listing) -> Reader:
         """The reader that is most certain of the files.
 
-        Raises NoData where none is, BadData for files that no reader can read.
+        Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
+        certain.
         """
         errors: list[BadData] = []
         best, score = _surest_of_ours(listing, errors)
+        equals: list[Plugin] = []  # that are as certain as `best`, which is the first one's
         if self._others is None:
             self._others = list(_loaded_readers())
         for asked in tuple(self._others):
@@ -147,19 +121,28 @@ class ReaderChoice:
                 self._others.remove(asked)
                 continue
             if sure > score:
-                best, score = asked[1], sure
+                best, score, equals = asked[1], sure, [asked[0]]
+            elif sure == score and equals:
+                equals.append(asked[0])
         if best is None:
             raise errors[0] if errors else no_reader(listing)
+        if len(equals) > 1:
+            raise _undecided(equals, listing)
         return best
+
+
+def _undecided(equals: Sequence[Plugin], listing: Listing) -> UsageError:
+    names = " and ".join(f"{one.name!r} of the package {one.package}" for one in equals)
+    fix = "say which: " + " or ".join(dict.fromkeys(f"--from {one.name}" for one in equals))
+    return UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
 
 
 def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
     try:
-        best = max(OURS.values(), key=lambda reader: reader.sniff(listing))
+        score, best = max(((reader.sniff(listing), reader) for reader in OURS.values()), key=itemgetter(0))
     except BadData as error:  # a reader of another package may recognise them
         errors.append(error)
         return None, NO
-    score = best.sniff(listing)
     return (best, score) if score > NO else (None, NO)
 
 
@@ -167,7 +150,7 @@ def _loaded_readers() -> Iterator[tuple[Plugin, Reader]]:
     """Those of other packages; one that cannot be loaded was not named by the user, and is only logged."""
     for registered in plugins(READERS):
         try:
-            yield registered, _loaded(registered)
+            yield registered, registered.load_as(Reader)
         except (BadConfig, MissingPackage) as error:
             _log.warning("note: %s", error.what)
 
@@ -175,9 +158,10 @@ def _loaded_readers() -> Iterator[tuple[Plugin, Reader]]:
 def no_reader(listing: Listing) -> NoData:
     """The error for files that no reader knows."""
     what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
-    readers = ", ".join(f"{reader.words} (--from {name})" for name, reader in OURS.items())
+    readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
+    readers += [f"what {one.distribution} reads (--from {one.name})" for one in plugins(READERS)]
     return NoData(
-        f"{what}; there are readers for {readers}, and for our own datasets",
+        f"{what}; there are readers for {', '.join(readers)}, and for our own datasets",
         where=listing.location,
         fix="record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/tables.md)",
     )

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats.memory import MEMORY_LIMIT
 from offline_cli.options import datasets
 from offline_cli.parquet.trust import Trust
 from offline_cli.progress import OnProgress, no_progress
@@ -142,6 +143,7 @@ class ReadOptions:
     workers: int = datasets.WORKERS.default  # files read at a time, or processes
     limit: int | None = None  # episodes that the caller will take at most
     on_progress: OnProgress = no_progress  # is called about work before the first episode
+    memory_limit: int = MEMORY_LIMIT  # bytes that the whole process may take
 
 
 class Source(Protocol):
@@ -179,9 +181,9 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Close what unfinished readings hold open, in the calling thread; the source can be read again after. A reading that
+        """Close what unfinished readings hold open, in the calling thread; the source can be read again after.
 
-        ends, or fails, closes its own files. One that is dropped closes nothing: see `scopes`.
+        A reading that ends, or fails, closes its own files. One that is dropped closes nothing: see `scopes`.
         """
 
 

@@ -65,7 +65,7 @@ def test_the_estimated_size_is_that_of_the_shards(data: tuple[Path, EpisodeBatch
 def test_the_estimated_size_grows_with_what_lies_beyond_the_sample(
     data: tuple[Path, EpisodeBatch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offline_cli.converting.preview.SAMPLE", 10_000)
+    monkeypatch.setattr("offline_cli.converting.convert.SAMPLE", 10_000)
     shown = convert(data[0], str(tmp_path / "D"), dry_run=True).preview
     assert shown is not None
     written = sum(file.stat().st_size for file in (data[0] / "data").iterdir())

@@ -13,14 +13,13 @@ from installed_packages import Install
 from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
-from offline_cli.converting import preview
 from offline_cli.converting.convert import convert
-from offline_cli.converting.sinks import OURS, sink_named
+from offline_cli.converting.sink import OURS, sink_named
 from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, OutputExists, UsageError
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 DIARY = """
-from offline_cli.converting.sink import SinkKind, Written
+from offline_cli.converting.sink import OPTIONS, SinkKind, Written
 class Diary:
     calls, contexts, known, raising, mark = [], [], frozenset(), None, "written"
     def __init__(self, target, context):
@@ -50,7 +49,8 @@ class Diary:
         self.note("commit", dict(assumptions), episodes_lost)
         self.committed = True
         return Written(self.episodes, self.steps, 3, 99)
-diary = SinkKind("diary", "a diary", Diary)
+diary = SinkKind("diary", "a diary", Diary, takes=OPTIONS)
+short = SinkKind("diary", "a diary", Diary)
 """
 HEAD = "eps_id,t,obs,actions,rewards,terminateds,truncateds"
 ROWS = ("a,0,0.5,1,1.0,0,0", "a,1,1.5,0,2.0,0,1", "b,0,2.5,0,1.0,1,0")
@@ -155,7 +155,7 @@ def test_an_interruption_aborts_and_does_not_promise_what_only_our_datasets_do(d
 def test_a_dry_run_writes_the_first_episodes_elsewhere_and_estimates_from_what_that_takes(
     diary: Any, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preview, "SAMPLE", 1)
+    monkeypatch.setattr("offline_cli.converting.convert.SAMPLE", 1)
     done = convert(table, tmp_path / "out", to="diary", dry_run=True, overwrite=True)
     assert without_prefix(diary.calls[:-2]) == [("begin", "sample"), ("write", "a"), ("rehearse", "b")]
     assert [name for name, *_ in diary.calls[-2:]] == ["commit", "end"]
@@ -178,6 +178,28 @@ def test_what_is_at_the_target_may_be_replaced(diary: Any, table: Path, tmp_path
     (tmp_path / "out").mkdir()
     convert(table, tmp_path / "out", to="diary", overwrite=True)
     assert diary.contexts[0].overwrite
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("compression", "none"), ("max_rows_per_file", 7), ("overwrite", True), ("resume", True)]
+)
+def test_an_option_that_the_sink_does_not_take_is_refused_by_name_before_anything_is_read(
+    install: Install, tmp_path: Path, call: Call, name: str, value: Any
+) -> None:
+    install("diaries", {"sinks": {"diary": "diary:short"}}, diary=DIARY)
+    (tmp_path / "steps.csv").write_text("no table")
+    option = f"--{name.replace('_', '-')}"
+    code, found = call(
+        "convert",
+        tmp_path / "steps.csv",
+        "--out",
+        tmp_path / "out",
+        "--to",
+        "diary",
+        option,
+        *([] if value is True else [value]),
+    )
+    assert (code, found["error"]["what"]) == (2, f"{option} with the sink 'diary', which does not take it")
 
 
 # ---- names ----
@@ -237,7 +259,7 @@ def test_a_module_that_needs_a_package_is_a_missing_package(tmp_path: Path, monk
 # ---- --list-formats ----
 
 
-def test_the_list_of_formats_has_ours_with_words_and_plugins_by_name_and_imports_nothing(install: Install) -> None:
+def test_the_list_of_formats_has_ours_with_words_and_plugins_by_package_and_imports_nothing(install: Install) -> None:
     entries = {"sinks": {"spied": "spying:x"}, "readers": {"spied": "spying:x"}}
     install("spying", entries, spying="raise AssertionError('imported')")
     done = CliRunner().invoke(app, ["convert", "--list-formats", "--json"])
@@ -245,8 +267,8 @@ def test_the_list_of_formats_has_ours_with_words_and_plugins_by_name_and_imports
     found = json.loads(done.stdout)
     assert [one["name"] for one in found["readers"]] == ["episodes", "columns", "sample-batch", "table", "spied"]
     assert [one["name"] for one in found["sinks"]] == ["episodes", "columns", "spied"]
-    assert found["sinks"][-1] == {"name": "spied", "words": "", "package": "spying"}
-    assert all(one["words"] for one in found["readers"][:-1])
+    assert found["sinks"][-1] == {"name": "spied", "words": "not imported here: see spying 1.0", "package": "spying"}
+    assert all(one["words"] for one in found["readers"])
     assert "spying" not in sys.modules
 
 
@@ -256,5 +278,5 @@ def test_the_list_of_formats_is_a_table_for_people(install: Install) -> None:
     assert done.exit_code == 0
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[0] == ["option", "name", "format", "package"]
-    assert ["--to", "spied", "spying"] in lines
+    assert ["--to", "spied", "not", "imported", "here:", "see", "spying", "1.0", "spying"] in lines
     assert ["--from", "sample-batch", "SampleBatch", "JSON", "lines", "offline-cli"] in lines

@@ -20,7 +20,7 @@ from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.packed import cells as packed_cells
-from offline_cli.formats.packed import objects, unpickle_cells
+from offline_cli.formats.packed import unpickle_cells
 from offline_cli.trees import leaves, map_leaves
 
 SAMPLES = Path(__file__).parents[1] / "testdata" / "rllib_objects"
@@ -181,8 +181,8 @@ def test_a_column_of_objects_equals_its_cells_read_one_by_one(value: Any, protoc
 
 def test_many_alike_objects_are_read_with_care_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     read_with_care = []
-    careful = objects.unpickle
-    monkeypatch.setattr(objects, "unpickle", lambda data, **options: read_with_care.append(1) or careful(data, **options))
+    careful = packed_cells.unpickle
+    monkeypatch.setattr(packed_cells, "unpickle", lambda data, **options: read_with_care.append(1) or careful(data, **options))
     cells = [{"h": np.full(4, i / 7, np.float32), "c": np.full(4, i / 9, np.float32)} for i in range(1000)]
     tree = unpickle_cells(pickled(cells), where=where)
     assert tree["c"][:, 0].tolist() == [np.float32(i / 9) for i in range(1000)]

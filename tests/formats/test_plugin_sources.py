@@ -16,7 +16,7 @@ from offline_cli.cli.failures import explain
 from offline_cli.cli.invocation import Invocation
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
-from offline_cli.formats.plugin_source import PluginSource
+from offline_cli.formats.reader import PluginSource
 from offline_cli.formats.source import FileSource, Fragments
 from offline_cli.tally import Rejects, Tally
 

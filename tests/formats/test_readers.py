@@ -141,6 +141,27 @@ def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
     assert reader_named("table") is OURS["table"]
 
 
+def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chosen(
+    notes: Callable[[str], None], install: Install, tmp_path: Path, call: Call
+) -> None:
+    notes("SURELY")
+    install("sticky-notes", {"readers": {"stickers": "noted:SURELY"}})
+    book = written(tmp_path / "a.book", b"some words\n")
+    code, found = call("inspect", book)
+    said = "the readers 'notes' of the package note-books and 'stickers' of the package sticky-notes are equally sure"
+    assert (code, found["error"]["what"]) == (2, f"{said} of these files")
+    assert found["error"]["fix"] == "say which: --from notes or --from stickers"
+    assert call("inspect", book, "--from", "stickers")[0] == 0
+
+
+def test_two_plugins_that_are_as_sure_as_ours_decide_nothing(
+    notes: Callable[[str], None], install: Install, table: str
+) -> None:
+    notes("EQUALLY")
+    install("sticky-notes", {"readers": {"stickers": "noted:EQUALLY"}})
+    assert open_source(table).info.format == "table"
+
+
 # ---- plug-ins that fail ----
 
 
@@ -309,3 +330,9 @@ def test_files_that_nobody_knows_are_no_data_and_all_readers_of_ours_are_named(t
     with pytest.raises(NoData) as caught:
         open_source(str(written(tmp_path / "a.h5", b"\x89HDF\r\n\x1a\n")))
     assert all(f"--from {name}" in caught.value.what for name in OURS)
+
+
+def test_files_that_nobody_knows_name_the_readers_of_other_packages_too(notes: Callable[[str], None], tmp_path: Path) -> None:
+    notes("NEVER")
+    with pytest.raises(NoData, match=r"what note-books 1\.0 reads \(--from notes\)"):
+        open_source(str(written(tmp_path / "a.h5", b"\x89HDF\r\n\x1a\n")))

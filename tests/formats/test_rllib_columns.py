@@ -14,13 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.converting.reading import read_episodes
+from offline_cli import convert
+from offline_cli.converting.reading import read_episodes, read_opened
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode, UnsafeData
+from offline_cli.errors import BadData, BadEpisode, MemoryLimitExceeded, UnsafeData
 from offline_cli.files.locations import open_location
 from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.source import StartKind
+from offline_cli.formats.source import ReadOptions, StartKind
 from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.testing import assert_same_batch
 
 STEPS = 4
 OBS = np.arange(2 * (STEPS + 1), dtype=np.float32).reshape(STEPS + 1, 2)
@@ -278,3 +280,63 @@ def test_a_large_file_is_read_in_parts_and_gives_the_same(tmp_path: Path, monkey
     assert sorted(parts_of_it.ids) == sorted(whole.ids)
     assert parts_of_it.num_steps == whole.num_steps
     assert not stream.tally.assumptions
+
+
+# ---- packed cells that unfold to more than the memory limit allows ----
+
+PIXELS = np.zeros((84, 84), np.uint8)
+
+
+def images(name: str, steps: int) -> dict[str, Any]:
+    """An episode of packed images, which differ in one number."""
+    seen = [np.full_like(PIXELS, step) for step in range(steps + 1)]
+    ends = np.arange(1, steps + 1) == steps
+    return {
+        "eps_id": [name] * steps,
+        "obs": [pack(image) for image in seen[:-1]],
+        "new_obs": [pack(image) for image in seen[1:]],
+        "actions": np.arange(steps, dtype=np.int32) % 2,
+        "rewards": np.ones(steps),
+        "terminateds": ends,
+        "truncateds": np.zeros(steps, np.bool_),
+    }
+
+
+@pytest.mark.parametrize("lengths", [[200], [50] * 4, [7] * 30])
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_packed_cells_are_unpacked_in_parts_that_the_memory_limit_allows_and_give_the_same(
+    lengths: list[int], on_error: str, tmp_path: Path
+) -> None:
+    files = [write(tmp_path / f"{i:02d}.parquet", images(f"e{i}", steps)) for i, steps in enumerate(lengths)]
+    places = [str(file) for file in files]
+    wanted = EpisodeBatch.concat(list(read_episodes(places, on_error=on_error)))
+    most = 30 * 2 * PIXELS.nbytes
+    limited = source(*files)
+    limited.prepare(ReadOptions(memory_limit=most * 4 * 5))
+    sizes = [fragment.batch.nbytes for fragment in limited.fragments(Tally(), Rejects(OnError(on_error)))]
+    assert max(sizes) <= most < sum(sizes)
+    stream = read_opened([limited], on_error=on_error, memory_limit=most * 4 * 5)
+    assert_same_batch(EpisodeBatch.concat(list(stream)), wanted)
+    assert not stream.tally.assumptions
+
+
+def test_the_parts_of_joined_files_end_where_files_end(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{i:02d}.parquet", images(f"e{i}", 7)) for i in range(30)]
+    limited = source(*files)
+    limited.prepare(ReadOptions(memory_limit=30 * 2 * PIXELS.nbytes * 4 * 5))
+    found = [fragment.batch.lengths.tolist() for fragment in limited.fragments(Tally(), Rejects(OnError.FAIL))]
+    assert {length for lengths in found for length in lengths} == {7}
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_step_that_unfolds_to_more_than_the_limit_is_refused_before_it_is_unpacked(
+    declares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = pickle.dumps(np.zeros(10 << 20, np.uint8))
+    cells = [base64.b64encode(lz4.frame.compress(large, store_size=declares)).decode()] * STEPS
+    path = write(tmp_path / "a.parquet", columns(obs=cells, new_obs=cells))
+    monkeypatch.setattr("offline_cli.formats.arrow_leaves.unpack_cells", lambda *_, **__: pytest.fail("it was unpacked"))
+    with pytest.raises(MemoryLimitExceeded, match="of one step unfold to 21 MB") as caught:
+        convert([path], tmp_path / "out", memory_limit=256 << 20)
+    assert caught.value.where == f"{path} row 0"
+    assert caught.value.exit_code == 6

@@ -83,7 +83,8 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
         for members in [[place] for place in group] if is_folder else [list(group)]:
             is_own = is_folder and holds_dataset(members[0])
             subjects += [own_folder(members[0])] if is_own else foreign(members)
-    checks = _read(subjects, findings, tally, env, env_spaces, options["action_scale"], on_progress)
+    read_as = ReadOptions(env_spaces, memory_limit=tables.memory_limit)
+    checks = _read(subjects, findings, tally, env, read_as, options["action_scale"], on_progress)
     names = [subject.name for subject in subjects]
     return Validation(
         problems=findings.problems(names),
@@ -104,19 +105,19 @@ def _read(
     findings: Findings,
     tally: ListeningTally,
     env: str | None,
-    env_spaces: tuple[Space, Space] | None,
+    read_as: ReadOptions,
     scale: str | None,
     on_progress: OnProgress,
 ) -> Sequence[_Checks]:
     """The one pass over all sources that can be read; the checks that it ran."""
     checks: dict[str, _Checks] = {}
     watched: list[Source] = []
+    env_spaces = read_as.spaces
     common = CommonForm(compare_spaces=env_spaces is None)
     for subject in subjects:
         source = subject.source
         if source is not None:
-            if env_spaces is not None:
-                source.prepare(ReadOptions(env_spaces))
+            source.prepare(read_as)
             check = checks[subject.name] = _Checks(subject, source, findings, common, env_spaces, scale, env)
             watched.append(cast(Source, _Watched(source, check)))
     rejects = ListeningRejects(findings, tally)

@@ -34,8 +34,8 @@ from offline_cli.datasets.target_folder import REPAIRED_FIX, UNFINISHED_WRITING
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
 from offline_cli.files.locations import Location
 from offline_cli.files.uploads import open_uploads
+from offline_cli.formats.detect import info_of
 from offline_cli.formats.memory import MEMORY_LIMIT
-from offline_cli.formats.own import info_of
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source

@@ -5,22 +5,21 @@ recordings hold whole columns in this form, columns of the new stack one vector 
 
 * `pickles`, `values`: the pickle to numbers and plain containers, and to nothing else;
 * `template`: the text to the pickle in it, and cells that differ from a known one in numbers only;
-* `cells`: one text, or a column of cells, by the patterns that they share;
-* `objects`: a column of bare pickles, of values with parts.
+* `cells`: one cell, or a column of packed ones or of bare pickles, by the patterns that they share.
 """
 
 from __future__ import annotations
 
-from offline_cli.formats.packed.cells import KnownPatterns, unpack, unpack_cells
-from offline_cli.formats.packed.objects import is_pickle, tree_of_value, unpickle_cells
+from offline_cli.formats.packed.cells import KnownPatterns, is_pickle, tree_of_value, unpack, unpack_cells, unpickle_cells
 from offline_cli.formats.packed.pickles import unpickle
-from offline_cli.formats.packed.template import looks_packed
+from offline_cli.formats.packed.template import looks_packed, unfolded_size
 
 __all__ = [
     "KnownPatterns",
     "is_pickle",
     "looks_packed",
     "tree_of_value",
+    "unfolded_size",
     "unpack",
     "unpack_cells",
     "unpickle",

@@ -26,15 +26,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadEpisode, UnsafeData
+from offline_cli.errors import BadData, BadEpisode, UnsafeData
 
-__all__ = ["FIX", "FRAME_MAGIC", "MAX_RATIO", "SMALL_BYTES", "CellTemplate", "Texts", "decompress", "looks_packed"]
+__all__ = [
+    "FIX",
+    "FRAME_MAGIC",
+    "MAX_RATIO",
+    "SMALL_BYTES",
+    "CellTemplate",
+    "Texts",
+    "decompress",
+    "looks_packed",
+    "unfolded_size",
+]
 
 MAX_BYTES: Final = 1 << 30  # of one unpacked value; RLlib's largest are columns of images of a few hundred steps
 MAX_RATIO: Final = 256  # lz4 reaches at most 255 bytes from one
 SMALL_BYTES: Final = 24 << 20  # what a frame may unfold to however small it is
 USUAL_RATIO: Final = 24  # of larger ones: that of images that hardly change
 FRAME_MAGIC: Final = b"\x04\x22\x4d\x18"
+HEAD: Final = 64  # characters of a text that hold the whole header of a frame: at most 19 bytes
 PICKLE_MAGIC: Final = b"\x80"  # of protocol 2 and later
 FIX: Final = "write the file again from its source, or set the row aside with --on-error"
 
@@ -66,6 +77,19 @@ def decompress(text: str | bytes, *, where: str) -> bytes:
     return _from_frame(raw, where)
 
 
+def unfolded_size(text: str | bytes) -> int:
+    """Bytes that `decompress` makes of `text`, by what the frame declares if it does; those of `text` where it would raise."""
+    head = text[:HEAD]
+    try:
+        frame = head if isinstance(head, bytes) and head[:4] == FRAME_MAGIC else binascii.a2b_base64(head)
+        declared = int(lz4.frame.get_frame_info(frame)["content_size"])
+        if declared:
+            return declared if declared <= _largest(len(text)) else len(text)
+        return len(decompress(text, where=""))
+    except (ValueError, RuntimeError, BadData):
+        return len(text)
+
+
 def _from_base64(text: str | bytes, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
@@ -74,7 +98,7 @@ def _from_base64(text: str | bytes, where: str) -> bytes:
 
 
 def _from_frame(raw: bytes, where: str) -> bytes:
-    limit = min(MAX_BYTES, MAX_RATIO * len(raw), max(SMALL_BYTES, USUAL_RATIO * len(raw)))
+    limit = _largest(len(raw))
     try:
         declared = int(lz4.frame.get_frame_info(raw)["content_size"])
         if declared > limit:
@@ -85,6 +109,11 @@ def _from_frame(raw: bytes, where: str) -> bytes:
     if used != len(raw):
         raise BadEpisode("a packed cell with bytes after its lz4 frame", where=where, fix=FIX)
     return bytes(data)
+
+
+def _largest(stored: int) -> int:
+    """Bytes that a frame of `stored` bytes may unfold to."""
+    return min(MAX_BYTES, MAX_RATIO * stored, max(SMALL_BYTES, USUAL_RATIO * stored))
 
 
 def _streamed(raw: bytes, limit: int, where: str) -> tuple[bytes, int]:

@@ -11,7 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, MemoryLimitExceeded
+from offline_cli.formats.arrow_leaves import unpacked_size
+from offline_cli.formats.memory import EpisodeLimit
 from offline_cli.formats.parquet_files import Chunk, chunks
 from offline_cli.formats.rllib_columns.tables import (
     INFOS,
@@ -45,6 +47,7 @@ class RllibColumnsSource(FileSource):
         """Runs of rows as they stand; `t_started` from column `t` where there is one."""
         self.done = 0
         reading = _Reading(tally, rejects)
+        most = EpisodeLimit.within(self.read_options.memory_limit).most
         for chunk in chunks(
             self.files,
             rejects,
@@ -55,7 +58,17 @@ class RllibColumnsSource(FileSource):
         ):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
-            yield from reading.of_chunk(chunk)
+            for part in _within(chunk, most):
+                yield from reading.of_chunk(part)
+
+
+def _within(chunk: Chunk, most: int) -> Iterator[Chunk]:
+    """`chunk` in parts whose packed cells unfold to `most` bytes. Raises MemoryLimitExceeded where one row takes more."""
+    row = sum(map(unpacked_size, chunk.table.columns))
+    if row > most:
+        what = f"the packed cells of one step unfold to {row / 1e6:,.0f} MB, too much for the memory limit"
+        raise MemoryLimitExceeded(what, where=chunk.where(0), fix="raise --memory-limit")
+    return chunk.parts(most // row) if row else iter((chunk,))
 
 
 @dataclass(frozen=True, slots=True)

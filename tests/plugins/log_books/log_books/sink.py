@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from offline_cli.converting.sink import SinkContext, SinkKind, Written
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import UnsupportedSpace, UsageError
+from offline_cli.errors import UnsupportedSpace
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
 from offline_cli.tally import Reject
@@ -36,8 +36,6 @@ class BookSink:
         if not isinstance(obs, spaces.Box) or len(obs.shape) != 1 or not isinstance(action, spaces.Discrete) or action.start:
             fix = "--to episodes takes any space"
             raise UnsupportedSpace("books hold rows of numbers and Discrete actions", where=self._target.url, fix=fix)
-        if self._context.resume:
-            raise UsageError("a book cannot be resumed", where=self._target.url, fix="leave out --resume")
         self._target.make_folder()
         self._file = StagedFile(self._target.join(NAME), folder=self._target)
         self._file.write(f"LOGBOOK 1 obs={obs.shape[0]} actions={action.n}\n".encode())
@@ -82,4 +80,4 @@ def _row(values: list[Any]) -> str:
     return " ".join(map(repr, values))
 
 
-SINK = SinkKind("log-book", "log books", BookSink)
+SINK = SinkKind("log-book", "log books", BookSink, takes={"overwrite"})
