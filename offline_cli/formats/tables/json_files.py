@@ -23,7 +23,7 @@ from offline_cli.errors import BadData, UnsafeData
 from offline_cli.formats.sample_batch.files import MAX_LINE_BYTES
 from offline_cli.json_documents import deeper_than, from_json
 
-__all__ = ["holding", "json_batches", "json_schemas", "wholes"]
+__all__ = ["holding", "json_at_once", "json_batches", "json_schemas", "wholes"]
 
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 BRACKETS, OPENING = b"[]{}", b"[{"
@@ -32,6 +32,7 @@ NOT_OPENING = bytes(set(range(256)) - set(OPENING + b"\n"))
 WALKED_BYTES = 1 << 20  # of lines whose keys are scanned together
 LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
 PART_BYTES = 1 << 16  # read at once
+FEW_BYTES = 1 << 13  # of lines that are parsed one by one in any case: Polars takes half a millisecond for any block
 ODD_BYTES = 1 << 18  # of lines that are parsed one by one where one of them is odd
 BROKEN = 1000  # broken lines that are passed on at once: an error is made for each
 NO_ROWS = pa.RecordBatch.from_arrays([], names=[])
@@ -81,10 +82,10 @@ def _inferred(block: bytes) -> pa.Schema | None:
 
     An object beside a number is inferred as an object, and cannot be read as one.
     """
+    if len(block) < FEW_BYTES or _nested_deeply(block):
+        return None
     import polars as pl
 
-    if _nested_deeply(block):
-        return None
     try:
         kinds = pl.scan_ndjson(io.BytesIO(block), infer_schema_length=None).collect_schema()
         schema = pl.DataFrame(schema=kinds).to_arrow().schema
@@ -102,6 +103,14 @@ def json_batches(
         for batch, rows, broken in _parsed(block, row, url):
             row += batch.num_rows + len(broken)
             yield batch.select(holding(batch.schema.names, columns)), rows, broken
+
+
+def json_at_once(data: bytes, columns: Collection[str] | None) -> pa.Table | None:
+    """All rows of a small file; None where something is odd."""
+    parsed = list(_parsed(data, 0, ""))
+    if len(parsed) != 1 or parsed[0][2]:
+        return None
+    return pa.Table.from_batches([parsed[0][0]]).select(holding(parsed[0][0].schema.names, columns))
 
 
 def _blocks(stream: Any, block_bytes: int, url: str, line_limit: int) -> Iterator[bytes]:
@@ -153,10 +162,10 @@ def _parsed(block: bytes, first: int, url: str) -> Iterator[Parsed]:
 
 def _parsed_at_once(block: bytes, first: int) -> Parsed | None:
     """None where that cannot be done."""
+    if len(block) < FEW_BYTES or _nested_deeply(block):
+        return None
     import polars as pl  # takes 50 MiB and a tenth of a second, which other tables save
 
-    if _nested_deeply(block):
-        return None
     try:
         table = pl.read_ndjson(block, infer_schema_length=None).to_arrow()
     except (pl.exceptions.PolarsError, pa.ArrowInvalid):  # the second: integers of 64 bits without a sign

@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.source import ReadOptions
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.claims import MOST, UNKNOWN_EPISODE, Claims, key_columns
 from offline_cli.formats.tables.files import RawChunk, TableFile
 from offline_cli.formats.tables.ids import id_texts, inexact_ids
+from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.key_runs import KeyRuns
 from offline_cli.formats.tables.layout import Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA, CsvForm
@@ -88,6 +90,7 @@ class ChunkReader:
     on_bytes: Callable[[int], None]  # bytes of a file that have been read more
     chunk_bytes: int
     temp_dir: str | None
+    options: ReadOptions = field(default_factory=ReadOptions)
     scope: Scope = field(default_factory=Scope)  # owns what is open while chunks are read
     by: Sequence[str] = ()  # the columns of such a key
     losses: Losses = field(default_factory=Losses)
@@ -103,34 +106,32 @@ class ChunkReader:
     def chunks(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
         """The tables, from the first file on; `columns`: only these of ours, beside `__file` and `__row`."""
         number = 0
-        names = self.layout.reads(columns)
-        for file, source in enumerate(self.files):
-            raws = source.chunks(
-                names,
-                self.form,
-                chunk_bytes=self.chunk_bytes,
-                temp_dir=self.temp_dir,
-                whole=self.layout.infos,
-                scope=self.scope,
-            )
-            try:
-                for raw in raws:
-                    number += 1
-                    counts = columns is None and number > self._counted
-                    if counts:
-                        self._counted = number
-                        self.on_bytes(raw.nbytes)
-                    table = _Preparing(self, file, raw, columns, counts=counts).table()
-                    if table is not None:
-                        yield table
-            except BadData as error:
-                self._file_lost(error, file, counts=columns is None)
+        for file, raw in raw_chunks(
+            self.files,
+            self.layout.reads(columns),
+            self.form,
+            chunk_bytes=self.chunk_bytes,
+            temp_dir=self.temp_dir,
+            whole=self.layout.infos,
+            options=self.options,
+            scope=self.scope,
+        ):
+            if isinstance(raw, BadData):
+                self._file_lost(raw, file, counts=columns is None)
+                continue
+            number += 1
+            counts = columns is None and number > self._counted
+            if counts:
+                self._counted = number
+                self.on_bytes(raw.nbytes)
+            table = _Preparing(self, file, raw, columns, counts=counts).table()
+            del raw
+            if table is not None:
+                yield table
         if columns is None:
             self._settle_losses()
 
-    def _file_lost(self, error: BadData, file: int, *, counts: bool) -> None:
-        if error.where != self.files[file].url:  # one row's, refused under `fail`
-            raise error
+    def _file_lost(self, error: BadData, file: Any, *, counts: bool) -> None:
         if counts:
             self.rejects.add(error)
             self.losses.count += 1
@@ -204,9 +205,18 @@ class ChunkReader:
 class _Preparing:
     """One raw chunk on its way to a table of ours."""
 
-    def __init__(self, reader: ChunkReader, file: int, raw: RawChunk, columns: Collection[str] | None, *, counts: bool) -> None:
+    def __init__(
+        self,
+        reader: ChunkReader,
+        file: int | NDArray[np.int64],
+        raw: RawChunk,
+        columns: Collection[str] | None,
+        *,
+        counts: bool,
+    ) -> None:
+        """`file`: its number, or that of each row's (N,), where no row is bad by itself."""
         self.reader, self.file, self.raw, self.counts = reader, file, raw, counts
-        self.url = reader.files[file].url
+        self.files = np.broadcast_to(file, raw.table.num_rows)  # (N,)
         self.wanted = None if columns is None else set(columns)
         self.numbers = {name: number for number, name in enumerate(raw.table.column_names)}
         self.tally = reader.tally if counts else Tally()
@@ -220,7 +230,7 @@ class _Preparing:
             return None
         columns = {ours: self._key(ours, *said) for ours, said in layout.keys.items() if self._wants(ours)}
         leaves = {leaf.name: self._leaf(leaf) for leaf in layout.leaves if self._wants(leaf.name)}
-        columns[FILE] = pa.array(np.full(count, self.file, np.int32))
+        columns[FILE] = pa.array(self.files.astype(np.int32))
         columns[ROW] = pa.array(self.raw.rows.astype(np.int64, copy=False))
         flags = [leaves[name] for name in END_FLAGS if name in leaves]
         self._count_rows(columns, np.logical_or.reduce([np.zeros(count, np.bool_), *flags]))
@@ -237,7 +247,11 @@ class _Preparing:
         return table.filter(pa.array(good))
 
     def _place(self, row: int) -> str:
-        return f"{self.url} row {int(self.raw.rows[row])}"
+        return self._place_at(position_of(int(self.files[row]), int(self.raw.rows[row])))
+
+    def _place_at(self, position: int) -> str:
+        file, number = divmod(position, REST_OF_FILE + 1)
+        return f"{self.reader.files[file].url} row {number}"
 
     def _wants(self, ours: str) -> bool:
         return self.wanted is None or ours in self.wanted
@@ -248,7 +262,7 @@ class _Preparing:
         return pa.chunked_array([pa.nulls(table.num_rows)]) if number is None else table.column(number)
 
     def _key(self, ours: str, theirs: str, kind: pa.DataType) -> pa.Array:
-        column, is_text = _joined(self._column(theirs)), self.reader.files[self.file].is_text
+        column, is_text = _joined(self._column(theirs)), self.reader.files[0].is_text
         try:
             keys = id_texts(column, untyped=is_text) if kind == pa.large_string() else column.cast(kind)
         except pa.ArrowException as error:
@@ -360,29 +374,29 @@ class _Preparing:
 
     def _report(self, table: pa.Table, ended: NDArray[np.bool_]) -> None:
         """Pass bad rows to the rejects in their order, and record whose they were."""
-        reader, rows = self.reader, self.raw.rows
-        anonymous = {bad.row: bad for bad in self.raw.bad}
+        reader, positions = self.reader, position_of(self.files, self.raw.rows)
+        anonymous = {position_of(self.file, bad.row): bad for bad in self.raw.bad}
         ids = table.column(Columns.EPS_ID).is_valid().to_numpy() if Columns.EPS_ID in table.column_names else None
-        bad_rows = {int(rows[i]): i for i in self.reasons}
+        bad_rows = {int(positions[i]): i for i in self.reasons}
         reader.losses.count += len({*anonymous, *bad_rows})
         done = 0
-        for number in sorted({*anonymous, *bad_rows}):
-            place = f"{self.url} row {number}"
-            upto = int(np.searchsorted(rows, number))
+        for position in sorted({*anonymous, *bad_rows}):
+            (file, number), place = divmod(position, REST_OF_FILE + 1), self._place_at(position)
+            upto = int(np.searchsorted(positions, position))
             self._read(table, ended, done, upto)
             done = upto
-            if number in anonymous:
-                reader.rejects.add(anonymous[number].error, raw=anonymous[number].raw)
-                reader.lost_by_nobody(place, self.file, number, anonymous[number].raw)
+            if position in anonymous:
+                reader.rejects.add(anonymous[position].error, raw=anonymous[position].raw)
+                reader.lost_by_nobody(place, file, number, anonymous[position].raw)
                 continue
-            row = bad_rows[number]
+            row = bad_rows[position]
             reader.rejects.add(BadEpisode(self.reasons[row](), where=place, fix=FIX), raw=self._quoted(row))
             if ids is None or not ids[row]:
-                reader.lost_by_nobody(place, self.file, number)
+                reader.lost_by_nobody(place, file, number)
             else:
                 reader.losses.keys.setdefault(reader.key_of(table, row), place)
             done = upto + 1
-        self._read(table, ended, done, len(rows))
+        self._read(table, ended, done, len(positions))
 
     def _read(self, table: pa.Table, ended: NDArray[np.bool_], first: int, stop: int) -> None:
         """Rows `first` to `stop` - 1 are good: they separate losses."""
