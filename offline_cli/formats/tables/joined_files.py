@@ -53,13 +53,23 @@ def raw_chunks(
 
     What is wrong with a file comes with its number, after the rows before. Raises BadData of a single row.
     """
-    one = partial(_of_one, files, columns, form, chunk_bytes, temp_dir, whole)
     places: list[Any] = [table.file for table in files]
     sizes = small_sizes(places)
+
+    def by_itself(number: int, held: Scope) -> Iterator[tuple[int, RawChunk | BadData]]:
+        file = files[number]
+        try:
+            for chunk in file.chunks(columns, form, chunk_bytes=chunk_bytes, temp_dir=temp_dir, whole=whole, scope=held):
+                yield number, chunk
+        except BadData as error:
+            if error.where != file.url:  # one row's
+                raise
+            yield number, error
+
     with part_of(scope) as held:
         if sizes is None:
             for number in range(len(files)):
-                yield from one(number, held)
+                yield from by_itself(number, held)
             return
         read = partial(_at_once, files[0].kind, columns, form, whole, chunk_bytes, files[0].memory_limit)
         number, most, waiting = 0, FIRST_ROWS, _Joined()
@@ -69,45 +79,23 @@ def raw_chunks(
                 most = min(MAX_ROWS, GROWTH * most)
             if isinstance(found, FewRows):
                 number = waiting.add(found, files, number)
-                continue
-            where = found.where if isinstance(found, OfflineCliError) else found.url
-            number = _next(files, number, where)
-            if not isinstance(found, OfflineCliError):
-                yield from one(number, held)
             elif isinstance(found, BadData):
-                yield number, found
-            else:
+                number = _next(files, number, found.where)
+                yield number - 1, found
+            elif isinstance(found, OfflineCliError):
                 raise found
-            number += 1
+            else:
+                number = _next(files, number, found.url)
+                yield from by_itself(number - 1, held)
         if waiting.tables:
             yield waiting.taken()
 
 
-def _of_one(
-    files: Sequence[TableFile],
-    columns: Collection[str] | None,
-    form: CsvForm,
-    chunk_bytes: int,
-    temp_dir: str | None,
-    whole: str | None,
-    number: int,
-    scope: Scope,
-) -> Iterator[tuple[int | NDArray[np.int64], RawChunk | BadData]]:
-    file = files[number]
-    try:
-        for chunk in file.chunks(columns, form, chunk_bytes=chunk_bytes, temp_dir=temp_dir, whole=whole, scope=scope):
-            yield number, chunk
-    except BadData as error:
-        if error.where != file.url:  # one row's
-            raise
-        yield number, error
-
-
 def _next(files: Sequence[TableFile], number: int, url: str) -> int:
-    """The number of the file at `url` from `number` on: files without rows are passed over."""
+    """The number after that of the file at `url`, from `number` on: files without rows are passed over."""
     while files[number].url != url:
         number += 1
-    return number
+    return number + 1
 
 
 @dataclass(slots=True)
@@ -127,7 +115,7 @@ class _Joined:
     def add(self, found: FewRows, files: Sequence[TableFile], number: int) -> int:
         """Add rows of files from `number` on; gives the number of the file after them."""
         for url in found.urls:
-            number = _next(files, number, url) + 1
+            number = _next(files, number, url)
             self.files.append(number - 1)
         self.tables.append(found.table)
         self.rows += found.rows
@@ -159,27 +147,21 @@ def _at_once(
         return None
     try:
         with damage(file.url):
-            table = _typed_at_once(kind, columns, chunk_bytes, memory_limit, file.url, data)
-            if kind == "csv":
+            if kind == "parquet":
+                table = _parquet_at_once(data, columns, chunk_bytes, file.url)
+            elif kind == "csv":
                 table = csv_at_once(data, file.url, form, columns)
             elif kind == "json":
                 table = json_at_once(data, columns)
+            else:
+                stream, bound = io.BytesIO(data), ArrowBound(file.url, len(data), memory_limit)
+                found = arrow_batches(stream, columns, chunk_bytes, MAX_ROWS, is_stream=is_arrow_stream(data), bound=bound)
+                batches = [batch for batch, _ in found]
+                table = pa.Table.from_batches(batches) if batches else None
     except BadData:
         return None
     table = None if table is None else flat(table, whole)
     return None if table is None or len(set(table.column_names)) < table.num_columns else table
-
-
-def _typed_at_once(
-    kind: str, columns: Collection[str] | None, chunk_bytes: int, memory_limit: int, url: str, data: bytes
-) -> pa.Table | None:
-    if kind == "parquet":
-        return _parquet_at_once(data, columns, chunk_bytes, url)
-    if not kind.startswith("arrow"):
-        return None
-    is_stream, bound = is_arrow_stream(data), ArrowBound(url, len(data), memory_limit)
-    found = [b for b, _ in arrow_batches(io.BytesIO(data), columns, chunk_bytes, MAX_ROWS, is_stream=is_stream, bound=bound)]
-    return pa.Table.from_batches(found) if found else None
 
 
 def _parquet_at_once(data: bytes, columns: Collection[str] | None, most: int, url: str) -> pa.Table | None:

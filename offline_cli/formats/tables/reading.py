@@ -9,8 +9,6 @@ A source may be read several times (`grouped` reads the keys first): only the fi
 from __future__ import annotations
 
 import json
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,11 +22,19 @@ from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.source import ReadOptions
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.claims import MOST, UNKNOWN_EPISODE, Claims, key_columns
+from offline_cli.formats.tables.claims import (
+    MOST,
+    REST_OF_FILE,
+    UNKNOWN_EPISODE,
+    Claims,
+    Losses,
+    key_columns,
+    position_of,
+)
 from offline_cli.formats.tables.files import RawChunk, TableFile
 from offline_cli.formats.tables.ids import id_texts, inexact_ids
 from offline_cli.formats.tables.joined_files import raw_chunks
-from offline_cli.formats.tables.key_runs import KeyRuns
+from offline_cli.formats.tables.key_runs import KeyRuns, joined
 from offline_cli.formats.tables.layout import Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA, CsvForm
 from offline_cli.formats.tables.numeric import Shape, fixed_lists
@@ -36,45 +42,11 @@ from offline_cli.formats.tables.values import values_of, why_bad
 from offline_cli.scopes import Scope
 from offline_cli.tally import OnError, Rejects, Tally
 
-__all__ = ["FILE", "ROW", "ChunkReader", "Losses", "place_of", "position_of"]
+__all__ = ["FILE", "ROW", "ChunkReader"]
 
 FILE: Final = "__file"
 ROW: Final = "__row"
-REST_OF_FILE: Final = (1 << 40) - 1  # a row number after those that a file has
 FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
-
-
-@dataclass(slots=True)
-class Losses:
-    """Rows that went to the rejects, so that their episodes can be set aside whole."""
-
-    keys: dict[tuple[Any, ...], str] = field(default_factory=dict)  # by key values: the place of the first lost row
-    _places: array[int] = field(default_factory=lambda: array("q"))  # positions of lost rows of unknown episodes
-    count: int = 0  # rows, and files of which no more could be read
-
-    def add(self, file: int, row: int) -> None:
-        """A lost row of unknown episode; one of several between the same two good rows is enough."""
-        self._places.append(position_of(file, min(row, REST_OF_FILE)))
-
-    def upto(self, position: int | None) -> NDArray[np.int64]:
-        """(L,) the positions of those rows before `position`, or of all."""
-        places = np.array(self._places, np.int64)
-        return places if position is None else places[: np.searchsorted(places, position)]
-
-    def forget(self, position: int) -> None:
-        """Keep none of those before `position`."""
-        del self._places[: bisect_left(self._places, position)]
-
-
-def position_of(file: Any, row: Any) -> Any:
-    """Of a row, or of an array of them, among those of all files."""
-    return file * (REST_OF_FILE + 1) + row
-
-
-def place_of(position: int, urls: Sequence[str]) -> str:
-    """A position as text."""
-    file, row = divmod(position, REST_OF_FILE + 1)
-    return urls[file] if row == REST_OF_FILE else f"{urls[file]} row {row}"
 
 
 @dataclass(slots=True)
@@ -117,7 +89,8 @@ class ChunkReader:
             scope=self.scope,
         ):
             if isinstance(raw, BadData):
-                self._file_lost(raw, file, counts=columns is None)
+                if columns is None:
+                    self._file_lost(raw, file)
                 continue
             number += 1
             counts = columns is None and number > self._counted
@@ -131,11 +104,10 @@ class ChunkReader:
         if columns is None:
             self._settle_losses()
 
-    def _file_lost(self, error: BadData, file: Any, *, counts: bool) -> None:
-        if counts:
-            self.rejects.add(error)
-            self.losses.count += 1
-            self.lost_by_nobody(error.where, file, REST_OF_FILE)
+    def _file_lost(self, error: BadData, file: Any) -> None:
+        self.rejects.add(error)
+        self.losses.count += 1
+        self.lost_by_nobody(error.where, file, REST_OF_FILE)
 
     def lost_by_nobody(self, place: str, file: int, row: int, raw: bytes = b"") -> None:
         """A row whose episode is not known was lost: of the one that its text names, of the one before, or of the one after."""
@@ -238,7 +210,7 @@ class _Preparing:
             return None
         columns |= {name: fixed_lists(values) for name, values in leaves.items()}
         if layout.infos is not None and self._wants(Columns.INFOS):
-            columns[Columns.INFOS] = _joined(self._column(layout.infos)).cast(pa.large_string())
+            columns[Columns.INFOS] = joined(self._column(layout.infos)).cast(pa.large_string())
         table = pa.table(columns)
         if not self.reasons:
             return table
@@ -262,7 +234,7 @@ class _Preparing:
         return pa.chunked_array([pa.nulls(table.num_rows)]) if number is None else table.column(number)
 
     def _key(self, ours: str, theirs: str, kind: pa.DataType) -> pa.Array:
-        column, is_text = _joined(self._column(theirs)), self.reader.files[0].is_text
+        column, is_text = joined(self._column(theirs)), self.reader.files[0].is_text
         try:
             keys = id_texts(column, untyped=is_text) if kind == pa.large_string() else column.cast(kind)
         except pa.ArrowException as error:
@@ -408,7 +380,3 @@ class _Preparing:
         if self.reader.rejects.on_error is not OnError.QUARANTINE:
             return b""
         return json.dumps(self.raw.table.slice(row, 1).to_pylist()[0], default=str).encode()
-
-
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
