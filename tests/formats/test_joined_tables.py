@@ -130,3 +130,8 @@ def test_files_of_other_types_columns_and_no_rows_are_read_as_they_stand(kind: s
 
 def test_columns_that_a_mapping_leaves_out_are_not_missed(read_both: Callable[..., Any]) -> None:
     read_both("parquet", {}, MAPPING.partition("[extra]")[0])
+
+
+def test_of_a_key_that_a_line_has_twice_the_same_value_counts(read_both: Callable[..., Any]) -> None:
+    line = '{"e": "4", "t": %d, "x": 0.5, "x": 7.5, "y": 1.0, "a": 1, "d": false, "n": 1}\n'
+    read_both("json", {8: "".join(line % t for t in range(3)).encode()})
