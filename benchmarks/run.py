@@ -33,6 +33,7 @@ QUESTIONS = (
     "record_minari",
     "play_pieces",
     "update_bc",
+    "command_start",
     "cold_start",
     "train_streaming",
     "train_from_s3",

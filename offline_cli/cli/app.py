@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from typing import Annotated, Any
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from offline_cli import __version__
-from offline_cli.cli import apply, convert, evaluate, inspect, record, repair, train_bc, validate
-from offline_cli.cli.command_line import add, names_of_others, other_command
+from offline_cli.cli.command_line import Command, names_of_others, other_command, read_plainly, runnable
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.signals import SIGNALLED, end_now, sigterm_raises
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
 from offline_cli.waiting import Ending
 
-__all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "main"]
+__all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "command_named", "main"]
 
 EXIT_CODES = """\b
 Exit codes:
     0  done
     1  a bug in offline-cli
-    2  wrong usage, or --out exists
+    2  wrong usage, an option out of its range, or --out exists
     3  data that cannot be read, that is invalid, or none
     4  config, environment or spaces that do not fit
     5  storage: missing, denied, unreachable, full, or written by somebody else
@@ -38,16 +39,25 @@ Exit codes:
     7  a target or gate was not met
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
 
-COMMANDS = (
-    record.COMMAND,
-    convert.COMMAND,
-    apply.COMMAND,
-    train_bc.COMMAND,
-    evaluate.COMMAND,
-    inspect.COMMAND,
-    validate.COMMAND,
-    repair.COMMAND,
-)
+DATA: Final = "offline_cli.cli.data_commands"
+LEARNING: Final = "offline_cli.cli.learning_commands"
+COMMANDS: Final[Mapping[str, str]] = {
+    "record": LEARNING,
+    "convert": DATA,
+    "apply": DATA,
+    "train-bc": LEARNING,
+    "evaluate": LEARNING,
+    "inspect": DATA,
+    "validate": DATA,
+    "repair": DATA,
+}
+"""Ours in the order of help, and the modules that have them, each imported when one of its commands is asked for."""
+
+
+def command_named(name: str) -> Command:
+    """One of COMMANDS. Raises KeyError for any other name."""
+    found: Command = next(command for command in import_module(COMMANDS[name]).COMMANDS if command.name == name)
+    return found
 
 
 class ErrorBoundary(TyperGroup):
@@ -82,10 +92,8 @@ class ErrorBoundary(TyperGroup):
         return _with_quiet_pipe(lambda: super(ErrorBoundary, self).make_context(info_name, args, parent, **extra))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, but without pydantic (0.1 s), which it loads to read the None of its own flags when not given."""
-        for param in self.get_params(ctx):
-            if getattr(param, "is_flag", False) and param.default is None:
-                param.default = False
+        """As typer does."""
+        read_plainly(self.get_params(ctx))
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -113,6 +121,31 @@ class ErrorBoundary(TyperGroup):
             raise typer.Exit(report(error, ctx.obj)) from error
 
 
+class _OurCommands(Mapping[str, Any]):
+    """COMMANDS as typer runs them, each made when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _runnable(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@cache
+def _runnable(name: str) -> Any:
+    return runnable(command_named(name))
+
+
+class _OfflineCli(ErrorBoundary):
+    """`offline-cli`: ours, and those that other packages register."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{**given, "commands": _OurCommands()})
+
+
 def _last_words(stdout: Any, invocation: Invocation) -> Callable[[Exception], int]:
     """Shows the error that the process ends with at once: in a thread, while what a command prints goes elsewhere."""
 
@@ -136,7 +169,7 @@ def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
 
 app = typer.Typer(
     name="offline-cli",
-    cls=ErrorBoundary,
+    cls=_OfflineCli,
     rich_markup_mode=None,  # rich would double the time that --help takes
     pretty_exceptions_enable=False,
     epilog=EXIT_CODES,
@@ -163,10 +196,6 @@ def _root(
     if ctx.invoked_subcommand is None:  # a script whose command came out empty should fail
         write(sys.stderr, ctx.get_help() + "\n")
         raise typer.Exit(2)
-
-
-for command in COMMANDS:
-    add(app, command)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""Commands from their declarations: the parameters that typer parses, and the call with what was given.
+"""Commands from their declarations: the parameters that typer parses, the call with what was given, and the help page.
+
+A page shows arguments, the options that most people need, then the others in groups. Texts are read here: typer loads pydantic
+(0.1 s) for each, and is asked only for the words of what is wrong with one.
 
 Other packages add commands as entry points `offline_cli.commands`, each a `Command`, imported when it is called.
 `offline-cli --help` lists them by name and package. A command of ours is never replaced.
@@ -8,20 +11,26 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 
 import typer
 
-from offline_cli.cli.grouped_help import Shown, page_of
 from offline_cli.cli.texts import json_object, pairs, storage_options
+from offline_cli.cli.without_pandas import DataCommand
 from offline_cli.errors import BadConfig
-from offline_cli.options.option import Declared, Form, declared_in
+from offline_cli.options.option import Declared, Form, Group, declared_in
 
-__all__ = ["Command", "add", "names_of_others", "other_command", "parse"]
+__all__ = ["FIRST", "Command", "Shown", "names_of_others", "other_command", "parse", "placed", "read_plainly", "runnable"]
+
+FIRST: Final = "Most used"
+REPEATED: Final = (Form.NAMES, Form.PAIRS)
+WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 
 METADATA: Final = (".dist-info", ".egg-info")
 GROUP: Final = b"[offline_cli.commands]"
@@ -67,9 +76,7 @@ def other_command(name: str) -> Any:
         what = f"command {name!r} of the package {registered.package} is {said}"
         fix = f"register an offline_cli.cli.command_line.Command whose name is {name!r}"
         raise BadConfig(what, where=registered.entry.value, fix=fix)
-    alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    add(alone, found)
-    return typer.main.get_command(alone)
+    return runnable(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +107,13 @@ class Command:
         return Shown(self.declared, self.first)
 
 
-def add(app: typer.Typer, command: Command) -> None:
-    """Make `command` one of `app`."""
+def runnable(command: Command) -> Any:
+    """`command` as typer runs it."""
     shown = command.shown
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in command.examples)
-    app.command(command.name, cls=page_of(shown), epilog=epilog)(_callback(command, shown))
+    alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    alone.command(command.name, cls=page_of(shown), epilog=epilog)(_callback(command, shown))
+    return typer.main.get_command(alone)
 
 
 def _callback(command: Command, shown: Shown) -> Callable[..., None]:
@@ -132,7 +141,7 @@ def _type(one: Declared) -> Any:
 
 
 def _parameter(one: Declared, shown: Shown, at_once: Callable[[typer.Context], None] | None) -> Any:
-    """Spelling and limit, as typer takes them; the library has the defaults, and the limits that typer has no words for."""
+    """Spelling, as typer takes it; the library has the defaults, and `parse` asks for the limits."""
     option, help = one.option, shown.help_of(one)
     default = ... if one.required else False if one.is_flag else None
     if option.is_argument:
@@ -141,8 +150,7 @@ def _parameter(one: Declared, shown: Shown, at_once: Callable[[typer.Context], N
     names = [spelled, *([option.short] if option.short else ())]
     if at_once is not None:
         return typer.Option(False, *names, help=help, show_default=False, is_eager=True, callback=_answering(at_once))
-    minimum = option.minimum if option.form is Form.PLAIN else None
-    return typer.Option(default, *names, metavar=one.metavar or None, min=minimum, help=help, show_default=False)
+    return typer.Option(default, *names, metavar=one.metavar or None, help=help, show_default=False)
 
 
 def _answering(show: Callable[[typer.Context], None]) -> Callable[[typer.Context, bool], None]:
@@ -159,8 +167,10 @@ def _answering(show: Callable[[typer.Context], None]) -> Callable[[typer.Context
 def parse(command: Command, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Values of the flags by name, and those of the options that were given, as Python takes them.
 
-    Raises UsageError and BadConfig for wrong texts.
+    Raises UsageError and BadConfig for wrong texts, UsageError for values outside the limits that are declared.
     """
+    from offline_cli.options.keywords import check_values
+
     flags = {name: given[name] for name in declared_in(command.flags)}
     options = {}
     for name, one in declared_in(command.options).items():
@@ -169,6 +179,7 @@ def parse(command: Command, given: Mapping[str, Any]) -> tuple[dict[str, Any], d
             value = storage_options(given[name], cache=flags.get(CACHE), cache_size=flags.get(CACHE_SIZE))
         if value is not None and value is not False:
             options[name] = value
+    check_values(command.options, options, command=f"offline-cli {command.name}")
     return flags, options
 
 
@@ -181,3 +192,138 @@ def _value(one: Declared, given: Any) -> Any:
     if one.option.form is Form.NAMES:
         return list(given) if given else None  # typer may say "not given" by an empty list
     return given
+
+
+# ---- texts as values ----
+
+
+def read_plainly(params: Iterable[Any]) -> None:
+    """Have `_Plain` read the texts of these parameters of typer."""
+    for param in params:
+        if hasattr(param, "get_runtime_param") and not isinstance(param.__dict__.get("get_runtime_param"), _Plain):
+            param.get_runtime_param = _Plain(param.type_descriptor.annotation, param.get_runtime_param)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Reads the text of one parameter where it is plainly what its type says; else typer does, or words what is wrong."""
+
+    kind: Any
+    theirs: Callable[[], Any]
+
+    def __call__(self) -> _Plain:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The value of a text, or of several; None where it is not given."""
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if self.kind == list[str]:
+            return list(value)
+        is_plain = isinstance(value, str) and (
+            self.kind is str
+            or (self.kind is int and WHOLE.fullmatch(value))
+            or (self.kind is float and NUMBER.fullmatch(value))
+            or (get_origin(self.kind) is Literal and value in get_args(self.kind))
+        )
+        if not is_plain:
+            return self.theirs().coerce(value, param=param, ctx=ctx)
+        return self.kind(value) if self.kind in (int, float) else value
+
+
+# ---- help ----
+
+
+class Shown:
+    """Options of one command as text."""
+
+    def __init__(self, declared: Mapping[str, Declared], first: Collection[str]) -> None:
+        assert declared.keys() >= set(first), f"not among the options: {set(first) - declared.keys()}"
+        left = {name for name, one in declared.items() if one.required and not one.option.is_argument} - set(first)
+        assert not left, f"required, and not among the first: {left}"
+        self.declared = declared
+        self._first = first
+
+    @property
+    def arguments(self) -> list[Declared]:
+        """What is given by its place."""
+        return [one for one in self.declared.values() if one.option.is_argument]
+
+    def groups(self) -> Iterator[tuple[str, list[Declared]]]:
+        """Headings and their options: those that most people need, then the others; no group is empty."""
+        yield FIRST, [self.declared[name] for name in self._first]
+        others = [one for name, one in self.declared.items() if name not in self._first and not one.option.is_argument]
+        for group in Group:
+            members = [one for one in others if one.option.group is group]
+            if members:
+                yield group.value, members
+
+    def help_of(self, one: Declared) -> str:
+        """What it is for, with other options as the command line spells them."""
+        repeated = "May be repeated." if one.option.form in REPEATED else ""
+        return " ".join(filter(None, (one.help(self.spelled), repeated, one.option.as_text)))
+
+    def default_of(self, one: Declared) -> str:
+        """Its default as text; empty where there is none."""
+        return one.default(self.spelled)
+
+    def meaning(self, one: Declared) -> str:
+        """Its help and the limits of its value."""
+        limits = one.limits()
+        return f"{self.help_of(one)} {limits[0].upper()}{limits[1:]}." if limits else self.help_of(one)
+
+    def names(self, one: Declared) -> list[str]:
+        """How an option may be spelled."""
+        return [name for name in (one.option.short, one.flag, one.option.negative) if name]
+
+    def usage(self) -> list[str]:
+        """What follows the name of the command: arguments, required options, the others."""
+        needed = [one for name in self._first if (one := self.declared[name]).required]
+        return [*map(placed, self.arguments), *(f"{one.flag} {one.metavar}" for one in needed), "[OPTIONS]"]
+
+    def spelled(self, name: str) -> str:
+        """An option as the command line spells it."""
+        return self.declared[name].flag if name in self.declared else name
+
+
+def placed(one: Declared) -> str:
+    """An argument as usage lines show it: `SRC...`, `[SRC...]`."""
+    name = f"{one.option.metavar}..." if one.kind == list[str] else str(one.option.metavar)
+    return name if one.required else f"[{name}]"
+
+
+def page_of(shown: Shown) -> type[DataCommand]:
+    """The class of the command with these options."""
+
+    class Page(DataCommand):
+        """A command whose help is in groups."""
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            """As typer does."""
+            read_plainly(self.get_params(ctx))
+            return super().parse_args(ctx, args)
+
+        def collect_usage_pieces(self, ctx: Any) -> list[str]:
+            """What the usage line says after the command's name."""
+            return shown.usage()
+
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            """Write arguments and options, group by group."""
+            if shown.arguments:
+                with formatter.section("Arguments"):
+                    formatter.write_dl([(placed(one), shown.help_of(one)) for one in shown.arguments])
+            sections = {heading: [_record(one, shown) for one in members] for heading, members in shown.groups()}
+            sections.setdefault(Group.OUTPUT.value, []).append(("--help", "Show this message and exit."))
+            for heading, records in sections.items():
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    return Page
+
+
+def _record(one: Declared, shown: Shown) -> tuple[str, str]:
+    """Spelling and meaning of an option, with what is known of its value."""
+    default = shown.default_of(one)
+    known = "; ".join(filter(None, ("required" if one.required else "", default and f"default: {default}", one.limits())))
+    spelled = f"{', '.join(shown.names(one))} {one.metavar}".rstrip()
+    return spelled, f"{shown.help_of(one)}  [{known}]" if known else shown.help_of(one)

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offline_cli.cli.app import COMMANDS, EXIT_CODES
-from offline_cli.cli.command_line import Command
-from offline_cli.cli.grouped_help import Shown, placed
+from offline_cli.cli.app import COMMANDS, EXIT_CODES, command_named
+from offline_cli.cli.command_line import Command, Shown, placed
 from offline_cli.cli.streams import write
 from offline_cli.modules.network import OURS
 from offline_cli.options.cloning import ConfigKeys
@@ -71,7 +70,7 @@ Other packages register more of both: [algorithms.md](algorithms.md). `hidden` a
 
 def page() -> str:
     """The reference of all commands, as Markdown."""
-    return "\n".join([_INTRODUCTION, _exit_codes(EXIT_CODES), *map(_section, COMMANDS)])
+    return "\n".join([_INTRODUCTION, _exit_codes(EXIT_CODES), *(_section(command_named(name)) for name in COMMANDS)])
 
 
 def config_page() -> str:

@@ -8,6 +8,7 @@ pyarrow knows the classes again. It does not learn any more that `pandas.NA` amo
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -17,7 +18,7 @@ from typer.core import TyperCommand
 
 __all__ = ["DataCommand", "without_pandas"]
 
-PANDAS = "pandas"
+PANDAS, PYARROW = "pandas", "pyarrow"
 
 
 class DataCommand(TyperCommand):
@@ -31,35 +32,53 @@ class DataCommand(TyperCommand):
 
 @cache  # each finder asks the others: many of them, where pandas is not installed, would never come to an end
 def without_pandas() -> None:
-    """Hide pandas from pyarrow, unless it has been imported; once for all commands of a process."""
-    if PANDAS in sys.modules:
-        return
-    import pyarrow as pa
-    from pyarrow.lib import _pandas_api
-
+    """Hide pandas from pyarrow, as soon as that is imported, unless pandas has been; once for all commands of a process."""
     finder = _Finder()
-    sys.meta_path.insert(0, finder)
-    pa.array([_pandas_api.have_pandas])  # looks for the classes, then for the scalars
-    finder.hides = False
+    if PANDAS not in sys.modules:
+        sys.meta_path.insert(0, finder)
+        if PYARROW in sys.modules:
+            finder.hide()
 
 
 class _Finder:
-    """Hides pandas from pyarrow; once pandas is imported by other code, pyarrow is informed and this finder is removed."""
+    """Hides pandas while pyarrow looks for it; once other code imports pandas, pyarrow is informed and this finder removed."""
 
-    hides = True
+    hides = False
+
+    def hide(self) -> None:
+        """Have pyarrow look for the classes of pandas, then for the scalars, in vain."""
+        import pyarrow as pa
+        from pyarrow.lib import _pandas_api
+
+        self.hides = True
+        pa.array([_pandas_api.have_pandas])
+        self.hides = False
+
+    def show(self) -> None:
+        """Have pyarrow look again, if it is there."""
+        if PYARROW in sys.modules:
+            from pyarrow.lib import _pandas_api
+
+            _pandas_api.pd  # noqa: B018  the one property that makes it do so
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """As any entry of `sys.meta_path`."""
+        if name == PYARROW:
+            return self._spec(name, self.hide)
         if name != PANDAS:
             return None
         if self.hides:
             raise ModuleNotFoundError(name, name=name)
-        place = sys.meta_path.index(self)  # asking where pandas is does not import it
+        return self._spec(name, self.show)
+
+    def _spec(self, name: str, then: Callable[[], None]) -> ModuleSpec | None:
+        """That of a module after whose loading `then` is called."""
+        place = sys.meta_path.index(self)  # asking where a module is does not import it
         del sys.meta_path[place]
         try:
             from importlib.util import find_spec
 
-            spec = find_spec(PANDAS)
+            spec = find_spec(name)
         finally:
             sys.meta_path.insert(place, self)
         if spec is None or spec.loader is None:
@@ -67,12 +86,10 @@ class _Finder:
         load = spec.loader.exec_module
 
         def load_and_tell(module: ModuleType) -> None:
-            if self in sys.meta_path:  # unless it is imported anew
+            if name == PANDAS and self in sys.meta_path:  # unless it is imported anew
                 sys.meta_path.remove(self)
             load(module)
-            from pyarrow.lib import _pandas_api
-
-            _pandas_api.pd  # noqa: B018  the one property that makes pyarrow look again
+            then()
 
         spec.loader.exec_module = load_and_tell  # type: ignore[method-assign]
         return spec

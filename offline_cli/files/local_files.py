@@ -24,6 +24,9 @@ from typing import Any, BinaryIO, Final, Self
 from offline_cli.errors import BadData, StorageError, StorageNotFound
 
 __all__ = [
+    "PART_PREFIX",
+    "REPLACED",
+    "SIGNS",
     "TempFile",
     "checked_folder",
     "dangling_link",
@@ -35,14 +38,13 @@ __all__ = [
     "sync_names",
 ]
 
+SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
+REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
+PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
+
 UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
-KINDS: Final = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+KINDS: Final = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 OPTION: Final = "--temp-dir"

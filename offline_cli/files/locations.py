@@ -28,21 +28,16 @@ from offline_cli.files.blanking import BLANK, blanked
 from offline_cli.files.clients import cache_of, check_inner_options, client_for, options_for, patience_of, quiet_clients
 from offline_cli.files.failures import has_code, no_bucket, storage_failures
 from offline_cli.files.file_info import FileInfo, list_together
-from offline_cli.files.local_files import open_plain, read_plain, read_start, sync_names
-from offline_cli.files.place import Place
+from offline_cli.files.local_files import REPLACED, SIGNS, open_plain, read_plain, read_start, sync_names
+from offline_cli.files.place import Place, StoredVersion
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.providers import HERE, buckets, provider_of
 from offline_cli.files.remote_files import SMALL_FILE
-from offline_cli.files.stored_versions import StoredVersion
 
-__all__ = ["REPLACED", "Location", "Sources", "check_url", "expand", "is_of_bucket", "is_web", "open_location"]
+__all__ = ["Location", "Sources", "check_url", "expand", "is_of_bucket", "is_web", "open_location"]
 
 _ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
 _WEB: Final = re.compile(r"https?://")
-
-REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
-
-SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
 
 Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 

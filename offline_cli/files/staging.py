@@ -25,17 +25,15 @@ import io
 import os
 import secrets
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from offline_cli.errors import StorageNotFound
 from offline_cli.files.failures import storage_failures
-from offline_cli.files.local_files import sync_names
+from offline_cli.files.local_files import PART_PREFIX, sync_names
 from offline_cli.files.locations import Location
 from offline_cli.files.uploads import BLOCK, ArrowStage, UploadStage, is_arrow, takes_whole
 
-__all__ = ["PART_PREFIX", "StagedFile", "create_only", "creates_only", "whole_file", "write_whole", "writing_failures"]
-
-PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
+__all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_whole", "writing_failures"]
 
 
 class _Stage(Protocol):

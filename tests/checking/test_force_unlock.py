@@ -18,7 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.checking.repair import repair
-from offline_cli.datasets import liveness
+from offline_cli.datasets import lease_record
 from offline_cli.datasets.lease_record import Process
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import Locked, StorageNotFound, UsageError
@@ -27,7 +27,7 @@ from offline_cli.files.locations import open_location
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "BEAT", 0.2)
+    monkeypatch.setattr(lease_record, "BEAT", 0.2)
 
 
 @pytest.fixture
@@ -149,13 +149,12 @@ def test_a_note_stays_whose_writer_is_in_this_process(tmp_path: Path) -> None:
 def test_the_command_says_what_it_removed(folder: Path) -> None:
     from typer.testing import CliRunner
 
-    from offline_cli.cli.app import app
-    from offline_cli.cli.repair import COMMAND
+    from offline_cli.cli.app import app, command_named
 
     done = CliRunner().invoke(app, ["repair", str(folder), "--force-unlock", "--json"])
     told = json.loads(done.stdout)
     assert done.exit_code == 0
-    assert told.keys() >= set(COMMAND.keys)
+    assert told.keys() >= set(command_named("repair").keys)
     assert (told["changed"], told["episodes"]) == (True, None)
     again = CliRunner().invoke(app, ["repair", str(folder), "--force-unlock"])
     assert again.exit_code == 0

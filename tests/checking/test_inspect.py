@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from offline_cli.checking.inspect import inspect
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import open_dataset
-from offline_cli.errors import NoData, TargetNotMet, UsageError
+from offline_cli.errors import BadData, NoData, TargetNotMet, Uncommitted, UsageError
 
 KEYS = {"format", "episodes", "steps", "observation_space", "action_space", "return", "length"}
 
@@ -92,3 +94,63 @@ def test_open_dataset_opens_what_convert_wrote_and_nothing_else(real_data: Path,
     assert open_dataset(str(tmp_path / "D")).manifest.counts.episodes == 8
     with pytest.raises(NoData):
         open_dataset(source)
+
+
+# ---- a dataset on this machine ----
+
+HEAVY = (
+    *("torch", "polars", "pyarrow", "pandas", "fsspec", "s3fs", "gcsfs", "adlfs", "aiohttp", "matplotlib", "jsonschema"),
+    *("pydantic", "asyncio", "msgpack", "offline_cli.files.locations", "offline_cli.formats", "offline_cli.converting"),
+    *("offline_cli.episodes", "offline_cli.parquet", "offline_cli.datasets.dataset", "offline_cli.modules"),
+)
+RUN = f"""
+import json, sys
+from offline_cli.cli.app import app
+code = app(["inspect", sys.argv[1], "--json", "--quiet", "--expect", "episodes=2"], standalone_mode=False)
+print(json.dumps([code, [name for name in {HEAVY} if name in sys.modules]]))
+"""
+
+
+@pytest.fixture
+def dataset(make: Any) -> Path:
+    """A committed dataset of two episodes."""
+    folder: Path = make.dataset(make.batch((1, 2)))
+    return folder.rename(folder.parent / "D")
+
+
+def test_the_command_imports_nothing_heavy_to_show_a_manifest(dataset: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", RUN, str(dataset)], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
+
+
+@pytest.mark.parametrize("spelled", ["{}", "{}/", "{}//", "./D", "D", "D/", "../D/../D", "D*", "file://{}"])
+def test_a_dataset_has_the_same_figures_however_its_folder_is_spelled_and_opened(
+    spelled: str, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (dataset.parent / "beside").mkdir()
+    monkeypatch.chdir(dataset.parent if not spelled.startswith("..") else dataset.parent / "beside")
+    place = spelled.format(dataset)
+    found = inspect(place).as_dict()
+    monkeypatch.setattr(sys.modules[inspect.__module__], "_of_local_dataset", lambda *_: None)
+    assert found == inspect(place).as_dict()
+    assert found["episodes"] == 2
+
+
+def test_a_path_and_a_list_of_one_are_the_same_source(dataset: Path) -> None:
+    assert inspect(dataset).as_dict() == inspect([str(dataset)]).as_dict() == inspect((dataset,)).as_dict()
+
+
+def test_a_dataset_that_is_damaged_or_not_finished_or_asked_for_as_something_else_is_refused(dataset: Path) -> None:
+    with pytest.raises(UsageError, match="--from columns for a dataset of episodes"):
+        inspect(dataset, from_="columns")
+    with pytest.raises(UsageError, match="--rows-as-episodes is for tables"):
+        inspect(dataset, rows_as_episodes=True)
+    with pytest.raises(UsageError, match="cannot_be"):
+        inspect(dataset, storage_options={"cannot_be": 1})
+    (dataset / "_writing.json").write_text("{}")
+    with pytest.raises(Uncommitted):
+        inspect(dataset)
+    (dataset / "_writing.json").unlink()
+    (dataset / "manifest.json").write_text("{}")
+    with pytest.raises(BadData, match="the manifest cannot be read"):
+        inspect(dataset)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from offline_cli.cli import apply
+from offline_cli.cli.app import command_named
 
 Call = Callable[..., Any]
 TABLE = "ride,t,x,turn,end\n" + "".join(
@@ -40,7 +40,7 @@ def test_apply_writes_batches_and_tells_of_them(recording: Path, pipeline: Path,
     out = tmp_path / "batches"
     code, told = call_json("apply", recording, "--pipeline", pipeline, "--out", out, "--steps-per-batch", "20")
     assert code == 0
-    assert told.keys() >= {*apply.COMMAND.keys, "seconds", "episodes", "steps"}
+    assert told.keys() >= {*command_named("apply").keys, "seconds", "episodes", "steps"}
     assert (told["out"], told["batches"], told["rows"], told["episodes"], told["steps"]) == (str(out), 3, 52, 8, 52)
     assert told["columns"] == ["obs", "actions", "rewards", "terminateds", "truncateds"]
     assert told["state"] == "connectors.msgpack"

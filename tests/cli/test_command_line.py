@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import typer
 import typer.main
 
-from offline_cli.cli.app import COMMANDS
-from offline_cli.cli.command_line import add, parse
+from offline_cli.cli.app import command_named
+from offline_cli.cli.command_line import parse, read_plainly, runnable
 from offline_cli.errors import BadConfig, UsageError
-
-BY_NAME = {command.name: command for command in COMMANDS}
 
 
 def parsed(*line: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flags and options of `COMMAND ...`."""
-    command = BY_NAME[line[0]]
-    app = typer.Typer(rich_markup_mode=None)
-    add(app, command)
-    context = typer.main.get_command(app).make_context(command.name, list(line[1:]))
+    command = command_named(line[0])
+    context = runnable(command).make_context(command.name, list(line[1:]))
     return parse(command, context.params)
 
 
@@ -66,3 +65,93 @@ def test_a_number_of_zero_is_given() -> None:
 
 def test_a_flag_that_is_taken_back_is_not_given() -> None:
     assert parsed("evaluate", "r", "--explore", "--no-explore")[1] == {}
+
+
+# ---- values outside what an option declares ----
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (("train-bc", "a", "--out", "r", "--lr", "0"), "--lr 0 is not above 0"),
+        (("train-bc", "a", "--out", "r", "--lr", "nan"), "--lr must be a finite number, not nan"),
+        (("train-bc", "a", "--out", "r", "--val-fraction", "1"), "--val-fraction 1 is not below 1"),
+        (("train-bc", "a", "--out", "r", "--batch-size", "0"), "--batch-size 0 is less than 1"),
+        (("train-bc", "a", "--out", "r", "--seed", "-1"), "--seed -1 is less than 0"),
+        (("record", "E", "--out", "d", "--policy", "random", "--step-timeout", "0"), "--step-timeout 0 is not above 0"),
+        (("convert", "a", "--out", "d", "--workers", "0"), "--workers 0 is less than 1"),
+    ],
+)
+def test_an_option_out_of_its_range_is_usage_by_its_name(
+    line: tuple[str, ...], what: str, call_json: Callable[..., Any]
+) -> None:
+    code, told = call_json(*line)
+    assert (code, told["error"]["what"]) == (2, what)
+    assert told["error"]["fix"] == f"offline-cli {line[0]} --help"
+
+
+def test_all_options_out_of_their_range_are_named_together(call_json: Callable[..., Any]) -> None:
+    code, told = call_json("train-bc", "a", "--out", "r", "--lr", "0", "--batch-size", "0")
+    assert (code, told["error"]["what"]) == (2, "--batch-size 0 is less than 1; --lr 0 is not above 0")
+
+
+def test_a_value_of_a_file_out_of_its_range_is_a_bad_config(tmp_path: Path, call_json: Callable[..., Any]) -> None:
+    (tmp_path / "c.toml").write_text("lr = 0\nbatch_size = 0\n")
+    code, told = call_json("train-bc", "a", "--out", tmp_path / "r", "--config", tmp_path / "c.toml")
+    assert (code, len(told["error"]["problems"])) == (4, 2)
+
+
+# ---- texts ----
+
+NUMBERS = (
+    "5",
+    "-3",
+    "+7",
+    "007",
+    "1e3",
+    "0x10",
+    "1_000",
+    " 5 ",
+    "5.0",
+    ".5",
+    "5.",
+    "-.5e-3",
+    "inf",
+    "nan",
+    "1e400",
+    "9" * 30,
+    "",
+)
+
+
+@pytest.mark.parametrize("kind", [int, float, str])
+@pytest.mark.parametrize("text", [*NUMBERS, "x", "-", "٣"])
+def test_a_text_has_the_value_that_typer_reads_in_it(kind: type[Any], text: str) -> None:
+    def show(value: Any = None) -> None:
+        pass
+
+    show.__annotations__ = {"value": Annotated[kind, typer.Option("--value")]}
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command()(show)
+
+    def outcome(read: Callable[[Any], object]) -> object:
+        command = typer.main.get_command(app)
+        read(command.params)
+        try:
+            return repr(command.make_context("show", ["--value", text]).params["value"])
+        except typer.BadParameter as error:
+            return error.format_message()
+
+    assert outcome(read_plainly) == outcome(lambda params: None)
+
+
+def test_values_that_are_plain_are_read_without_pydantic(shell: Callable[..., Any]) -> None:
+    line = ["record", "E", "--out", "d", "-n", "3", "--step-timeout", "1.5", "--vectorize", "sync", "--policy", "p", "--quiet"]
+    script = (
+        "import json, sys\nfrom offline_cli.cli.app import command_named\nfrom offline_cli.cli.command_line import runnable\n"
+        f"found = runnable(command_named('record')).make_context('record', {line[1:]}).params\n"
+        "print(json.dumps([found[name] for name in ('episodes', 'step_timeout', 'vectorize', 'quiet', 'wrappers')]))\n"
+        "print('pydantic' in sys.modules)"
+    )
+    done = shell("-c", script)
+    assert [json.loads(line) for line in done.stdout.lower().splitlines()] == [[3, 1.5, "sync", True, []], False], done.stderr

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli.cli import convert, evaluate, inspect, train_bc
+from offline_cli.cli.app import command_named
 
 Call = Callable[..., Any]
 
@@ -22,7 +22,7 @@ Call = Callable[..., Any]
 def test_inspect_tells_what_a_recording_holds(recording: Path, call_json: Call) -> None:
     code, told = call_json("inspect", recording)
     assert code == 0
-    assert told.keys() >= set(inspect.COMMAND.keys)
+    assert told.keys() >= set(command_named("inspect").keys)
     assert (told["episodes"], told["steps"]) == (8, 52)
 
 
@@ -40,7 +40,7 @@ def test_an_expectation_that_holds_changes_nothing(recording: Path, call_json: C
 def test_convert_makes_a_dataset_that_inspect_knows(recording: Path, tmp_path: Path, call_json: Call) -> None:
     code, told = call_json("convert", recording, "--out", tmp_path / "D")
     assert code == 0
-    assert told.keys() >= set(convert.COMMAND.keys)
+    assert told.keys() >= set(command_named("convert").keys)
     assert (told["episodes"], told["steps"]) == (8, 52)
     assert (tmp_path / "D" / "manifest.json").is_file()
     assert call_json("inspect", tmp_path / "D", "--expect", "episodes=8")[1]["format"] == "episodes"
@@ -70,11 +70,11 @@ def test_train_bc_makes_a_run_that_evaluate_plays(recording: Path, tmp_path: Pat
     run = tmp_path / "run"
     code, told = call_json("train-bc", recording, "--out", run, "--updates", "3", "--device", "cpu")
     assert code == 0
-    assert told.keys() >= set(train_bc.COMMAND.keys)
+    assert told.keys() >= set(command_named("train-bc").keys)
     assert (told["updates"], (run / "policy.safetensors").is_file()) == (3, True)
     code, told = call_json("evaluate", run, "--env", "CartPole-v1", "--episodes", "3", "--device", "cpu")
     assert code == 0
-    assert told.keys() >= set(evaluate.COMMAND.keys)
+    assert told.keys() >= set(command_named("evaluate").keys)
     assert told["episodes"] == 3
 
 
@@ -92,7 +92,7 @@ def test_a_dry_run_of_training_checks_everything_and_writes_nothing(recording: P
     args = ("train-bc", recording, "--out", tmp_path / "run", "--dry-run", "--device", "cpu")
     code, told = call_json(*args, "--env", "CartPole-v1", "--until-return", "450")
     assert (code, told["stopped_by"], told["episodes"], told["updates"]) == (0, "dry-run", 8, 0)
-    assert told.keys() >= set(train_bc.COMMAND.keys)
+    assert told.keys() >= set(command_named("train-bc").keys)
     assert call_json(*args, "--env", "Pendulum-v1")[0] == 4
     assert not (tmp_path / "run").exists()
 
@@ -152,6 +152,25 @@ def test_json_does_not_load_rich(recording: Path, shell: Call) -> None:
         "print('rich' in sys.modules)"
     )
     assert shell("-c", script).stdout.splitlines()[-1] == "False"
+
+
+NEEDLESS = ("torch", "polars", "jsonschema", "pydantic", "pandas", "matplotlib")
+
+
+def test_commands_that_neither_play_nor_learn_import_no_torch(recording: Path, shell: Call) -> None:
+    lines = [
+        ["convert", str(recording), "--out", "D", "--workers", "2", "--on-error", "quarantine"],
+        ["convert", "D", "--out", "E", "--to", "columns"],
+        *(["inspect", "D"], ["inspect", str(recording)], ["validate", "D", "E", "--deep"], ["validate", str(recording)]),
+        ["repair", "D", "--dry-run"],
+    ]
+    script = (
+        "import json, sys\nfrom offline_cli.cli.app import app\n"
+        f"codes = [app([*line, '--json', '--quiet'], standalone_mode=False) for line in {lines}]\n"
+        f"print(json.dumps([codes, [name for name in {NEEDLESS} if name in sys.modules]]))"
+    )
+    done = shell("-c", script)
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0] * len(lines), []], done.stderr
 
 
 def test_a_reader_that_takes_one_byte_of_a_result_gets_it_in_silence(recording: Path, child_env: dict[str, str]) -> None:

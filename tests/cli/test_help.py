@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from offline_cli import __version__
 from offline_cli.cli import reference
 from offline_cli.cli.app import app
-from offline_cli.cli.grouped_help import FIRST
+from offline_cli.cli.command_line import FIRST
 from offline_cli.options import Group
 from offline_cli.training.config import resolve_config
 

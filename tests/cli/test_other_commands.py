@@ -87,7 +87,7 @@ def test_help_says_nothing_of_other_packages_where_there_are_none() -> None:
 
 
 def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
-    install("spying", {"commands": {one.name: "spying:x" for one in COMMANDS}}, spying="raise AssertionError('imported')")
+    install("spying", {"commands": dict.fromkeys(COMMANDS, "spying:x")}, spying="raise AssertionError('imported')")
     assert "other packages" not in invoke("--help").stdout
     assert called("inspect", "there-is-nothing")[0] == 5
     assert "spying" not in sys.modules

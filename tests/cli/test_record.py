@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli.cli.record import COMMAND
+from offline_cli.cli.app import command_named
 
 Call = Callable[..., Any]
 
@@ -18,7 +18,7 @@ def test_record_makes_a_dataset_that_inspect_reads(tmp_path: Path, call_json: Ca
     out = tmp_path / "D"
     code, told = call_json("record", "CartPole-v1", "--out", out, "--policy", "random", "--episodes", "6", "--num-envs", "4")
     assert code == 0
-    assert told.keys() >= set(COMMAND.keys)
+    assert told.keys() >= set(command_named("record").keys)
     assert (told["episodes"], told["vectorize"], told["complete"]) == (6, "vector_entry_point", True)
     code, seen = call_json("inspect", out)
     assert (code, seen["episodes"], seen["steps"]) == (0, 6, told["steps"])

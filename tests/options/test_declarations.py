@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from offline_cli.cli.app import COMMANDS
+from offline_cli.cli.app import COMMANDS as NAMES
+from offline_cli.cli.app import command_named
 from offline_cli.cli.command_line import Command
 from offline_cli.files.cache import SIZE
 from offline_cli.formats.readers import AUTO
@@ -23,6 +24,7 @@ from offline_cli.options.shared import Caching
 from offline_cli.training.memory_store import DEFAULT
 
 PACKAGE = Path(__file__).resolve().parents[2] / "offline_cli"
+COMMANDS = [*map(command_named, NAMES)]
 FUNCTIONS = {command.name.replace("-", "_"): command for command in COMMANDS}
 
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Required, TypedDict
 import pytest
 
 import offline_cli
-from offline_cli.cli.app import COMMANDS
+from offline_cli.cli.app import COMMANDS as NAMES
+from offline_cli.cli.app import command_named
 from offline_cli.options import Group, Option, declared_in
 from offline_cli.options.keywords import takes
 
-FUNCTIONS = {command.name.replace("-", "_"): command for command in COMMANDS}
+FUNCTIONS = {command.name.replace("-", "_"): command for command in map(command_named, NAMES)}
 
 
 def options_of_play() -> type[Any]:

@@ -1,0 +1,117 @@
+"""`offline-cli record`, `evaluate` and `train-bc`: each parses, calls the library once, shows the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from offline_cli.cli import render
+from offline_cli.cli.command_line import Command
+from offline_cli.cli.progress import working
+from offline_cli.cli.texts import with_stdin
+from offline_cli.options.cloning import TrainBCFlags, TrainBCOptions
+from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
+
+__all__ = ["COMMANDS"]
+
+
+def record(ctx: typer.Context, flags: RecordFlags, options: RecordOptions) -> None:
+    """Play a policy and record whole episodes.
+
+    Episodes are those that begin first, each to its own end. Ctrl-C commits what is whole, within 10 s; --resume continues.
+    """
+    from offline_cli.recording.record import record
+
+    with working(quiet=flags["quiet"]) as on_progress:
+        result = record(flags["env"], flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
+    render.show(result, as_json=flags["as_json"])
+
+
+def evaluate(ctx: typer.Context, flags: EvaluateFlags, options: EvaluateOptions) -> None:
+    """Play a trained policy and measure its return.
+
+    Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval.
+    A policy that was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were
+    after training. The result is the same for any --num-envs and --num-env-runners. Of a run that is not finished the last
+    checkpoint plays, and a note says so.
+    """
+    from offline_cli.playing.evaluate import evaluate
+
+    with working(quiet=flags["quiet"]) as on_progress:
+        result = evaluate(flags["run"], **options, on_progress=on_progress)
+    render.show(result, as_json=flags["as_json"])
+
+
+def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -> None:
+    """Train a policy to imitate recordings (behaviour cloning).
+
+    The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
+    what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run that
+    is resumed; --pipeline, --module-id and an --env that is code (module:EnvId, python:...) have to be named again. Only
+    --epochs or --updates may change on the way: a resumed run is the one that would have had them from the start, also where
+    they are reached already.
+    """
+    from offline_cli.training.bc import train_bc
+
+    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
+        result = train_bc(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
+    render.show(result, as_json=flags["as_json"], summary=_measured)
+
+
+def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rows of the table; what was not measured is left out."""
+    return {name: value for name, value in told.items() if value is not None and value not in ([], {})}
+
+
+COMMANDS = (
+    Command(
+        name="record",
+        run=record,
+        flags=RecordFlags,
+        options=RecordOptions,
+        first=("out", "policy", "episodes", "steps", "num_envs"),
+        examples=(
+            "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64",
+            "offline-cli record Pendulum-v1 --out dataset --policy sb3:expert.zip --steps 100000 --num-env-runners 4",
+            "offline-cli record my_envs:Robot-v0 --out dataset --policy python:my_code:policy --episodes 50 --format columns",
+            "offline-cli record CartPole-v1 --out dataset --policy python:my_code:net --steps 5000 --env-to-module pieces.toml",
+            "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64 --resume",
+        ),
+        keys=("out", "episodes", "steps", "shards", "return_mean", "seconds", "steps_per_second"),
+    ),
+    Command(
+        name="evaluate",
+        run=evaluate,
+        flags=EvaluateFlags,
+        options=EvaluateOptions,
+        first=("env", "episodes", "seed", "explore", "min_return"),
+        examples=(
+            "offline-cli evaluate run --env CartPole-v1 --episodes 100",
+            "offline-cli evaluate run --min-return 450 --json",
+            "offline-cli evaluate run --explore --seed 7",
+            "offline-cli evaluate run --env-to-module pipeline.toml",
+        ),
+        keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
+    ),
+    Command(
+        name="train-bc",
+        run=train_bc,
+        flags=TrainBCFlags,
+        options=TrainBCOptions,
+        first=("out", "env", "until_return", "val_fraction", "resume"),
+        examples=(
+            "offline-cli train-bc dataset --out run --env CartPole-v1 --until-return 450",
+            "offline-cli train-bc dataset --out run --val-fraction 0.1 --patience 5",
+            "offline-cli train-bc dataset --out run --updates 20000 --device cuda --json",
+            "offline-cli train-bc dataset --out run --env CartPole-v1 --pipeline pipeline.toml",
+            "offline-cli train-bc dataset --out run --module-id attacker",
+            "offline-cli train-bc s3://bucket/dataset --out run --streaming --memory-limit 2GiB --temp-dir /scratch",
+            "offline-cli train-bc dataset --out run --resume",
+            "offline-cli train-bc dataset --out run --resume --epochs 400",
+            "offline-cli train-bc s3://bucket/dataset --out s3://bucket/run",
+        ),
+        keys=("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean"),
+    ),
+)
