@@ -1,8 +1,8 @@
-"""What is known of a remote file while a source is read: its size and version, asked once, and the bytes of a small one.
+"""What is known of a file while a source is read: of a remote one its size and version, asked once; the bytes of a small one.
 
-Small files that were listed together are prefetched, `FILES_AHEAD` at a time, once two of them were read in the listing's
-order. Bytes are kept as long as the place that they belong to, up to `KEPT` bytes in a process. Bytes that do not fit stay
-until other files were read; after that, a reader fetches them again.
+Small remote files that were listed together are prefetched, `FILES_AHEAD` at a time, once two of them were read in the
+listing's order. Bytes are kept as long as the place that they belong to, up to `KEPT` bytes in a process. Bytes that do not
+fit stay until other files were read; after that, a reader reads them again.
 """
 
 from __future__ import annotations
@@ -92,10 +92,11 @@ _room = _Room()
 class FileInfo:
     """One file or folder; shared by every place that stands for it in the reading of one source."""
 
-    __slots__ = ("__weakref__", "_coming", "_data", "_lock", "found", "index", "listing")
+    __slots__ = ("__weakref__", "_coming", "_data", "_lock", "found", "index", "inside", "listing")
 
     def __init__(self, found: Mapping[str, Any] | None = None) -> None:
         self.found = found  # the filesystem's record: `size`, `type`, and more by client; None: not asked yet
+        self.inside: Mapping[str, Mapping[str, Any]] | None = None  # records of all files of a folder that has no other folders
         self.listing: Listing | None = None
         self.index = 0  # in the listing
         self._coming: Coming | None = None
@@ -113,14 +114,14 @@ class FileInfo:
         """Keep the bytes no longer."""
         self._data = None
 
-    def bytes_by(self, fetch: Callable[[], Coming]) -> bytes:
+    def bytes_by(self, fetch: Callable[[], bytes]) -> bytes:
         """All bytes of this file: kept, under way, or by `fetch`. Raises what fetching raises."""
         with self._lock:
             kept = self._data  # which another thread may drop at any time
             if kept is not None:
                 return kept
-            coming, self._coming = self._coming or fetch(), None
-            self._data = data = coming.outcome()
+            coming, self._coming = self._coming, None
+            self._data = data = fetch() if coming is None else coming.outcome()
             _room.take(self, len(data))
             return data
 
@@ -153,7 +154,7 @@ class Listing:
                 info.begin(lambda name=self._names[i], info=info: fetch(name, info))  # type: ignore[misc]  # mypy infers no lambda's defaults
 
 
-def list_together(found: Mapping[str, Mapping[str, Any]]) -> list[FileInfo]:
+def list_together(found: Mapping[str, Mapping[str, Any] | None]) -> list[FileInfo]:
     """What is known of files that were listed, in this order."""
     infos = [FileInfo(entry) for entry in found.values()]
     listing = Listing(list(found), infos)

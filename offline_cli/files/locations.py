@@ -15,6 +15,7 @@ import errno
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Final, TypeAlias
@@ -31,6 +32,7 @@ from offline_cli.files.local_files import REPLACED, SIGNS, open_plain, read_plai
 from offline_cli.files.place import Place, StoredVersion
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.providers import HERE, buckets, provider_of
+from offline_cli.files.remote_files import SMALL_FILE
 
 __all__ = ["Location", "Sources", "check_url", "expand", "is_of_bucket", "is_web", "open_location"]
 
@@ -51,9 +53,10 @@ class Location(Place):
 
         def request() -> Any:
             self._forget_listings()
-            return self.fs.find(self.path, detail=self.known is not None)
+            return self.fs.find(self.path, detail=self._keeps_records)
 
-        found = self.ask("listing it", request)
+        inside = None if self.known is None else self.known.inside
+        found = self.ask("listing it", request) if inside is None else inside
         if not found and not self.exists():
             raise self.missing()
         return self._listed(found, self._below)
@@ -61,17 +64,30 @@ class Location(Place):
     def children(self) -> list[Location]:
         """The files and folders right in this folder, sorted; none where nothing is here."""
 
-        def request() -> list[str]:
+        def request() -> list[Any]:
             self._forget_listings()
             try:
-                return sorted(self.fs.ls(self.path, detail=False))
+                return list(self.fs.ls(self.path, detail=self._keeps_records))
             except FileNotFoundError as err:
                 if has_code(err):
                     raise
                 return []
 
         found = self.ask("listing it", request)
-        return [self._below(path) for path in found if path.rstrip("/") != self.path.rstrip("/")]
+        if self._keeps_records:
+            records = {entry["name"]: entry for entry in found}
+            if self.known is not None and records and all(self._is_file_inside(entry) for entry in found):
+                self.known.inside = records  # so that `files` need not ask
+            found = list(records)
+        return [self._below(path) for path in sorted(found) if path.rstrip("/") != self.path.rstrip("/")]
+
+    @property
+    def _keeps_records(self) -> bool:
+        """Whether a listing's records are worth more than its names; of 100,000 files here they would be 100 MB."""
+        return self.known is not None and not self.is_local
+
+    def _is_file_inside(self, entry: Mapping[str, Any]) -> bool:
+        return bool(entry["type"] == "file" and entry["name"].rpartition("/")[0] == self.path.rstrip("/"))
 
     def matches(self) -> list[Location]:
         """The places that match this one's path as a pattern, sorted. Raises StorageNotFound where there is none."""
@@ -79,7 +95,7 @@ class Location(Place):
         def request() -> Any:
             self._forget_listings()
             try:
-                return self.fs.glob(self.path, detail=self.known is not None)
+                return self.fs.glob(self.path, detail=self._keeps_records)
             except FileNotFoundError:  # some clients say so of a missing bucket, some say that nothing matches
                 return []
 
@@ -92,19 +108,20 @@ class Location(Place):
         return self._listed(found, lambda path: replace(self, path=path, url=self._url_of(path)))
 
     def _listed(self, found: Any, at: Callable[[str], Location]) -> list[Location]:
-        """The places `at` the paths of `found`, sorted, with what is said of them if it maps paths to that."""
-        if not isinstance(found, Mapping):
-            return [at(path) for path in sorted(found)]
-        known = list_together({path: found[path] for path in sorted(found)})
-        return [replace(at(path), known=info) for path, info in zip(sorted(found), known, strict=True)]
+        """The places `at` the paths of `found`, sorted; of a source, with what is said of them if it maps paths to that."""
+        paths = sorted(found)
+        if self.known is None:
+            return [at(path) for path in paths]
+        known = list_together({path: found[path] if isinstance(found, Mapping) else None for path in paths})
+        return [replace(at(path), known=info) for path, info in zip(paths, known, strict=True)]
 
     @property
     def as_source(self) -> Location:
-        """The same place for a reader of a source: known facts are not asked again, small files are fetched once.
+        """The same place for a reader of a source: small files are read once, and facts in buckets are not asked again.
 
-        Only stores of buckets are remembered so; a change in the middle of reading is an error, or is not seen.
+        A change in the middle of reading is an error, or is not seen.
         """
-        if self.known is not None or self.is_local or not self.is_in_bucket:
+        if self.known is not None or not (self.is_local or self.is_in_bucket):
             return self
         return replace(self, known=FileInfo())
 
@@ -128,7 +145,8 @@ class Location(Place):
         `ahead`: of files that are read one after the other; it bounds what is prefetched of them.
         """
         if self.is_local:
-            return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
+            small = self._small_here()
+            return io.BytesIO(small) if small else self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
         if self.is_memory:  # its own files share one position between all readers
             return io.BytesIO(self.read_bytes())
         if self.is_in_bucket:
@@ -148,9 +166,20 @@ class Location(Place):
     def start(self, most: int) -> tuple[bytes, int]:
         """The first `most` bytes of this file, and how many it has. Raises as `read_bytes` does."""
         if self.is_local:
-            return self.ask("opening it", lambda: read_start(self.path, most, shown=self.url))
+            small = self._small_here()
+            return (small[:most], len(small)) if small else self._start_here(most)
         with self.open() as file:
             return file.read(most), file.seek(0, io.SEEK_END)
+
+    def _small_here(self) -> bytes:
+        """All bytes of a small file of this machine that is a source's: read once, and kept. Of any other: none."""
+        known = self.known
+        if known is None or not 0 < self.size() <= SMALL_FILE:  # 0: of a pipe too
+            return b""
+        return known.bytes_by(lambda: self._start_here(sys.maxsize)[0])
+
+    def _start_here(self, most: int) -> tuple[bytes, int]:
+        return self.ask("opening it", lambda: read_start(self.path, most, shown=self.url))
 
     @property
     def without_cache(self) -> Location:

@@ -248,7 +248,7 @@ class StoredVersion:
         def fetch(start: int, end: int) -> bytes:
             if known.listing is not None:
                 known.listing.read(known.index, self._is_small, self._begin_next)
-            return known.bytes_by(self._begin)[start:end]
+            return known.bytes_by(lambda: self._begin().outcome())[start:end]
 
         return buffered_reader(fetch, self.size)
 

@@ -121,9 +121,8 @@ def _kinds_of(files: Sequence[Location]) -> list[str]:
 
 def _kind(file: Location) -> str:
     head, _ = file.start(HEAD_BYTES)
-    packing = packing_of(head)
-    if packing:
-        head = unpacked_head(file, packing)
+    if packing_of(head):
+        head = unpacked_head(file)
         if not head.strip():  # damaged, or nothing in it: the reader says which
             return "csv" if is_named_csv(file.name) else "lines"
     if head[:4] in MAGIC:
@@ -179,8 +178,7 @@ def _parquet_kind(parquet: Sequence[Location], *, as_tables: bool) -> str:
 
 
 def _is_packed(file: Location) -> bool:
-    with file.open() as stream:
-        return bool(packing_of(stream.read(4)))
+    return bool(packing_of(file.start(4)[0]))
 
 
 def _columns_kind(schema: pa.Schema) -> str:
@@ -227,7 +225,4 @@ def _is_one_step(line: Line) -> bool:
 
 
 def _first_letter(file: Location) -> bytes:
-    with file.open() as stream:
-        head = stream.read(HEAD_BYTES)
-    packing = packing_of(head)
-    return (unpacked_head(file, packing) if packing else head).removeprefix(BOM).lstrip()[:1]
+    return unpacked_head(file).removeprefix(BOM).lstrip()[:1]

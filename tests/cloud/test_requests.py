@@ -96,14 +96,14 @@ def test_a_small_file_is_asked_about_once_and_fetched_once(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_of_small_files_takes_four_requests_and_one_for_each(
+def test_a_folder_of_small_files_takes_three_requests_and_one_for_each(
     s3: Cloud, requests: Requests, told: Told, tmp_path: Path, kind: str
 ) -> None:
     options = written(kind, 20, tmp_path)
     url = uploaded(tmp_path / "in", s3)
     requests.clear()
     assert told("convert", url, "--out", tmp_path / "D", *options)["episodes"] == 20 * EPISODES
-    assert Counter(method for method, _ in requests.calls) == {"head_object": 1, "list_objects_v2": 3, "get_object": 20}
+    assert Counter(method for method, _ in requests.calls) == {"head_object": 1, "list_objects_v2": 2, "get_object": 20}
 
 
 # ---- the table ----

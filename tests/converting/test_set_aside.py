@@ -16,7 +16,7 @@ from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData
 from offline_cli.formats.tables import TableOptions, files
-from offline_cli.formats.tables.reading import Losses
+from offline_cli.formats.tables.claims import Losses
 from offline_cli.tally import OnError, Reject, Rejects
 
 BAD = 450

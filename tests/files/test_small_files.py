@@ -12,7 +12,7 @@ import pytest
 from fake_bucket import FakeBucket
 
 from offline_cli.errors import StorageError
-from offline_cli.files import file_info
+from offline_cli.files import file_info, locations
 from offline_cli.files.file_info import FILES_AHEAD
 from offline_cli.files.locations import Location, expand, open_location
 from offline_cli.files.remote_files import SMALL_FILE
@@ -182,6 +182,42 @@ def test_a_place_is_handed_to_another_process_with_what_is_known_and_without_its
     there = pickle.loads(pickle.dumps(file.known))
     assert there.found == file.known.found
     assert len(pickle.dumps(file.known)) < 500
+
+
+@pytest.mark.parametrize(("deeper", "asked"), [(False, 0), (True, 1)])
+def test_a_folder_is_listed_once_where_it_holds_no_folder(deeper: bool, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = bucket_of(3)
+    if deeper:
+        bucket.files["b/in/more/000"] = b"x"
+    [folder] = expand(open_location("b/in", filesystem=bucket))
+    folder.children()
+    finds: list[str] = []
+    find = bucket.find
+    monkeypatch.setattr(bucket, "find", lambda path, **said: finds.append(path) or find(path, **said))
+    files = folder.files()
+    assert (len(finds), len(files)) == (asked, 3 + deeper)
+    bucket.infos.clear()
+    assert (read(files[1]), files[1].size(), bucket.infos) == (bytes([1]) * 1000, 1000, [])
+
+
+def test_a_small_file_of_this_machine_is_opened_once_by_the_readers_of_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "000").write_bytes(b"before")
+    [folder] = expand(tmp_path)
+    [file] = folder.files()
+    assert file.start(3) == (b"bef", 6)
+    monkeypatch.setattr(locations, "read_start", None)
+    monkeypatch.setattr(locations, "open_plain", None)
+    assert [read(file), *file.start(100)] == [b"before", b"before", 6]
+
+
+def test_a_larger_file_of_this_machine_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "000").write_bytes(bytes(SMALL_FILE + 1))
+    [file] = expand(tmp_path / "000")
+    assert len(read(file)) == SMALL_FILE + 1
+    (tmp_path / "000").write_bytes(b"x" * (SMALL_FILE + 1))
+    assert read(file)[:1] == b"x"
 
 
 def test_a_cache_keeps_what_is_fetched_and_is_asked_first(tmp_path: Path) -> None:

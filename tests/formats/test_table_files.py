@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
 from offline_cli.errors import BadData, BadMapping, NoData, SpaceMismatch
+from offline_cli.files import local_files, locations
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]
@@ -242,3 +245,54 @@ def test_a_packed_parquet_file_is_read(read_table: Read, tmp_path: Path) -> None
     packed.write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
     _, batch = read_table(packed, MAPPING)
     assert batch.num_steps == 1
+
+
+# ---- how often a file is opened ----
+
+
+def write_table(path: Path, number: int) -> None:
+    table = pa.table({"e": [str(number)] * 2, "x": [0.5, 1.5], "y": [1.0, 1.0], "a": [0, 1]})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".csv":
+        pa.csv.write_csv(table, path)
+    elif path.suffix == ".json":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()), encoding="utf-8")
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file of this machine was opened, by its name."""
+    counted: Counter[str] = Counter()
+    really = local_files._without_waiting
+
+    def counts(path: str, flags: int) -> int:
+        counted[Path(path).name] += 1
+        return really(path, flags)
+
+    monkeypatch.setattr(local_files, "_without_waiting", counts)
+    return counted
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json", "arrow"])
+def test_each_small_table_of_a_folder_is_opened_once(kind: str, read_table: Read, tmp_path: Path, opened: Counter[str]) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        write_table(tmp_path / "in" / f"{number}.{kind}", number)
+    _, batch = read_table(tmp_path / "in", MAPPING)
+    assert batch.num_steps == 6
+    assert opened == {"mapping.toml": 1, **{f"{number}.{kind}": 1 for number in range(3)}}
+
+
+@pytest.mark.parametrize(("kind", "times"), [("parquet", 4), ("csv", 5), ("json", 7), ("arrow", 5)])
+def test_a_larger_table_is_opened_once_for_each_pass_over_it(
+    kind: str, times: int, read_table: Read, tmp_path: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its format (of JSON three times), its columns, its numbers where they are text, its id and its rows."""
+    monkeypatch.setattr(locations, "SMALL_FILE", 0)
+    write_table(tmp_path / f"0.{kind}", 0)
+    read_table(tmp_path / f"0.{kind}", MAPPING)
+    assert opened[f"0.{kind}"] == times

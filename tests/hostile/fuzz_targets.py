@@ -270,7 +270,7 @@ def json_table(data: bytes) -> None:
 
 
 def _raw(data: bytes, kind: str) -> None:
-    table = TableFile.of(File(data), kind)
+    table = TableFile(File(data), kind)
     table.types(CsvForm(), None)
     for chunk in table.chunks(None, CsvForm(), chunk_bytes=1 << 12, temp_dir=None):
         if chunk.table.num_rows != len(chunk.rows):

@@ -265,7 +265,7 @@ def test_a_date_that_is_none_is_no_toml() -> None:
 
 
 def test_a_row_of_csv_that_is_skipped_may_not_hide_text_that_is_not_utf8(capfd: pytest.CaptureFixture[str]) -> None:
-    table = TableFile.of(File((CORPUS / "tables" / "long_row_not_utf8.csv").read_bytes()), "csv")
+    table = TableFile(File((CORPUS / "tables" / "long_row_not_utf8.csv").read_bytes()), "csv")
     with pytest.raises(BadData, match="not UTF-8") as caught:
         list(table.chunks(None, CsvForm(), chunk_bytes=1 << 12, temp_dir=None))
     assert "latin-1" in caught.value.fix
@@ -275,7 +275,7 @@ def test_a_row_of_csv_that_is_skipped_may_not_hide_text_that_is_not_utf8(capfd: 
 def test_a_letter_cut_in_two_by_a_block_is_a_letter() -> None:
     cells = "é" * 300_000
     rows = make_corpus.csv(*(f"{cells[:60_000]}{i},0,0.5,1,1.0,True,False" for i in range(20)))
-    table = TableFile.of(File(rows), "csv")
+    table = TableFile(File(rows), "csv")
     chunks = list(table.chunks(None, CsvForm(), chunk_bytes=1 << 12, temp_dir=None))
     assert sum(chunk.table.num_rows for chunk in chunks) == 20
 
@@ -284,7 +284,7 @@ def test_a_letter_cut_in_two_by_a_block_is_a_letter() -> None:
     "line", [b'{"a": "\\ud800", "b": NaN}', b'{"\\udfff": 1, "b": NaN}', b'{"a": "\xed\xa0\x80", "b": NaN}'], ids=repr
 )
 def test_half_a_letter_is_no_json(line: bytes) -> None:
-    table = TableFile.of(File(line + b'\n{"b": 1}\n'), "json")
+    table = TableFile(File(line + b'\n{"b": 1}\n'), "json")
     (chunk,) = table.chunks(None, CsvForm(), chunk_bytes=1 << 12, temp_dir=None)
     assert [bad.row for bad in chunk.bad] == [0]
     with pytest.raises(ValueError):  # noqa: PT011  any of them: that is what callers catch
@@ -313,7 +313,7 @@ def test_nesting_that_would_end_polars_and_the_process_is_a_bad_line(
     depth: int, opening: str, closing: str, before: str
 ) -> None:
     deep = f'{{{before}"a": {opening * depth}1{closing * depth}}}'.encode()
-    table = TableFile.of(File(deep + b'\n{"b": 1}\n'), "json")
+    table = TableFile(File(deep + b'\n{"b": 1}\n'), "json")
     (chunk,) = table.chunks(None, CsvForm(), chunk_bytes=1 << 15, temp_dir=None)
     assert [bad.row for bad in chunk.bad] == [0]
     assert chunk.table.column("b").to_pylist() == [1]
@@ -322,7 +322,7 @@ def test_nesting_that_would_end_polars_and_the_process_is_a_bad_line(
 def test_many_brackets_in_a_line_that_is_not_nested_are_no_offence() -> None:
     image = [[[0.5] * 3] * 40] * 40
     line = json.dumps({"image": image, "says": "[" * 100}).encode()
-    table = TableFile.of(File(line + b"\n"), "json")
+    table = TableFile(File(line + b"\n"), "json")
     (chunk,) = table.chunks(None, CsvForm(), chunk_bytes=1 << 20, temp_dir=None)
     assert chunk.table.num_rows == 1
     assert not chunk.bad

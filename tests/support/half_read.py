@@ -91,7 +91,7 @@ def readers(folder: Path) -> dict[str, Callable[[], Iterator[Any]]]:
 
     def raw_chunks(kind: str, size: int) -> Callable[[], Iterator[Any]]:
         place = open_location(folder / "tables" / TABLES[kind])
-        return lambda: TableFile.of(place, kind).chunks(None, CsvForm(), chunk_bytes=size, temp_dir=None)
+        return lambda: TableFile(place, kind).chunks(None, CsvForm(), chunk_bytes=size, temp_dir=None)
 
     def rows_of_files(big: int) -> Iterator[Any]:
         parquet_files.BIG, parquet_files.ROWS = big, 500

@@ -1,4 +1,4 @@
-"""Which episodes lost the rows that no parser could read: what is left of their text may still name one.
+"""Rows that were lost, and which episodes lost those that no parser could read: what is left of their text may name one.
 
 A row with a cell too few or too many has no columns, and the cell in the place of the id may be another one. Neighbours in the
 file show whose it was only where the rows of each episode are contiguous. So both are noted while rows are read, and weighed
@@ -10,24 +10,74 @@ from __future__ import annotations
 import csv
 import io
 import re
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.formats.tables.ids import id_texts
 
-__all__ = ["MOST", "UNKNOWN_EPISODE", "Claims", "cells_of_csv", "cells_of_json", "key_columns"]
+__all__ = [
+    "MOST",
+    "REST_OF_FILE",
+    "UNKNOWN_EPISODE",
+    "Claims",
+    "Losses",
+    "cells_of_csv",
+    "cells_of_json",
+    "key_columns",
+    "place_of",
+    "position_of",
+]
 
 UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to a neighbouring episode
 SEVERAL: Final = 2  # rows that name one id, too many for chance
 HEAD_BYTES: Final = 1 << 16  # of a broken line of JSON, in which its keys are looked for
 MOST: Final = 1 << 16  # losses between different rows that are weighed; after these the neighbours are set aside too
 
+REST_OF_FILE: Final = (1 << 40) - 1  # a row number after those that a file has
+
 Key = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Losses:
+    """Rows that went to the rejects, so that their episodes can be set aside whole."""
+
+    keys: dict[tuple[Any, ...], str] = field(default_factory=dict)  # by key values: the place of the first lost row
+    _places: array[int] = field(default_factory=lambda: array("q"))  # positions of lost rows of unknown episodes
+    count: int = 0  # rows, and files of which no more could be read
+
+    def add(self, file: int, row: int) -> None:
+        """A lost row of unknown episode; one of several between the same two good rows is enough."""
+        self._places.append(position_of(file, min(row, REST_OF_FILE)))
+
+    def upto(self, position: int | None) -> NDArray[np.int64]:
+        """(L,) the positions of those rows before `position`, or of all."""
+        places = np.array(self._places, np.int64)
+        return places if position is None else places[: np.searchsorted(places, position)]
+
+    def forget(self, position: int) -> None:
+        """Keep none of those before `position`."""
+        del self._places[: bisect_left(self._places, position)]
+
+
+def position_of(file: Any, row: Any) -> Any:
+    """Of a row, or of an array of them, among those of all files."""
+    return file * (REST_OF_FILE + 1) + row
+
+
+def place_of(position: int, urls: Sequence[str]) -> str:
+    """A position as text."""
+    file, row = divmod(position, REST_OF_FILE + 1)
+    return urls[file] if row == REST_OF_FILE else f"{urls[file]} row {row}"
 
 
 def cells_of_csv(raw: bytes, delimiter: str, names: Sequence[str], wanted: Collection[str]) -> dict[str, str] | None:

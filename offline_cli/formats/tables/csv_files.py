@@ -17,7 +17,7 @@ import threading
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -31,7 +31,7 @@ from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.parquet.arrow_reading import let_go
 from offline_cli.scopes import Scope, part_of
 
-__all__ = ["PIECE", "Broken", "InvalidRows", "csv_batches", "csv_header", "delimiter_of"]
+__all__ = ["PIECE", "Broken", "InvalidRows", "csv_at_once", "csv_batches", "csv_header", "delimiter_of"]
 
 PIECE: Final = 1000  # invalid rows that are passed on at once: an error is made for each
 
@@ -171,26 +171,11 @@ def csv_batches(
     Each row that could not be read comes with the good rows around it; at most `PIECE` of them come at once.
     `scope` owns the parser.
     """
-    wanted = set(names if columns is None else columns)
     block = max(LEAST_BLOCK, batch_bytes // BLOCKS_AHEAD)
-    delimiter = delimiter_of(form, url)
     extra = 2 if form.columns is None else 1  # rows that are not data: our own first one, and the header
     invalid = InvalidRows(url, extra)
-    text = _Utf8(stream, url, form.encoding, first=_empty_row(len(names), delimiter))
-    parser = _Parser(
-        text,
-        read_options=pyarrow.csv.ReadOptions(block_size=block, use_threads=False, column_names=list(names)),
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=invalid.handle
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.large_string()),
-            include_columns=[name for name in names if name in wanted],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-            null_values=["", *form.nulls],
-        ),
-    )
+    text = _Utf8(stream, url, form.encoding, first=_empty_row(len(names), delimiter_of(form, url)))
+    parser = _Parser(text, **_options(form, url, names, columns, block, invalid.handle))
     with part_of(scope) as held:
         reader = held.enter(parser)
         waiting, size = [_empty(reader.schema)], 0
@@ -211,6 +196,46 @@ def csv_batches(
         yield from invalid.placed(_joined(waiting), is_cut=is_cut)
         if text.error is not None:
             raise text.error
+
+
+def csv_at_once(data: bytes, url: str, form: CsvForm, columns: Collection[str] | None) -> pa.Table | None:
+    """All rows of a small file; None where some cannot be read. Raises as Arrow and `csv_header` do, and UnicodeDecodeError."""
+    names = csv_header(io.BytesIO(data), form, url)
+    text = data.decode(form.encoding).removeprefix(BOM).encode()
+    invalid: list[Any] = []
+
+    def handle(row: Any) -> str:
+        invalid.append(row)
+        return "skip"
+
+    options = _options(form, url, names, columns, len(text) + 1, handle)
+    table = pyarrow.csv.read_csv(pa.BufferReader(text), **options)
+    return None if invalid else table.slice(1 if form.columns is None else 0)
+
+
+def _options(
+    form: CsvForm,
+    url: str,
+    names: Sequence[str],
+    columns: Collection[str] | None,
+    block: int,
+    handle: Callable[[Any], str],
+) -> dict[str, Any]:
+    """For Arrow's parser. `block`: bytes; a row has to lie within one. `handle`: of rows that have another number of cells."""
+    wanted = set(names if columns is None else columns)
+    return {
+        "read_options": pyarrow.csv.ReadOptions(block_size=block, use_threads=False, column_names=list(names)),
+        "parse_options": pyarrow.csv.ParseOptions(
+            delimiter=delimiter_of(form, url), newlines_in_values=True, invalid_row_handler=handle
+        ),
+        "convert_options": pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.large_string()),
+            include_columns=[name for name in names if name in wanted],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            null_values=["", *form.nulls],
+        ),
+    }
 
 
 def _empty_row(cells: int, delimiter: str) -> bytes:

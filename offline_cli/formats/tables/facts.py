@@ -6,8 +6,9 @@ read, because the last row may have the first decimal: one more pass over these 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,24 @@ import pyarrow as pa
 
 from offline_cli.errors import BadData
 from offline_cli.formats.arrow_leaves import is_text
+from offline_cli.formats.source import ReadOptions
 from offline_cli.formats.tables.cells import CellCounts
 from offline_cli.formats.tables.files import RawChunk, TableFile, with_types
+from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.numeric import dtype_of, is_one_number, is_temporal
 from offline_cli.scopes import Scope
 
-__all__ = ["ColumnFacts", "columns_of", "gather"]
+__all__ = ["ColumnFacts", "LookedAt", "columns_of", "gather"]
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """Flat columns of which facts are needed."""
+
+    columns: Collection[str]
+    times: Collection[str]  # those among them in which dates and times as text are recognised too
+    extras: Collection[str]  # those among them that may become extra outputs: integers with nulls become floats there
 
 
 @dataclass(slots=True)
@@ -34,7 +46,7 @@ class ColumnFacts:
     has_times: bool = False  # typed dates and times
     has_lists: bool = False  # typed lists or tensors of numbers
     has_numbers_as_text: bool = False  # in a file that has no types: JSON's numbers
-    has_nulls: bool = False  # some row may have no value
+    has_nulls: bool = False  # some row may have no value; of typed columns found for integers that may be extra outputs alone
     cells: CellCounts = field(default_factory=CellCounts)
 
     def see_type(self, kind: pa.DataType) -> None:
@@ -59,66 +71,62 @@ class ColumnFacts:
 def columns_of(files: Sequence[TableFile], form: CsvForm, temp_dir: str | None) -> dict[str, dict[str, pa.DataType]]:
     """By URL: the flat columns of each file by name; of JSON lines, the keys of all files: one that a row lacks is null there.
 
-    Damaged files are left out: reading reports their damage. Raises BadData where all are, StorageError.
+    Files of the same columns share one dict. Damaged files are left out: reading reports their damage. Raises BadData where
+    all are, StorageError.
     """
     found: dict[str, dict[str, pa.DataType]] = {}
     damaged: BadData | None = None
+    last: TableFile | None = None
     for file in files:
         try:
-            found[file.url] = file.types(form, temp_dir)
+            found[file.url] = file.types(form, temp_dir, last)
+            last = file
         except BadData as error:
             damaged = damaged or error
     if damaged is not None and not found:
         raise damaged
     keys: dict[str, pa.DataType] = {}
-    for file in files:
-        if file.kind == "json" and file.url in found:
-            keys = with_types(keys, found[file.url])
+    for types in _different(found.values()) if files[0].kind == "json" else ():
+        keys = with_types(keys, types)
     return dict.fromkeys(found, keys) if keys else found
+
+
+def _different(types: Iterable[dict[str, pa.DataType]]) -> Iterable[dict[str, pa.DataType]]:
+    """Each dict once."""
+    return {id(columns): columns for columns in types}.values()
 
 
 def gather(
     files: Sequence[TableFile],
-    types: Mapping[str, Mapping[str, pa.DataType]],
-    wanted: Collection[str],
-    times: Collection[str],
+    types: Mapping[str, dict[str, pa.DataType]],
+    looked_at: LookedAt,
     form: CsvForm,
     *,
     chunk_bytes: int,
     temp_dir: str | None,
+    options: ReadOptions,
 ) -> dict[str, ColumnFacts]:
-    """Facts of the flat columns `wanted`; of those in `times` dates and times as text are recognised too."""
-    facts = {name: ColumnFacts() for name in wanted}
-    for file in files:
-        if file.url not in types:
-            continue
-        here = {name: kind for name, kind in types[file.url].items() if name in facts}
-        texts = [name for name, kind in here.items() if is_text(kind) or file.kind == "json"]
-        for name, kind in here.items():
-            facts[name].see_type(kind)
-            facts[name].has_numbers_as_text |= file.is_text
-        for name in file.nullable(here, temp_dir):
-            facts[name].has_nulls = True
-        if texts:
-            _look_at_cells(file, texts, facts, times, form, chunk_bytes, temp_dir)
-    return facts
-
-
-def _look_at_cells(
-    file: TableFile,
-    names: Collection[str],
-    facts: Mapping[str, ColumnFacts],
-    times: Collection[str],
-    form: CsvForm,
-    chunk_bytes: int,
-    temp_dir: str | None,
-) -> None:
-    try:
+    """Facts of the flat columns `looked_at`. Raises StorageError."""
+    facts = {name: ColumnFacts() for name in looked_at.columns}
+    known = [file for file in files if file.url in types]
+    for columns in _different(types.values()):
+        for name in facts.keys() & columns.keys():
+            facts[name].see_type(columns[name])
+            facts[name].has_numbers_as_text |= files[0].is_text
+    for _, group in groupby(known, key=lambda file: id(types[file.url])):
+        together = list(group)
+        columns = types[together[0].url]
+        texts = [name for name, kind in columns.items() if name in facts and (is_text(kind) or files[0].kind == "json")]
         with Scope() as scope:
-            for chunk in file.chunks(names, form, chunk_bytes=chunk_bytes, temp_dir=temp_dir, scope=scope):
-                _look_at_chunk(chunk, names, facts, times, form)
-    except BadData:  # reading itself reports what is wrong with the file
-        return
+            limits: dict[str, Any] = {"chunk_bytes": chunk_bytes, "temp_dir": temp_dir, "options": options, "scope": scope}
+            for _, chunk in raw_chunks(together, texts, form, **limits) if texts else ():
+                if isinstance(chunk, RawChunk):  # reading itself reports what is wrong with a file
+                    _look_at_chunk(chunk, texts, facts, looked_at.times, form)
+    integers = {name for name in looked_at.extras if all(dtype.kind in "iu" for dtype in facts[name].dtypes)}
+    for file in known if integers else ():  # which take the footers of all files apart: nothing else depends on nulls
+        for name in file.nullable(integers & types[file.url].keys(), temp_dir):
+            facts[name].has_nulls = True
+    return facts
 
 
 def _look_at_chunk(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -32,13 +32,14 @@ from offline_cli.formats.tables.claims import cells_of_csv, cells_of_json
 from offline_cli.formats.tables.csv_files import csv_batches, csv_header, delimiter_of
 from offline_cli.formats.tables.json_files import json_batches, json_schemas
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.formats.tables.packing import damage, packing_of, seekable, unpacked
+from offline_cli.formats.tables.packing import damage, seekable, unpacked
 from offline_cli.scopes import Scope, part_of
 
-__all__ = ["BadRow", "RawChunk", "TableFile", "flat_types", "with_types"]
+__all__ = ["BadRow", "RawChunk", "TableFile", "flat", "flat_types", "is_arrow_stream", "with_types"]
 
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 TEXT_KINDS: Final = ("csv", "json")
+TYPED_KINDS: Final = ("parquet", "arrow-file")  # each of whose columns can be read by itself
 MAX_ROWS: Final = 1 << 16
 MAX_NAME: Final = 1024  # letters of the name of a column, those of the structs around it included
 MAX_KEYS: Final = 1 << 17  # of JSON lines, those of objects within objects included
@@ -63,24 +64,20 @@ class RawChunk:
     bad: Sequence[BadRow]  # between these rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TableFile:
-    """One file; its content shows its kind."""
+    """One file; its content shows its packing, and which form of Arrow it has.
+
+    A small file is opened once (`Location.open`). A larger one is opened for each pass over it: `types` has to know the columns
+    of all files, the last of which may have another, before the first row of any file is read.
+    """
 
     file: Openable
-    kind: str  # parquet | arrow | arrow-stream | csv | json
-    packing: str  # gzip | zstd | nothing
+    kind: str  # parquet | csv | json | arrow, and once that has been opened, arrow-file | arrow-stream
     memory_limit: int = MEMORY_LIMIT  # bytes of a record batch of Arrow
-
-    @classmethod
-    def of(cls, file: Openable, kind: str, memory_limit: int = MEMORY_LIMIT) -> TableFile:
-        """`kind`: parquet, arrow, csv or json; the bytes show which form of Arrow, and what packing."""
-        with damage(file.url), file.open() as stored:
-            packing = packing_of(stored.read(4))
-        with damage(file.url), unpacked(file, packing) as stream:
-            if kind == "arrow" and bytes(stream.read(4)) == ARROW_STREAM:
-                kind = "arrow-stream"
-        return cls(file, kind, packing, memory_limit)
+    packing: str = field(default="", init=False)  # gzip | zstd | nothing, once it has been opened
+    _schema: Any = field(default=None, init=False)  # pa.Schema; of CSV the names of its columns
+    _types: dict[str, pa.DataType] | None = field(default=None, init=False)
 
     @property
     def url(self) -> str:
@@ -95,34 +92,47 @@ class TableFile:
     @property
     def rereads_cheaply(self) -> bool:
         """Whether a few columns are read in less time than all."""
-        return self.kind in ("parquet", "arrow") and not self.packing
+        return self.kind in TYPED_KINDS and not self.packing
 
     @property
     def _line_limit(self) -> int:
         return line_limit_of(self.file.size(), packed=bool(self.packing))
 
-    def types(self, form: CsvForm, temp_dir: str | None) -> dict[str, pa.DataType]:
-        """The flat columns by name, in their order; of JSON lines, the keys of any of them. Raises BadData, BadMapping."""
-        found = self._keys(temp_dir) if self.kind == "json" else self._columns(form, temp_dir)
-        long = next((name for name in found if len(name) > MAX_NAME), None)
-        if long is not None:
-            what = f"a column whose name has {len(long)} letters: {long[:40]!r}..."
-            raise BadData(what, where=self.url, fix="give columns shorter names; write what differs from row to row as values")
-        return found
+    def types(self, form: CsvForm, temp_dir: str | None, like: TableFile | None = None) -> dict[str, pa.DataType]:
+        """The flat columns by name, in their order; of JSON lines, the keys of any of them. Raises BadData, BadMapping.
 
-    def _columns(self, form: CsvForm, temp_dir: str | None) -> dict[str, pa.DataType]:
-        with damage(self.url), self._open(temp_dir) as stream:
-            if self.kind == "parquet":
-                return self._known_once(parquet_schema(stream))
+        `like`: another file, whose dict is given where this one has the same schema: there may be 100,000 files.
+        """
+        if self._types is None:
+            found = self._keys(temp_dir) if self.kind == "json" else self._columns(form, temp_dir, like)
+            long = next((name for name in found if len(name) > MAX_NAME), None)
+            if long is not None:
+                what = f"a column whose name has {len(long)} letters: {long[:40]!r}..."
+                fix = "give columns shorter names; write what differs from row to row as values"
+                raise BadData(what, where=self.url, fix=fix)
+            self._types = found
+        return self._types
+
+    def _columns(self, form: CsvForm, temp_dir: str | None, like: TableFile | None) -> dict[str, pa.DataType]:
+        with damage(self.url), Scope() as held:
+            stream = self._open(temp_dir, held)
             if self.kind == "csv":
-                return dict.fromkeys(csv_header(stream, form, self.url), pa.string())
-            return self._known_once(arrow_schema(stream, is_stream=self.kind == "arrow-stream"))
+                self._schema = names = csv_header(stream, form, self.url)
+            elif self.kind == "parquet":
+                self._schema = parquet_schema(stream)
+            else:
+                self._schema = arrow_schema(stream, is_stream=self.kind == "arrow-stream")
+        if like is not None and like._types is not None and like._schema == self._schema:
+            self._schema = like._schema
+            return like._types
+        return dict.fromkeys(names, pa.string()) if self.kind == "csv" else self._known_once(self._schema)
 
     def _keys(self, temp_dir: str | None) -> dict[str, pa.DataType]:
         """Of all lines, or of those before the file breaks off: reading reports the damage."""
         found: dict[str, pa.DataType] = {}
         try:
-            with damage(self.url), self._open(temp_dir) as stream:
+            with damage(self.url), Scope() as held:
+                stream = self._open(temp_dir, held)
                 for schema in json_schemas(stream, self.url, self._line_limit):
                     found = with_types(found, flat_types(schema))
                     if len(found) > MAX_KEYS:
@@ -149,7 +159,7 @@ class TableFile:
             return set()
         if self.kind != "parquet":
             return set(columns)
-        with damage(self.url), self._open(temp_dir) as stream:
+        with damage(self.url), seekable(self.file, temp_dir) as stream:
             return set(columns) & parquet_nullable(stream)
 
     def chunks(
@@ -167,15 +177,15 @@ class TableFile:
         `whole`: a struct to keep, as JSON text. `scope` owns what is open meanwhile. Raises BadData for a file
         that breaks off, after the rows before.
         """
-        if not self.is_text and not self.packing:  # of packed files the schema costs as much as the rows
+        if self.kind == "csv" or not (self.is_text or self.packing):  # of packed files the schema costs as much as the rows
             self.types(form, temp_dir)  # refuses columns of one name in a file that `columns_of` left out
         read = 0
         size = self.file.size()
         with damage(self.url), part_of(scope) as held:
-            stream = held.enter(self._open(temp_dir))
+            stream = self._open(temp_dir, held)
             for batch, rows, share, bad in self._batches(stream, columns, form, chunk_bytes, held):
                 upto = int(size * share)
-                table = _flat(pa.Table.from_batches([batch]), whole)
+                table = flat(pa.Table.from_batches([batch]), whole)
                 self._refuse_twins(table.column_names)
                 yield RawChunk(table, rows, upto - read, bad)
                 read = upto
@@ -186,22 +196,24 @@ class TableFile:
         """Of the text of a row that could not be read: what is left of these columns; None where that is not all of them."""
         if self.kind == "json":
             return partial(cells_of_json, wanted=columns)
-        with damage(self.url), unpacked(self.file, self.packing) as head:
-            names = csv_header(head, form, self.url)
+        names = list(self.types(form, None))
         return partial(cells_of_csv, delimiter=delimiter_of(form, self.url), names=names, wanted=columns)
 
-    def _open(self, temp_dir: str | None) -> Any:
-        if self.kind in ("parquet", "arrow"):
-            return seekable(self.file, self.packing, temp_dir)
-        return unpacked(self.file, self.packing)
+    def _open(self, temp_dir: str | None, scope: Scope) -> Any:
+        if self.kind == "arrow":
+            with unpacked(self.file) as stream:
+                self.kind = "arrow-stream" if is_arrow_stream(bytes(stream.read(4))) else "arrow-file"
+        opened = seekable(self.file, temp_dir) if self.kind in TYPED_KINDS else unpacked(self.file)
+        stream = scope.enter(opened)
+        self.packing = opened.packing
+        return stream
 
     def _batches(
         self, stream: Any, columns: Collection[str] | None, form: CsvForm, chunk_bytes: int, scope: Scope
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], float, Sequence[BadRow]]]:
         """(batch, numbers of its rows, share of the file read with it, rows that could not be read)."""
         if self.kind == "csv":
-            with unpacked(self.file, self.packing) as head:
-                names = csv_header(head, form, self.url)
+            names = list(self.types(form, None))
             yield from self._with_shares(csv_batches(stream, self.url, form, names, columns, chunk_bytes, scope), stream)
             return
         if self.kind == "json":
@@ -234,6 +246,11 @@ class TableFile:
             yield batch, rows, share, [BadRow(row, error, raw) for row, error, raw in broken]
 
 
+def is_arrow_stream(head: bytes) -> bool:
+    """Whether Arrow IPC that begins so is a stream, and no file."""
+    return head[:4] == ARROW_STREAM
+
+
 def with_types(known: dict[str, pa.DataType], more: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """Flat columns of other rows taken into `known`: what is null in some has the type that it has in others."""
     new = [name for name in more if name not in known or _holds_nothing(known[name])]
@@ -261,7 +278,7 @@ def _flat_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTyp
         yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _flat(table: pa.Table, whole: str | None) -> pa.Table:
+def flat(table: pa.Table, whole: str | None) -> pa.Table:
     """`table` without structs and dictionaries; the struct `whole` becomes JSON text."""
     if whole in table.column_names and pa.types.is_struct(table.schema.field(whole).type):
         index = table.column_names.index(whole)

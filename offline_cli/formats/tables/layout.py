@@ -16,7 +16,7 @@ from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.facts import ColumnFacts
+from offline_cli.formats.tables.facts import ColumnFacts, LookedAt
 from offline_cli.formats.tables.mapping import EXTRA, KEYS, TREES, Part
 from offline_cli.formats.tables.matching import Matched
 from offline_cli.spaces import Space, leaf_spaces
@@ -84,12 +84,17 @@ class Layout:
         return [*dict.fromkeys(found), *([self.infos] if self.infos is not None and wanted is None else [])]
 
 
-def looked_at(matched: Matched, types: Mapping[str, pa.DataType]) -> tuple[list[str], list[str]]:
-    """The flat columns of which facts are needed, and those among them that may be times."""
-    parts = [part for part in matched.mapping.parts if part.role not in (*KEYS, *SCALARS, Columns.INFOS)]
-    wanted = [name for part in parts for theirs in part.columns for name in _expanded(theirs, types)]
-    times = [name for part in matched.mapping.of(Columns.T) for theirs in part.columns for name in _expanded(theirs, types)]
-    return list(dict.fromkeys([*wanted, *matched.spare])), times
+def looked_at(matched: Matched, types: Mapping[str, pa.DataType]) -> LookedAt:
+    """The flat columns of which facts are needed."""
+    wanted, times, extras = (
+        [name for part in parts for theirs in part.columns for name in _expanded(theirs, types)]
+        for parts in (
+            [part for part in matched.mapping.parts if part.role not in (*KEYS, *SCALARS, Columns.INFOS)],
+            matched.mapping.of(Columns.T),
+            matched.mapping.of(EXTRA),
+        )
+    )
+    return LookedAt(list(dict.fromkeys([*wanted, *matched.spare])), times, {*extras, *matched.spare})
 
 
 def _expanded(theirs: str, types: Mapping[str, pa.DataType]) -> list[str]:

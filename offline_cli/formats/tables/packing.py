@@ -59,8 +59,10 @@ def damage(url: str) -> Iterator[None]:
 class unpacked:  # noqa: N801  reads as what it gives, as in contextlib
     """A file's content from its start, to be read once from beginning to end; a context manager, harmless to drop."""
 
-    def __init__(self, file: Openable, packing: str) -> None:
-        self._file, self._packing, self._stack = file, packing, ExitStack()
+    packing = ""  # as `packing_of` says, once it is open
+
+    def __init__(self, file: Openable) -> None:
+        self._file, self._stack = file, ExitStack()
 
     def __enter__(self) -> Any:
         with ExitStack() as stack:
@@ -70,9 +72,11 @@ class unpacked:  # noqa: N801  reads as what it gives, as in contextlib
 
     def _opened(self, stack: ExitStack) -> Any:
         stored = stack.enter_context(self._file.open())
-        if not self._packing:
+        self.packing = packing_of(stored.read(4))
+        stored.seek(0)
+        if not self.packing:
             return stored
-        return stack.enter_context(pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), self._packing))
+        return stack.enter_context(pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), self.packing))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, trace)
@@ -81,13 +85,13 @@ class unpacked:  # noqa: N801  reads as what it gives, as in contextlib
 class seekable(unpacked):  # noqa: N801
     """The same, to be read at any place: packed content is written to a temporary file first."""
 
-    def __init__(self, file: Openable, packing: str, temp_dir: str | None) -> None:
-        super().__init__(file, packing)
+    def __init__(self, file: Openable, temp_dir: str | None) -> None:
+        super().__init__(file)
         self._temp_dir = temp_dir
 
     def _opened(self, stack: ExitStack) -> Any:
         stream = super()._opened(stack)
-        if not self._packing:
+        if not self.packing:
             return stream
         plain = stack.enter_context(tempfile.TemporaryFile(dir=self._temp_dir))  # noqa: SIM115  the stack closes it
         shutil.copyfileobj(stream, plain, 1 << 20)
@@ -95,10 +99,10 @@ class seekable(unpacked):  # noqa: N801
         return plain
 
 
-def unpacked_head(file: Openable, packing: str) -> bytes:
+def unpacked_head(file: Openable) -> bytes:
     """The first bytes of the content; where the file is damaged, those before that, or none: they still show its kind."""
     head = b""
-    with unpacked(file, packing) as stream:
+    with unpacked(file) as stream:
         try:
             while len(head) < HEAD_BYTES and (piece := bytes(stream.read(HEAD_PIECE))):
                 head += piece

@@ -9,8 +9,6 @@ A source may be read several times (`grouped` reads the keys first): only the fi
 from __future__ import annotations
 
 import json
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,11 +20,21 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.source import ReadOptions
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.claims import MOST, UNKNOWN_EPISODE, Claims, key_columns
+from offline_cli.formats.tables.claims import (
+    MOST,
+    REST_OF_FILE,
+    UNKNOWN_EPISODE,
+    Claims,
+    Losses,
+    key_columns,
+    position_of,
+)
 from offline_cli.formats.tables.files import RawChunk, TableFile
 from offline_cli.formats.tables.ids import id_texts, inexact_ids
-from offline_cli.formats.tables.key_runs import KeyRuns
+from offline_cli.formats.tables.joined_files import raw_chunks
+from offline_cli.formats.tables.key_runs import KeyRuns, joined
 from offline_cli.formats.tables.layout import Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA, CsvForm
 from offline_cli.formats.tables.numeric import Shape, fixed_lists
@@ -34,45 +42,11 @@ from offline_cli.formats.tables.values import values_of, why_bad
 from offline_cli.scopes import Scope
 from offline_cli.tally import OnError, Rejects, Tally
 
-__all__ = ["FILE", "ROW", "ChunkReader", "Losses", "place_of", "position_of"]
+__all__ = ["FILE", "ROW", "ChunkReader"]
 
 FILE: Final = "__file"
 ROW: Final = "__row"
-REST_OF_FILE: Final = (1 << 40) - 1  # a row number after those that a file has
 FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
-
-
-@dataclass(slots=True)
-class Losses:
-    """Rows that went to the rejects, so that their episodes can be set aside whole."""
-
-    keys: dict[tuple[Any, ...], str] = field(default_factory=dict)  # by key values: the place of the first lost row
-    _places: array[int] = field(default_factory=lambda: array("q"))  # positions of lost rows of unknown episodes
-    count: int = 0  # rows, and files of which no more could be read
-
-    def add(self, file: int, row: int) -> None:
-        """A lost row of unknown episode; one of several between the same two good rows is enough."""
-        self._places.append(position_of(file, min(row, REST_OF_FILE)))
-
-    def upto(self, position: int | None) -> NDArray[np.int64]:
-        """(L,) the positions of those rows before `position`, or of all."""
-        places = np.array(self._places, np.int64)
-        return places if position is None else places[: np.searchsorted(places, position)]
-
-    def forget(self, position: int) -> None:
-        """Keep none of those before `position`."""
-        del self._places[: bisect_left(self._places, position)]
-
-
-def position_of(file: Any, row: Any) -> Any:
-    """Of a row, or of an array of them, among those of all files."""
-    return file * (REST_OF_FILE + 1) + row
-
-
-def place_of(position: int, urls: Sequence[str]) -> str:
-    """A position as text."""
-    file, row = divmod(position, REST_OF_FILE + 1)
-    return urls[file] if row == REST_OF_FILE else f"{urls[file]} row {row}"
 
 
 @dataclass(slots=True)
@@ -88,6 +62,7 @@ class ChunkReader:
     on_bytes: Callable[[int], None]  # bytes of a file that have been read more
     chunk_bytes: int
     temp_dir: str | None
+    options: ReadOptions = field(default_factory=ReadOptions)
     scope: Scope = field(default_factory=Scope)  # owns what is open while chunks are read
     by: Sequence[str] = ()  # the columns of such a key
     losses: Losses = field(default_factory=Losses)
@@ -103,38 +78,36 @@ class ChunkReader:
     def chunks(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
         """The tables, from the first file on; `columns`: only these of ours, beside `__file` and `__row`."""
         number = 0
-        names = self.layout.reads(columns)
-        for file, source in enumerate(self.files):
-            raws = source.chunks(
-                names,
-                self.form,
-                chunk_bytes=self.chunk_bytes,
-                temp_dir=self.temp_dir,
-                whole=self.layout.infos,
-                scope=self.scope,
-            )
-            try:
-                for raw in raws:
-                    number += 1
-                    counts = columns is None and number > self._counted
-                    if counts:
-                        self._counted = number
-                        self.on_bytes(raw.nbytes)
-                    table = _Preparing(self, file, raw, columns, counts=counts).table()
-                    if table is not None:
-                        yield table
-            except BadData as error:
-                self._file_lost(error, file, counts=columns is None)
+        for file, raw in raw_chunks(
+            self.files,
+            self.layout.reads(columns),
+            self.form,
+            chunk_bytes=self.chunk_bytes,
+            temp_dir=self.temp_dir,
+            whole=self.layout.infos,
+            options=self.options,
+            scope=self.scope,
+        ):
+            if isinstance(raw, BadData):
+                if columns is None:
+                    self._file_lost(raw, file)
+                continue
+            number += 1
+            counts = columns is None and number > self._counted
+            if counts:
+                self._counted = number
+                self.on_bytes(raw.nbytes)
+            table = _Preparing(self, file, raw, columns, counts=counts).table()
+            del raw
+            if table is not None:
+                yield table
         if columns is None:
             self._settle_losses()
 
-    def _file_lost(self, error: BadData, file: int, *, counts: bool) -> None:
-        if error.where != self.files[file].url:  # one row's, refused under `fail`
-            raise error
-        if counts:
-            self.rejects.add(error)
-            self.losses.count += 1
-            self.lost_by_nobody(error.where, file, REST_OF_FILE)
+    def _file_lost(self, error: BadData, file: Any) -> None:
+        self.rejects.add(error)
+        self.losses.count += 1
+        self.lost_by_nobody(error.where, file, REST_OF_FILE)
 
     def lost_by_nobody(self, place: str, file: int, row: int, raw: bytes = b"") -> None:
         """A row whose episode is not known was lost: of the one that its text names, of the one before, or of the one after."""
@@ -204,9 +177,18 @@ class ChunkReader:
 class _Preparing:
     """One raw chunk on its way to a table of ours."""
 
-    def __init__(self, reader: ChunkReader, file: int, raw: RawChunk, columns: Collection[str] | None, *, counts: bool) -> None:
+    def __init__(
+        self,
+        reader: ChunkReader,
+        file: int | NDArray[np.int64],
+        raw: RawChunk,
+        columns: Collection[str] | None,
+        *,
+        counts: bool,
+    ) -> None:
+        """`file`: its number, or that of each row's (N,), where no row is bad by itself."""
         self.reader, self.file, self.raw, self.counts = reader, file, raw, counts
-        self.url = reader.files[file].url
+        self.files = np.broadcast_to(file, raw.table.num_rows)  # (N,)
         self.wanted = None if columns is None else set(columns)
         self.numbers = {name: number for number, name in enumerate(raw.table.column_names)}
         self.tally = reader.tally if counts else Tally()
@@ -220,7 +202,7 @@ class _Preparing:
             return None
         columns = {ours: self._key(ours, *said) for ours, said in layout.keys.items() if self._wants(ours)}
         leaves = {leaf.name: self._leaf(leaf) for leaf in layout.leaves if self._wants(leaf.name)}
-        columns[FILE] = pa.array(np.full(count, self.file, np.int32))
+        columns[FILE] = pa.array(self.files.astype(np.int32))
         columns[ROW] = pa.array(self.raw.rows.astype(np.int64, copy=False))
         flags = [leaves[name] for name in END_FLAGS if name in leaves]
         self._count_rows(columns, np.logical_or.reduce([np.zeros(count, np.bool_), *flags]))
@@ -228,7 +210,7 @@ class _Preparing:
             return None
         columns |= {name: fixed_lists(values) for name, values in leaves.items()}
         if layout.infos is not None and self._wants(Columns.INFOS):
-            columns[Columns.INFOS] = _joined(self._column(layout.infos)).cast(pa.large_string())
+            columns[Columns.INFOS] = joined(self._column(layout.infos)).cast(pa.large_string())
         table = pa.table(columns)
         if not self.reasons:
             return table
@@ -237,7 +219,11 @@ class _Preparing:
         return table.filter(pa.array(good))
 
     def _place(self, row: int) -> str:
-        return f"{self.url} row {int(self.raw.rows[row])}"
+        return self._place_at(position_of(int(self.files[row]), int(self.raw.rows[row])))
+
+    def _place_at(self, position: int) -> str:
+        file, number = divmod(position, REST_OF_FILE + 1)
+        return f"{self.reader.files[file].url} row {number}"
 
     def _wants(self, ours: str) -> bool:
         return self.wanted is None or ours in self.wanted
@@ -248,7 +234,7 @@ class _Preparing:
         return pa.chunked_array([pa.nulls(table.num_rows)]) if number is None else table.column(number)
 
     def _key(self, ours: str, theirs: str, kind: pa.DataType) -> pa.Array:
-        column, is_text = _joined(self._column(theirs)), self.reader.files[self.file].is_text
+        column, is_text = joined(self._column(theirs)), self.reader.files[0].is_text
         try:
             keys = id_texts(column, untyped=is_text) if kind == pa.large_string() else column.cast(kind)
         except pa.ArrowException as error:
@@ -360,29 +346,29 @@ class _Preparing:
 
     def _report(self, table: pa.Table, ended: NDArray[np.bool_]) -> None:
         """Pass bad rows to the rejects in their order, and record whose they were."""
-        reader, rows = self.reader, self.raw.rows
-        anonymous = {bad.row: bad for bad in self.raw.bad}
+        reader, positions = self.reader, position_of(self.files, self.raw.rows)
+        anonymous = {position_of(self.file, bad.row): bad for bad in self.raw.bad}
         ids = table.column(Columns.EPS_ID).is_valid().to_numpy() if Columns.EPS_ID in table.column_names else None
-        bad_rows = {int(rows[i]): i for i in self.reasons}
+        bad_rows = {int(positions[i]): i for i in self.reasons}
         reader.losses.count += len({*anonymous, *bad_rows})
         done = 0
-        for number in sorted({*anonymous, *bad_rows}):
-            place = f"{self.url} row {number}"
-            upto = int(np.searchsorted(rows, number))
+        for position in sorted({*anonymous, *bad_rows}):
+            (file, number), place = divmod(position, REST_OF_FILE + 1), self._place_at(position)
+            upto = int(np.searchsorted(positions, position))
             self._read(table, ended, done, upto)
             done = upto
-            if number in anonymous:
-                reader.rejects.add(anonymous[number].error, raw=anonymous[number].raw)
-                reader.lost_by_nobody(place, self.file, number, anonymous[number].raw)
+            if position in anonymous:
+                reader.rejects.add(anonymous[position].error, raw=anonymous[position].raw)
+                reader.lost_by_nobody(place, file, number, anonymous[position].raw)
                 continue
-            row = bad_rows[number]
+            row = bad_rows[position]
             reader.rejects.add(BadEpisode(self.reasons[row](), where=place, fix=FIX), raw=self._quoted(row))
             if ids is None or not ids[row]:
-                reader.lost_by_nobody(place, self.file, number)
+                reader.lost_by_nobody(place, file, number)
             else:
                 reader.losses.keys.setdefault(reader.key_of(table, row), place)
             done = upto + 1
-        self._read(table, ended, done, len(rows))
+        self._read(table, ended, done, len(positions))
 
     def _read(self, table: pa.Table, ended: NDArray[np.bool_], first: int, stop: int) -> None:
         """Rows `first` to `stop` - 1 are good: they separate losses."""
@@ -394,7 +380,3 @@ class _Preparing:
         if self.reader.rejects.on_error is not OnError.QUARANTINE:
             return b""
         return json.dumps(self.raw.table.slice(row, 1).to_pylist()[0], default=str).encode()
-
-
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -112,7 +112,7 @@ class TableSource(FileSource):
         """Opens the files as far as their columns, and checks the mapping against these. Raises BadMapping, BadData."""
         said = self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
-        self._tables = [TableFile.of(file, self.kind, self.options.memory_limit) for file in self.files]
+        self._tables = [TableFile(file, self.kind, self.options.memory_limit) for file in self.files]
         form = CsvForm() if mapping is None else mapping.csv
         self._types = columns_of(self._tables, form, self.options.temp_dir)
         mapping = default_mapping(self._types) if mapping is None else mapping
@@ -257,6 +257,7 @@ class TableSource(FileSource):
             on_bytes=on_bytes,
             chunk_bytes=self._chunk_bytes,
             temp_dir=self.options.temp_dir,
+            options=self.read_options,
             scope=self.scope,
         )
 
@@ -284,15 +285,14 @@ class TableSource(FileSource):
 
     def _lay_out(self) -> Layout:
         assert self._matched is not None
-        wanted, times = looked_at(self._matched, next(iter(self._types.values())))
         facts = gather(
             self._tables,
             self._types,
-            wanted,
-            times,
+            looked_at(self._matched, next(iter(self._types.values()))),
             self.mapping.csv,
             chunk_bytes=self._chunk_bytes,
             temp_dir=self.options.temp_dir,
+            options=replace(self.read_options, limit=None),
         )
         if facts and all(column.is_empty for column in facts.values()):
             self._refuse_damaged()
