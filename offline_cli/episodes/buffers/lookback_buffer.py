@@ -10,7 +10,7 @@ Arrays are copied before the first write when somebody else may hold them too: b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -36,7 +36,22 @@ from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["InfiniteLookbackBuffer"]
+__all__ = ["InfiniteLookbackBuffer", "Reading", "Writing"]
+
+
+class Reading(TypedDict, total=False):
+    """Options of getters: see `InfiniteLookbackBuffer.get`."""
+
+    neg_index_as_lookback: bool
+    fill: Any
+    one_hot_discrete: bool
+
+
+class Writing(TypedDict, total=False):
+    """Options of setters: see `InfiniteLookbackBuffer.set`."""
+
+    at_indices: Indices
+    neg_index_as_lookback: bool
 
 
 class InfiniteLookbackBuffer:

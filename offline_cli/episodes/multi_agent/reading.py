@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from offline_cli.episodes.buffers.indexing import Indices, clip, inside, position, position_range, positions
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer, Reading
 from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
 from offline_cli.episodes.multi_agent.timelines import SKIP
 from offline_cli.errors import BadEpisode, EpisodeIndexError, EpisodeKeyError
@@ -34,10 +34,12 @@ class Question:
     indices: Indices
     agents: Any  # one agent, several, or None for all
     env_steps: bool
-    neg_index_as_lookback: bool
-    fill: Any
-    one_hot_discrete: bool = False
+    options: Reading
     key: str | None = None  # of an extra model output; None: all of them
+
+    @property
+    def fill(self) -> Any:
+        return self.options.get("fill")
 
     @property
     def is_single(self) -> bool:
@@ -68,12 +70,9 @@ class Records:
         buffer = self.whole() if stored in wanted else self.buffer
         at = [(len(self) if row is None else row) - buffer.lookback for row in wanted]
         in_order = at == list(range(at[0], at[0] + len(at)))  # in most cases, and then much faster as a range
-        return buffer.get(
-            at[0] if single else slice(at[0], at[-1] + 1) if in_order else at,
-            neg_index_as_lookback=True,
-            fill=question.fill,
-            one_hot_discrete=question.one_hot_discrete,
-        )
+        indices = at[0] if single else slice(at[0], at[-1] + 1) if in_order else at
+        options: Reading = {**question.options, "neg_index_as_lookback": True}
+        return buffer.get(indices, **options)
 
 
 def answer(episode: MultiAgentData, question: Question) -> dict[AgentID, Any]:
@@ -180,7 +179,7 @@ def _extra(episode: MultiAgentData, agent: AgentID, name: str) -> Records:
 def _moments(episode: MultiAgentData, question: Question) -> list[int]:
     """Positions in the timelines, -1 for missing ones, which get `fill`. Raises EpisodeIndexError."""
     length = episode.moments - (question.kind not in SEEN)
-    frame = (length, episode._lookback, question.neg_index_as_lookback)
+    frame = (length, episode._lookback, question.options.get("neg_index_as_lookback", False))
     indices = slice(None) if question.indices is None else question.indices
     if isinstance(indices, slice):
         wanted = position_range(indices, *frame)
@@ -230,12 +229,7 @@ def _several(records: Records, rows: list[int | None], question: Question) -> An
 
 
 def _by_agent_steps(records: Records, question: Question) -> Any:
-    values = records.whole().get(
-        question.indices,
-        neg_index_as_lookback=question.neg_index_as_lookback,
-        fill=question.fill,
-        one_hot_discrete=question.one_hot_discrete,
-    )
+    values = records.whole().get(question.indices, **question.options)
     return NOTHING if not question.is_single and _is_empty(values) else values
 
 

@@ -22,20 +22,11 @@ class Timeline(InfiniteLookbackBuffer):
 
     __slots__ = ()
 
-    def get(
-        self,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-        _ignore_last_ts: bool = False,  # RLlib's word for data that ends one step before the observations
-    ) -> Any:
-        """As `InfiniteLookbackBuffer.get`."""
+    def get(self, indices: Indices = None, *, _ignore_last_ts: bool = False, **options: Any) -> Any:
+        """As `InfiniteLookbackBuffer.get`. `_ignore_last_ts`, RLlib's word: for data that ends a step earlier."""
         if _ignore_last_ts:
-            shorter = InfiniteLookbackBuffer(self.data[:-1], self.lookback)
-            return shorter.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
-        return super().get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+            return InfiniteLookbackBuffer(self.data[:-1], self.lookback).get(indices, **options)
+        return super().get(indices, **options)
 
     def copy(self) -> Timeline:
         """The same tags, in a list of their own."""
