@@ -1,8 +1,7 @@
 """The getters and setters of an episode, one pair per kind of data; buffers resolve the indices.
 
-All getters share their options (`Reading`), and so do all setters (`Writing`): `InfiniteLookbackBuffer.get` and `.set` document
-them. Errors name the
-episode and the kind of data. The singular spellings of older documents do the same for one timestep.
+All getters share their options (`Reading`), and so do all setters: `InfiniteLookbackBuffer.get` and `.set` document them.
+Errors name the episode and the kind of data. The singular spellings of older documents do the same for one timestep.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from offline_cli.episodes.buffers.indexing import Indices
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer, Reading, Writing
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer, Reading
 from offline_cli.episodes.episode_data import EpisodeData
 from offline_cli.errors import BadEpisode, EpisodeKeyError
 
@@ -29,72 +28,74 @@ class EpisodeAccessors(EpisodeData):
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._read("observations", self.observations, indices, **options)
+        return self._read("observations", self.observations, indices, options)
 
     def get_actions(self, indices: Indices = None, **options: Unpack[Reading]) -> Any:
         """One action for an int; several for a list, slice or None (all T): a list, or leaves (K, *action_shape).
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._read("actions", self.actions, indices, **options)
+        return self._read("actions", self.actions, indices, options)
 
     def get_rewards(self, indices: Indices = None, **options: Unpack[Reading]) -> Any:
         """One reward for an int; several for a list, slice or None (all T): a list, or an array (K,) float64.
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._read("rewards", self.rewards, indices, **options)
+        return self._read("rewards", self.rewards, indices, options)
 
     def get_infos(self, indices: Indices = None, **options: Unpack[Reading]) -> Any:
         """One info dict for an int; a list of them for a list, slice or None (all T+1), numpy'ized or not.
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._read("infos", self.infos, indices, **options)
+        return self._read("infos", self.infos, indices, options)
 
     def get_extra_model_outputs(self, key: str, indices: Indices = None, **options: Unpack[Reading]) -> Any:
         """One output of name `key` for an int; several for a list, slice or None (all T): a list, or leaves (K, ...).
 
         Raises EpisodeKeyError for an unknown `key`, EpisodeIndexError outside the episode without `fill`.
         """
-        return self._read(f"extra model output {key}", self._extra(key), indices, **options)
+        return self._read(f"extra model output {key}", self._extra(key), indices, options)
 
     # ---- setters ----
 
-    def set_observations(self, *, new_data: Any, **where: Unpack[Writing]) -> None:
+    def set_observations(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Overwrite one observation (int), several (list, slice) or all after the lookback buffer (None).
 
         Raises EpisodeIndexError where lengths differ, BadEpisode where structure, shape or space do.
         """
-        self._write("observations", self.observations, new_data, **where)
+        self._write("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
 
-    def set_actions(self, *, new_data: Any, **where: Unpack[Writing]) -> None:
+    def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Overwrite one action (int), several (list, slice) or all after the lookback buffer (None).
 
         Raises EpisodeIndexError where lengths differ, BadEpisode where structure, shape or space do.
         """
-        self._write("actions", self.actions, new_data, **where)
+        self._write("actions", self.actions, new_data, at_indices, neg_index_as_lookback)
 
-    def set_rewards(self, *, new_data: Any, **where: Unpack[Writing]) -> None:
+    def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Overwrite one reward (int), several (list, slice) or all after the lookback buffer (None).
 
         Raises EpisodeIndexError where lengths differ, BadEpisode where they are no numbers.
         """
-        self._write("rewards", self.rewards, new_data, **where)
+        self._write("rewards", self.rewards, new_data, at_indices, neg_index_as_lookback)
 
-    def set_infos(self, *, new_data: Any, **where: Unpack[Writing]) -> None:
+    def set_infos(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Overwrite one info dict (int), several (list, slice) or all after the lookback buffer (None).
 
         Raises EpisodeIndexError where lengths differ.
         """
-        self._write("infos", self.infos, new_data, **where)
+        self._write("infos", self.infos, new_data, at_indices, neg_index_as_lookback)
 
-    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[Writing]) -> None:
+    def set_extra_model_outputs(
+        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
         """Overwrite one output of name `key` (int), several (list, slice) or all after the lookback buffer (None).
 
         Raises EpisodeKeyError for an unknown `key`, EpisodeIndexError where lengths differ, BadEpisode where shapes do.
         """
-        self._write(f"extra model output {key}", self._extra(key), new_data, **where)
+        self._write(f"extra model output {key}", self._extra(key), new_data, at_indices, neg_index_as_lookback)
 
     # ---- older spellings, one timestep each; options as above ----
 
@@ -140,16 +141,18 @@ class EpisodeAccessors(EpisodeData):
 
     # ---- shared ----
 
-    def _read(self, name: str, buffer: InfiniteLookbackBuffer, indices: Indices, **options: Unpack[Reading]) -> Any:
+    def _read(self, name: str, buffer: InfiniteLookbackBuffer, indices: Indices, options: Reading) -> Any:
         try:
             return buffer.get(indices, **options)
         except BadEpisode as err:
             self._locate(err, name)
             raise
 
-    def _write(self, name: str, buffer: InfiniteLookbackBuffer, new_data: Any, **where: Unpack[Writing]) -> None:
+    def _write(
+        self, name: str, buffer: InfiniteLookbackBuffer, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool
+    ) -> None:
         try:
-            buffer.set(new_data, **where)
+            buffer.set(new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
         except BadEpisode as err:
             self._locate(err, name)
             raise

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from offline_cli.engines.fork_server import ended, ends_with_parent, process_context, signals_are_its_parents
 from offline_cli.engines.watchdog import watched
 from offline_cli.environments import open_environment
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import OfflineCliError
 from offline_cli.playing.slots import RAISED, Index, SlotFailure, owned, started
-from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
+from offline_cli.policies.observation_rows import row_writer, rows_of
 from offline_cli.spaces import Space
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves

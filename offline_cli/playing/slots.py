@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from offline_cli.engines.watchdog import guards
 from offline_cli.environments import Env
 from offline_cli.episodes.codec.steps import plain_mapping
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadData
-from offline_cli.policies.observation_rows import row_writer, rows_of, zero_rows
+from offline_cli.policies.observation_rows import row_writer, rows_of
 from offline_cli.spaces import Space
 from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
 from offline_cli.tally import Tally

@@ -16,11 +16,11 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import TrainedPipeline
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
-from offline_cli.policies.observation_rows import zero_rows
 from offline_cli.policies.piped_policy import Pieces, PipedPolicy, PlayPieces
 from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.python_policy import FunctionPolicy, imported

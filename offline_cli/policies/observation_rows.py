@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.policies.policy import Policy, sampled
-from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["BLOCK_ROWS", "RAISED", "block_rows", "fitted", "row_writer", "rows_of", "zero_rows"]
+__all__ = ["BLOCK_ROWS", "RAISED", "block_rows", "fitted", "row_writer", "rows_of"]
 
 RAISED: Final = (Exception, SystemExit)  # by policies, which may be a user's code
 BLOCK_ROWS: Final = 32
@@ -32,21 +32,6 @@ OTHER_ROWS: Final = (8, 16, 32, 64, 128, 256)
 def rows_of(tree: Tree, rows: Any) -> Tree:
     """These rows of every leaf."""
     return tree[rows] if isinstance(tree, np.ndarray) else map_leaves(lambda leaf: leaf[rows], tree)
-
-
-def zero_rows(space: Space, count: int) -> Tree:
-    """Zeros for `count` values of `space`: leaves (count, *shape)."""
-    parts = iter([np.zeros((count, *(leaf.shape or ())), leaf.dtype) for leaf in leaf_spaces(space).values()])
-    return _shaped_like(space, parts)
-
-
-def _shaped_like(space: Space, parts: Any) -> Tree:
-    inner = getattr(space, "spaces", None)
-    if inner is None:
-        return next(parts)
-    if hasattr(inner, "items"):
-        return {key: _shaped_like(part, parts) for key, part in inner.items()}
-    return tuple(_shaped_like(part, parts) for part in inner)
 
 
 def row_writer(rows: Tree) -> Callable[[int, Tree], None]:

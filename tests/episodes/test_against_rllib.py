@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from offline_cli.episodes.buffers.indexing import space_tree
+from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import OfflineCliError
 from offline_cli.trees import map_leaves

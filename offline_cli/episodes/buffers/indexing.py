@@ -23,7 +23,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.episodes.buffers.stacking import has_tuple, tuples_for
-from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
+from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf, space_tree
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, map_leaves, paths, unflatten_like
@@ -43,7 +43,6 @@ __all__ = [
     "position_range",
     "positions",
     "records_from_state",
-    "space_tree",
     "with_filled",
 ]
 
@@ -99,15 +98,6 @@ def clip(wanted: range, length: int) -> slice:
     if start < 0:
         return slice(0, 0)
     return slice(start, wanted.stop if wanted.stop >= 0 else None, wanted.step)
-
-
-def space_tree(space: Space) -> Tree:
-    """`space` as a tree: dicts and tuples with leaf spaces."""
-    if isinstance(space, spaces.Dict):
-        return {key: space_tree(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(space_tree(part) for part in space.spaces)
-    return space
 
 
 def filled_item(space: Space, fill: Any, *, one_hot_discrete: bool) -> Tree:

@@ -27,11 +27,10 @@ from offline_cli.episodes.buffers.indexing import (
     position_range,
     positions,
     records_from_state,
-    space_tree,
     with_filled,
 )
 from offline_cli.episodes.buffers.stacking import concatenate, row_count, same_records, stack, unstack
-from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib, space_tree
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
@@ -232,14 +231,7 @@ class InfiniteLookbackBuffer:
         if not self.finalized:
             return [self._one(at, length, fill, one_hot_discrete) for at in wanted.tolist()]
         found = self._shown(map_leaves(lambda leaf: leaf[wanted[there]], self.data), one_hot_discrete)
-        return found if there.all() else self._merged(found, there, fill, one_hot_discrete)
-
-    def _merged(self, found: Tree, there: Any, fill: Any, one_hot_discrete: bool) -> Tree:
-        if self.space is None:
-            filled = filled_like(self.data, fill)
-        else:
-            filled = filled_item(self.space, fill, one_hot_discrete=one_hot_discrete)
-        return with_filled(found, there, filled)
+        return found if there.all() else with_filled(found, there, map_leaves(np.asarray, self._filled(fill, one_hot_discrete)))
 
     def _position(self, index: Any, *frame: Any) -> int:
         if not isinstance(index, (int, np.integer)):
@@ -286,17 +278,13 @@ class InfiniteLookbackBuffer:
             self._set_rows(clip(position_range(slice(0, None) if at_indices is None else at_indices, *frame), length), new_data)
         elif isinstance(at_indices, (list, np.ndarray)):
             rows = positions(at_indices, *frame)
-            self._check_there(rows, length)
+            outside = rows[(rows < 0) | (rows >= length)]
+            if outside.size:
+                raise self._missing(int(outside[0]), length)
             self._set_rows(rows, new_data)
         else:
-            row = self._position(at_indices, *frame)
-            self._check_there(np.array([row]), length)
-            self._set_rows(row, new_data)
-
-    def _check_there(self, rows: Any, length: int) -> None:
-        outside = rows[(rows < 0) | (rows >= length)]
-        if outside.size:
-            raise self._missing(int(outside[0]), length)
+            self._position(at_indices, *frame)
+            self.set(new_data, at_indices=int(at_indices), neg_index_as_lookback=neg_index_as_lookback)
 
     def _set_rows(self, rows: Any, new: Any) -> None:
         if not self.finalized:

@@ -20,9 +20,9 @@ from offline_cli.episodes.codec.arrays import check_values
 from offline_cli.episodes.codec.fields import INSIDE
 from offline_cli.episodes.codec.plans import BufferSlots, ItemPlan, plan_of
 from offline_cli.episodes.codec.states import DATA_BUFFERS, unpack_state
-from offline_cli.episodes.codec.steps import Steps, empty_rows
+from offline_cli.episodes.codec.steps import Steps
 from offline_cli.episodes.codec.strided_lists import ItemTemplate
-from offline_cli.episodes.episode_spaces import in_space, space_in_state
+from offline_cli.episodes.episode_spaces import in_space, space_in_state, zero_rows
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
 from offline_cli.spaces import Space, bound_bytes
 from offline_cli.tally import Lost, Rejects, Tally
@@ -331,7 +331,7 @@ def _tree(buffer: Mapping[str, Any], name: str, space: Space | None, where: str,
     if buffer["finalized"]:
         return map_leaves(lambda leaf: leaf[skip:], in_space(data, space, name=name, where=where))
     if len(data) == skip:
-        return empty_rows(space)
+        return zero_rows(space, 0)
     steps = Steps(name, where, tally)
     return steps.in_space(steps.stack(data[skip:]), space)
 

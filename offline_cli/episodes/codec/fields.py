@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import bin_header, pack, unpack_first
-from offline_cli.episodes.codec.steps import Signature, Steps, empty_rows, signature
+from offline_cli.episodes.codec.steps import Signature, Steps, signature
 from offline_cli.episodes.codec.strided_lists import ItemTemplate, learn_template
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadData
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
@@ -266,7 +267,7 @@ class StepsField:
         """Reads every value; learns the template of lists that have none yet."""
         size, first = read_list_size(data, start)
         if not size:
-            return (0, None, self._accept(empty_rows(self.space)) if self.kind is None else self.empty), first
+            return (0, None, self._accept(zero_rows(self.space, 0)) if self.kind is None else self.empty), first
         template = learn_template(data, first, where=INSIDE)
         tree = template.read(data, first, size) if template else None
         if template is None or tree is None:
