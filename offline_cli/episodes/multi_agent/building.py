@@ -16,10 +16,9 @@ from typing import Any, Unpack
 
 from offline_cli.episodes.buffers.indexing import Indices
 from offline_cli.episodes.buffers.lookback_buffer import Reading, Writing
-from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
+from offline_cli.episodes.multi_agent.episode_data import SKIP, AgentID, MultiAgentData, last_seen, seen
 from offline_cli.episodes.multi_agent.reading import EXTRA, Question, answer, answer_as_list
 from offline_cli.episodes.multi_agent.stepping import ALL, credit, drop_hanging, enter, hang
-from offline_cli.episodes.multi_agent.timelines import SKIP, last_seen, seen
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import EpisodeKeyError
 

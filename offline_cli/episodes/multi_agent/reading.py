@@ -14,8 +14,7 @@ from typing import Any
 
 from offline_cli.episodes.buffers.indexing import Indices, clip, inside, position, position_range, positions
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer, Reading
-from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
-from offline_cli.episodes.multi_agent.timelines import SKIP
+from offline_cli.episodes.multi_agent.episode_data import SKIP, AgentID, MultiAgentData
 from offline_cli.errors import BadEpisode, EpisodeIndexError, EpisodeKeyError
 from offline_cli.printable_text import printable
 
