@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData
 from offline_cli.playing.blocks import Actor, PolicyFailure
-from offline_cli.playing.chance import Chance
 from offline_cli.playing.own_vector_slots import Sink
-from offline_cli.playing.plan import Plan
+from offline_cli.playing.plan import Chance, Plan
 from offline_cli.playing.slots import SlotFailure, Slots
 from offline_cli.policies.policy import Acted
 from offline_cli.trees import leaves

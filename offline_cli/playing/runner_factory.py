@@ -14,11 +14,10 @@ from offline_cli.errors import BadData
 from offline_cli.modules.devices import use_threads
 from offline_cli.playing.async_slots import AsyncSlots
 from offline_cli.playing.blocks import Actor, Blocks
-from offline_cli.playing.chance import Chance, EpisodeChance, RoundChance, SharedChance
 from offline_cli.playing.env_runner import EnvRunner
 from offline_cli.playing.own_vector_slots import MakeSink, OwnVectorSlots, RoundSlots
 from offline_cli.playing.piped_actor import PipedActor
-from offline_cli.playing.plan import Plan
+from offline_cli.playing.plan import EpisodeChance, Plan, SharedChance
 from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots, unchecked
 from offline_cli.policies.by_name import open_policy, policy_of_run
 from offline_cli.policies.observation_rows import block_rows
@@ -70,13 +69,13 @@ def open_runner(
     with nullcontext() if plan.threads is None else use_threads(plan.threads), _words_kept():
         actor = _actor(plan, policy, spaces[0], plan.slots(runner))
         with _slots(plan, runner, environment, policy, actor.padded) as slots:
-            count = len(slots.ready)
+            count, size = len(slots.ready), policy.chance_size
             yield EnvRunner(
                 plan,
                 runner,
                 slots,
                 actor,
-                _chance(plan, runner, count, policy.chance_size),
+                SharedChance(plan, runner, count, size) if plan.own_class else EpisodeChance(plan, count, size),
                 sink(plan, runner, count, spaces, policy.fingerprint),
                 stopped=stopped,
             )
@@ -124,9 +123,3 @@ def _slots(
     if plan.vectorize == "async":
         return closing(AsyncSlots(plan.env, plan.env_kwargs, plan.wrappers, count, space, padded))
     return closing(SyncSlots(environment.singles(count), space, padded))
-
-
-def _chance(plan: Plan, runner: int, slots: int, size: int) -> Chance:
-    if not plan.own_class:
-        return EpisodeChance(plan, slots, size)
-    return SharedChance(plan.vector_seed(runner), slots, size) if plan.records else RoundChance(plan, slots, size)
