@@ -23,10 +23,9 @@ from itertools import chain
 from typing import Any, Unpack
 
 from offline_cli.applying.batch_folder import Asked, Written, write_batches
-from offline_cli.applying.batch_formats import batch_format
+from offline_cli.applying.batch_formats import TrainBatch, TrainBatches, batch_format
 from offline_cli.applying.recordings import Ready, Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
-from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_files import read_pipeline
 from offline_cli.datasets.layout import TRAIN_BATCHES

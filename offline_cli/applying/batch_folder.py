@@ -23,10 +23,9 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from offline_cli.applying.batch_formats import BatchFormat, TrainColumns
+from offline_cli.applying.batch_formats import BatchFormat, TrainBatch, TrainBatches, TrainColumns
 from offline_cli.applying.recordings import Ready
 from offline_cli.applying.showing import space_as_json
-from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_files import PipelineFile
 from offline_cli.datasets.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
