@@ -5,7 +5,7 @@ vector class). No episode is stepped beyond its end. gymnasium's SyncVectorEnv a
 leave a slot alone that has no episode to play, do not say which copy raised, and turn infos into arrays. Per-episode seeds,
 order of calls and results are the same.
 
-* `episode_seed`, `episode_seeds`: one random seed per purpose and number, derived from the run's. A seed for an environment has
+* `episode_seed`: one random seed per purpose and number, derived from the run's. A seed for an environment has
   31 bits, since some environments take no more. Its highest two bits are the purpose, so that checks during training,
   confirmations, `evaluate` and `record` never play the same episode.
 * `owned`, `unchecked`: infos of environments as they are kept until they are written. Values that cannot be written are an
@@ -49,7 +49,6 @@ __all__ = [
     "copied",
     "draw",
     "episode_seed",
-    "episode_seeds",
     "for_torch",
     "guard_hint",
     "owned",
@@ -111,11 +110,6 @@ class Purpose(IntEnum):
 def episode_seed(seed: int, purpose: Purpose, index: int, round_: int = 0) -> int:
     """The environment's seed for the `index`-th episode started; `round_` distinguishes the checks of one run."""
     return (int(purpose) << BITS_BELOW_PURPOSE) | (draw(seed, purpose, round_, index) & ((1 << BITS_BELOW_PURPOSE) - 1))
-
-
-def episode_seeds(seed: int, purpose: Purpose, count: int, round_: int = 0) -> list[int]:
-    """The seeds of `count` episodes."""
-    return [episode_seed(seed, purpose, index, round_) for index in range(count)]
 
 
 def draw(*key: int) -> int:

@@ -73,7 +73,7 @@ from offline_cli.policies.run_files import (
 )
 from offline_cli.report.curves import draw_curve
 from offline_cli.training.checkpoints import Checkpoints, TrainState
-from offline_cli.training.config import BCConfig, stored_config
+from offline_cli.training.config import BCConfig
 from offline_cli.training.metrics_file import MetricsFile, TrainResult
 from offline_cli.training.run_lock import TRAINING, RunLock, has_run, holds_nothing_else, refuse_foreign
 from offline_cli.training.signals import Pace
@@ -154,10 +154,6 @@ class RunFolder:
             return tomllib.loads(self._place.join(CONFIG).read_bytes().decode())
         except (StorageNotFound, ValueError, RecursionError) as err:
             raise self._broken(CONFIG, err) from err
-
-    def resolved_config(self) -> BCConfig:
-        """The stored configuration, checked."""
-        return stored_config(self.config())
 
     def result(self) -> TrainResult | None:
         """The result of a finished run; None: it is not finished. Raises BadData."""
@@ -284,9 +280,9 @@ class RunFolder:
             with self._guard():
                 self._metrics.flush()
                 content = tensor_bytes(tensors)
-                begun = self._checkpoints.begin(state.update, content)
+                folder, older = self._checkpoints.begin(state.update, content)
             with self._guard():
-                self._checkpoints.commit(begun, json_bytes({**state.as_dict(), OF_TENSORS: seal_of(content)}))
+                self._checkpoints.commit(folder, older, json_bytes({**state.as_dict(), OF_TENSORS: seal_of(content)}))
         self._saved = state.update
 
     def load_checkpoint(self) -> tuple[TrainState, dict[str, Tensor]] | None:
