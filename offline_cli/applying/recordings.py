@@ -228,14 +228,11 @@ def _column(name: str, held: Any) -> Iterator[Seen]:
     if is_filed(held):
         yield from _items(name, [item for items in held.values() for item in items])
     elif isinstance(held, list):
-        yield from [_listed(name, held)] if _no_numbers(held) else _items(name, held)
+        no_numbers = not held or isinstance(held[0], (str, Mapping))
+        yield from [_listed(name, held)] if no_numbers else _items(name, held)
     else:
         for path, leaf in flatten(held, name):
             yield _leaf(path, leaf, "tensor" if isinstance(leaf, Tensor) else "array")
-
-
-def _no_numbers(held: list[Any]) -> bool:
-    return not held or isinstance(held[0], (str, Mapping))
 
 
 def _listed(name: str, held: list[Any]) -> Seen:
@@ -246,17 +243,10 @@ def _listed(name: str, held: list[Any]) -> Seen:
 def _items(name: str, entries: list[Any]) -> Iterator[Seen]:
     """Items that are not stacked yet, by the first one of them."""
     rows = sum(entry.count if isinstance(entry, Items) else 1 for entry in entries)
-    for path, leaf in flatten(_first_rows(entries), name):
+    first = entries[0]
+    for path, leaf in flatten(first.tree if isinstance(first, Items) else _with_row_axis(first), name):
         found = _leaf(path, leaf, "items")
         yield Seen(path, "items", found.dtype, found.shape, rows, found.first)
-
-
-def _first_rows(entries: list[Any]) -> Tree:
-    """Leaves with an axis of rows."""
-    first = entries[0]
-    if isinstance(first, Items):
-        return first.tree
-    return _with_row_axis(first)
 
 
 def _with_row_axis(item: Tree) -> Tree:

@@ -242,19 +242,10 @@ def conform(
     extra = {name: _with_dtypes(batch.extra[name], name, extra_dtypes or {}, batch) for name in sorted(batch.extra)}
     if batch.observation_space is observation_space and batch.action_space is action_space and rewards is batch.rewards:
         fits = list(extra) == list(batch.extra) and all(extra[name] is batch.extra[name] for name in extra)
-        if (
-            fits and _is_same(obs, batch.obs) and _is_same(actions, batch.actions)
-        ):  # the usual case, and many batches are a single short episode
-            return batch
-    return replace(
-        batch,
-        obs=obs,
-        actions=actions,
-        rewards=rewards,
-        extra=extra,
-        observation_space=observation_space,
-        action_space=action_space,
-    )
+        if fits and _is_same(obs, batch.obs) and _is_same(actions, batch.actions):
+            return batch  # the usual case, and many batches are a single short episode
+    data: dict[str, Any] = {"obs": obs, "actions": actions, "rewards": rewards, "extra": extra}
+    return replace(batch, **data, observation_space=observation_space, action_space=action_space)
 
 
 def _with_dtypes(tree: Tree, name: str, dtypes: Mapping[str, np.dtype[Any]], batch: BatchArrays) -> Tree:

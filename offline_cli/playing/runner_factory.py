@@ -66,7 +66,7 @@ def open_runner(
     Raises as `open_environment` does.
     """
     spaces = environment.observation_space, environment.action_space
-    with nullcontext() if plan.threads is None else use_threads(plan.threads), _words_kept():
+    with nullcontext() if plan.threads is None else use_threads(plan.threads), current().words_kept():
         actor = _actor(plan, policy, spaces[0], plan.slots(runner))
         with _slots(plan, runner, environment, policy, actor.padded) as slots:
             count, size = len(slots.ready), policy.chance_size
@@ -79,17 +79,6 @@ def open_runner(
                 sink(plan, runner, count, spaces, policy.fingerprint),
                 stopped=stopped,
             )
-
-
-@contextmanager
-def _words_kept() -> Iterator[None]:
-    """What is registered within it as waited for is unregistered at the end."""
-    waiting = current()
-    before = waiting.words
-    try:
-        yield
-    finally:
-        waiting.words = before
 
 
 def _actor(plan: Plan, policy: Policy | PipedPolicy, observation_space: Space, slots: int) -> Actor:

@@ -49,13 +49,16 @@ __all__ = [
 Indices = int | list[int] | slice | None
 """What getters and setters take: one timestep, several, a range, or None for all but the lookback buffer."""
 
+ASKED, INDICES = "the indices asked for", "an int, a list of ints, a slice, or None for all"
 Rows = int | slice | NDArray[np.int64]
 RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds: a value of higher rank loses precision in a lower one
 
 
-def position(index: int, length: int, lookback: int, neg_index_as_lookback: bool) -> int:
-    """The position of one index; below 0 or at least `length` where there is no record."""
-    return index + (lookback if index >= 0 or neg_index_as_lookback else length)
+def position(index: Any, length: int, lookback: int, neg_index_as_lookback: bool) -> int:
+    """The position of one index; below 0 or at least `length` where there is no record. Raises EpisodeIndexError unless an int."""
+    if not hasattr(index, "__index__"):
+        raise EpisodeIndexError(f"index {index!r}", where=ASKED, fix=INDICES)
+    return int(index) + (lookback if index >= 0 or neg_index_as_lookback else length)
 
 
 def positions(indices: Any, length: int, lookback: int, neg_index_as_lookback: bool) -> NDArray[np.int64]:
@@ -64,9 +67,7 @@ def positions(indices: Any, length: int, lookback: int, neg_index_as_lookback: b
     if index.size == 0:
         return np.zeros(0, np.int64)
     if index.ndim != 1 or index.dtype.kind not in "iu":
-        raise EpisodeIndexError(
-            f"indices {indices!r}", where="the indices asked for", fix="an int, a list of ints, a slice, or None for all"
-        )
+        raise EpisodeIndexError(f"indices {indices!r}", where=ASKED, fix=INDICES)
     offset = lookback if neg_index_as_lookback else np.where(index >= 0, lookback, length)
     return (index + offset).astype(np.int64)
 
@@ -81,7 +82,7 @@ def position_range(part: slice, length: int, lookback: int, neg_index_as_lookbac
     stop = length if part.stop is None else part.stop + (lookback if part.stop >= 0 else below)
     step = 1 if part.step is None else part.step
     if step == 0:
-        raise EpisodeIndexError("a slice with a step of 0", where="the indices asked for", fix="a step of 1 or more, or none")
+        raise EpisodeIndexError("a slice with a step of 0", where=ASKED, fix="a step of 1 or more, or none")
     return range(start, stop, step)
 
 
@@ -158,9 +159,8 @@ def _full(shape: tuple[int, ...], fill: Any, dtype: Any) -> NDArray[Any]:
     try:
         return np.full(shape, fill, dtype)
     except (TypeError, ValueError, OverflowError) as err:
-        raise BadEpisode(
-            f"cannot fill with {fill!r}: {err}", where=f"data of {dtype}{shape}", fix="a number that this type can hold"
-        ) from err
+        where, fix = f"data of {dtype}{shape}", "a number that this type can hold"
+        raise BadEpisode(f"cannot fill with {fill!r}: {err}", where=where, fix=fix) from err
 
 
 def _one_hot_leaf(value: Any, space: Space, path: str) -> Any:
@@ -176,10 +176,7 @@ def overwrite(data: Tree, rows: Rows, new: Tree, space: Space | None) -> None:
     """
     checked = _checked(data, rows, new, space)
 
-    def write(leaf: NDArray[Any], value: NDArray[Any]) -> None:
-        leaf[rows] = value
-
-    map_leaves(write, data, checked)
+    map_leaves(lambda leaf, value: leaf.__setitem__(rows, value), data, checked)
 
 
 def check_item(item: Tree, space: Space | None, *, where: str) -> None:
@@ -205,11 +202,8 @@ def _checked(data: Tree, rows: Rows, new: Tree, space: Space | None) -> Tree:
 def _value_for(leaf: NDArray[Any], rows: Rows, new: Any) -> NDArray[Any]:
     value, target = np.asarray(new), np.shape(leaf[rows])
     if not isinstance(rows, int) and (not value.ndim or len(value) != target[0]):
-        raise EpisodeIndexError(
-            f"{len(value) if value.ndim else 'a single value'} for {target[0]} timesteps",
-            where="new_data",
-            fix="give one value per timestep that is overwritten",
-        )
+        what = f"{len(value) if value.ndim else 'a single value'} for {target[0]} timesteps"
+        raise EpisodeIndexError(what, where="new_data", fix="give one value per timestep that is overwritten")
     if RANK.get(value.dtype.kind, 4) > RANK.get(leaf.dtype.kind, 4):
         raise BadEpisode(f"{value.dtype} values into {leaf.dtype} data", where="new_data", fix="round them first")
     if not isinstance(new, (np.ndarray, np.generic)):  # Python's numbers have no dtype of their own
@@ -217,9 +211,8 @@ def _value_for(leaf: NDArray[Any], rows: Rows, new: Any) -> NDArray[Any]:
     try:
         return np.broadcast_to(value, target)
     except ValueError:
-        raise BadEpisode(
-            f"new data of shape {value.shape} into data of shape {target}", where="new_data", fix="give the shape that is there"
-        ) from None
+        what = f"new data of shape {value.shape} into data of shape {target}"
+        raise BadEpisode(what, where="new_data", fix="give the shape that is there") from None
 
 
 def _check_sample(space: Space, rows: Rows, value: NDArray[Any]) -> None:

@@ -271,7 +271,8 @@ class StepsField:
         template = learn_template(data, first, where=INSIDE)
         tree = template.read(data, first, size) if template else None
         if template is None or tree is None:
-            return self._read_each(data, start)
+            values, stop = unpack_first(data, start, where=INSIDE)
+            return (len(values), None, self._accept(self.structured(self._steps.stack(values)))), stop
         accepted = self._accept(self.structured(tree))
         self.template = template
         return (size, None, accepted), first + size * template.size
@@ -279,10 +280,6 @@ class StepsField:
     def structured(self, tree: Tree) -> Tree:
         """`tree` with tuples for lists, as the space has them."""
         return self._steps.in_space(tree, self.space)
-
-    def _read_each(self, data: bytes, start: int) -> tuple[StepRows, int]:
-        values, stop = unpack_first(data, start, where=INSIDE)
-        return (len(values), None, self._accept(self.structured(self._steps.stack(values)))), stop
 
     @property
     def _steps(self) -> Steps:
