@@ -152,11 +152,8 @@ class Recordings:
             return None
         first = manifests[0] if manifests else None
         known = {} if first is None else first.statistics["columns"]
-        return {
-            path: (column["dtype"], tuple(column["shape"]))
-            for path, column in known.items()
-            if path.partition(".")[0] not in NO_EXTRA
-        }
+        extra = {path: column for path, column in known.items() if path.partition(".")[0] not in NO_EXTRA}
+        return {path: (column["dtype"], tuple(column["shape"])) for path, column in extra.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +210,8 @@ def seen_in_episodes(episodes: Episodes) -> tuple[Seen, ...]:
     if isinstance(episodes, EpisodeBatch):
         trees = {Columns.OBS: episodes.obs, Columns.ACTIONS: episodes.actions, Columns.REWARDS: episodes.rewards}
     elif episodes and hasattr(episodes[0], "get_rewards"):
-        first = episodes[0]
-        trees = {
-            Columns.OBS: first.get_observations(),
-            Columns.ACTIONS: first.get_actions(),
-            Columns.REWARDS: first.get_rewards(),
-        }
+        one = episodes[0]
+        trees = {Columns.OBS: one.get_observations(), Columns.ACTIONS: one.get_actions(), Columns.REWARDS: one.get_rewards()}
     else:
         return ()
     return tuple(seen for name, tree in trees.items() for seen in _column(name, tree))

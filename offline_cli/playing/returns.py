@@ -67,9 +67,8 @@ class Outcomes:
     @classmethod
     def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
         """All episodes, by index."""
-        indices, returns, lengths = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "returns", "lengths")
-        )
+        fields = ("indices", "returns", "lengths")
+        indices, returns, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in fields)
         order = np.argsort(indices)
         return cls(indices[order], returns[order], lengths[order])
 

@@ -217,9 +217,8 @@ class _Recording:
         if not complete and not have.episodes:
             raise nothing_kept(self._out, failure, stopped_by)
         learned = self._player.learned()
-        manifest = self._writer.commit(
-            complete=complete, provenance=learned.provenance(), episodes_lost=0, count_not_finite=True
-        )
+        known = learned.provenance()
+        manifest = self._writer.commit(complete=complete, provenance=known, episodes_lost=0, count_not_finite=True)
         result = self._fill(manifest, new_steps=have.steps - self._before.steps)
         counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
         if counts:

@@ -253,11 +253,8 @@ class StepStore:
         )
 
     def _extra(self, steps: Index) -> Mapping[str, Tree]:
-        columns = iter(self._extras)
-        return {
-            name: unflatten_like(like, [next(columns).given(steps) for _ in leaves(like)])
-            for name, like in self._extras_like.items()
-        }
+        columns, forms = iter(self._extras), self._extras_like.items()
+        return {name: unflatten_like(like, [next(columns).given(steps) for _ in leaves(like)]) for name, like in forms}
 
     def _drop(self, first: int) -> None:
         """Drop all episodes before `first`."""

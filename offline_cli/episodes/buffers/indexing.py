@@ -55,7 +55,7 @@ RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds: a value of highe
 
 
 def position(index: Any, length: int, lookback: int, neg_index_as_lookback: bool) -> int:
-    """The position of one index; below 0 or at least `length` where there is no record. Raises EpisodeIndexError unless an int."""
+    """The position of one index, an integer; outside `length` where there is no record. Raises EpisodeIndexError."""
     if not hasattr(index, "__index__"):
         raise EpisodeIndexError(f"index {index!r}", where=ASKED, fix=INDICES)
     return int(index) + (lookback if index >= 0 or neg_index_as_lookback else length)
