@@ -50,8 +50,8 @@ def compared(dataset: Dataset) -> int:
 def not_compared(dataset: Dataset) -> int:
     found = dataset.manifest
     reader = ShardReader(found.format, found.observation_space, found.action_space, target_steps=1 << 16, declared=True)
-    shards = ((dataset.location.join(shard.path), shard.bytes) for shard in found.shards)
-    return sum(batch.num_steps for place, size in shards for batch in reader.read(place, size=size))
+    places = (dataset.location.join(shard.path) for shard in found.shards)
+    return sum(batch.num_steps for place in places for batch in reader.read(place))
 
 
 def row(folder: Path, format: Literal["episodes", "columns"], number: int) -> Row:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final, Self
 
 __all__ = [
@@ -115,17 +116,11 @@ class OfflineCliError(Exception):
         return f"{self.what}\n  at:  {self.where}\n  try: {self.fix}"
 
     def __reduce__(self) -> tuple[Any, ...]:  # keyword-only arguments would not survive a trip between processes
-        return _rebuild, (type(self), self.what, self.where, self.fix, self.details, self.result)
+        return partial(type(self), self.what, where=self.where, fix=self.fix, details=self.details, result=self.result), ()
 
     def as_dict(self) -> dict[str, Any]:
         """The `error` object of `--json`: code, what, where, fix, then details by name."""
         return {"code": self.code, "what": self.what, "where": self.where, "fix": self.fix, **self.details}
-
-
-def _rebuild(
-    cls: type[OfflineCliError], what: str, where: str, fix: str, details: dict[str, Any], result: dict[str, Any]
-) -> OfflineCliError:
-    return cls(what, where=where, fix=fix, details=details, result=result)
 
 
 class UsageError(OfflineCliError):

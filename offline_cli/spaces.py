@@ -147,8 +147,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 def space_from_json(node: Mapping[str, Any], *, where: str) -> Space:
     """The space that `node` describes. Raises UnsupportedSpace for types and values that make none."""
     try:
-        _take_boxes(node, _Room(), depth=0)
-        return _space_from_json(node)
+        return _space_from_json(node, _Room(), depth=0)
     except UnsupportedSpace:
         raise
     except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as err:
@@ -174,69 +173,47 @@ class _TooLarge(ValueError):
     """Bounds that would fill the memory."""
 
 
-def _take_boxes(node: Any, room: _Room, *, depth: int) -> None:
-    """Take `room` for all parts before the first of them is made. Raises ValueError, TypeError where there is none."""
+def _space_from_json(node: Any, room: _Room, *, depth: int) -> Space:
     if not isinstance(node, dict):
         raise TypeError(f"a {type(node).__name__} where a space belongs")
     if depth > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
     match node["type"]:
         case "Box":
-            room.take(tuple(map(int, node["shape"])), _plain_dtype(node["dtype"]).itemsize)
-        case "Dict":
-            for _, part in node["spaces"]:
-                _take_boxes(part, room, depth=depth + 1)
-        case "Tuple":
-            for part in node["spaces"]:
-                _take_boxes(part, room, depth=depth + 1)
-
-
-def _space_from_json(node: Any) -> Space:
-    match node["type"]:
-        case "Box":
             shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
-            return spaces.Box(
-                _bound_from_json(node["low"], shape, dtype), _bound_from_json(node["high"], shape, dtype), shape, dtype
-            )
+            room.take(shape, dtype.itemsize)
+            low, high = (_bound_from_json(node[side], shape, dtype) for side in ("low", "high"))
+            return spaces.Box(low, high, shape, dtype)
         case "Discrete":
-            return spaces.Discrete(
-                int(node["n"]), start=int(node.get("start", 0)), dtype=_plain_dtype(node.get("dtype", "int64"))
-            )
+            dtype = _plain_dtype(node.get("dtype", "int64"))
+            return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), dtype=dtype)
         case "MultiDiscrete":
-            nvec = np.asarray(node["nvec"])
             start = np.asarray(node["start"]) if "start" in node else None
-            return spaces.MultiDiscrete(nvec, dtype=_plain_dtype(node.get("dtype", "int64")), start=start)
+            return spaces.MultiDiscrete(np.asarray(node["nvec"]), dtype=_plain_dtype(node.get("dtype", "int64")), start=start)
         case "MultiBinary":
             return _multi_binary(node["n"])
         case "Dict":
-            return spaces.Dict([(str(key), _space_from_json(part)) for key, part in node["spaces"]])
+            return spaces.Dict([(str(key), _space_from_json(part, room, depth=depth + 1)) for key, part in node["spaces"]])
         case "Tuple":
-            return spaces.Tuple([_space_from_json(part) for part in node["spaces"]])
+            return spaces.Tuple([_space_from_json(part, room, depth=depth + 1) for part in node["spaces"]])
     raise ValueError(f"type {node['type']!r}")
 
 
 def _bound_to_json(bound: NDArray[Any]) -> Any:
     first = (0,) * bound.ndim  # not `flat`, which knows 32 dimensions at most
     if bound.size and (bound == bound[first]).all():
-        return _number_to_json(bound[first].item())
+        value = bound[first].item()
+        return str(value) if isinstance(value, float) and not np.isfinite(value) else value
     return [_bound_to_json(row) for row in bound] if bound.ndim else []
 
 
 def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     if not isinstance(value, list):
-        return np.full(shape, _number_from_json(value), dtype)
+        return np.full(shape, float(value) if isinstance(value, str) else value, dtype)
     if not shape:
         raise ValueError("a list where a number belongs")
     rows = [_bound_from_json(row, shape[1:], dtype) for row in value]
     return np.stack(rows).reshape(shape) if rows else np.zeros(shape, dtype)
-
-
-def _number_to_json(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _number_from_json(value: Any) -> Any:
-    return float(value) if isinstance(value, str) else value
 
 
 def _plain_n(n: Any) -> Any:

@@ -13,19 +13,16 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from offline_cli.datasets.layout import DATA, DATASET, MANIFEST, WRITING
-from offline_cli.datasets.lease_record import WritingNote
-from offline_cli.datasets.liveness import heard_from, holder_at_work
+from offline_cli.datasets.lease_record import WritingNote, heard_from, holder_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.moving import replaced_place
-from offline_cli.datasets.own_dataset import listed_paths
-from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.own_dataset import listed_paths, replaced_place
+from offline_cli.datasets.reading import ShardReader, ShardsAhead
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, Uncommitted
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
 from offline_cli.parquet.safety import MEMORY_LIMIT
-from offline_cli.parquet.shard_prefetch import ShardsAhead
 from offline_cli.parquet.shards import opened
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Reading, Scope
@@ -72,14 +69,10 @@ class Dataset:
                 raise folder.missing()
             fix = "name the folder of a dataset, the one with manifest.json in it"
             raise NoData("no dataset is here: there is no manifest.json", where=folder.url, fix=fix)
-        return Dataset(folder, Manifest.from_bytes(place.read_bytes(), where=place.url))
+        return Dataset(folder, Manifest.read(folder))
 
     def batches(
-        self,
-        columns: Sequence[str] | None = None,
-        target_steps: int = TARGET_STEPS,
-        *,
-        memory_limit: int = MEMORY_LIMIT,
+        self, columns: Sequence[str] | None = None, target_steps: int = TARGET_STEPS, *, memory_limit: int = MEMORY_LIMIT
     ) -> Reading[EpisodeBatch]:
         """All episodes in the manifest's order, streamed: one row group or so is in memory; of remote shards, a few parts more.
 
@@ -97,12 +90,7 @@ class Dataset:
     ) -> Iterator[EpisodeBatch]:
         found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
         reader = ShardReader(
-            found.format,
-            found.observation_space,
-            found.action_space,
-            columns,
-            target_steps,
-            declared=not found.spaces_inferred,
+            found.format, found.observation_space, found.action_space, columns, target_steps, declared=not found.spaces_inferred
         )
         ends = {"terminated": 0, "truncated": 0}
         with scope.part() as held:

@@ -27,11 +27,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from offline_cli.datasets import liveness
+from offline_cli.datasets import lease_record
 from offline_cli.datasets.layout import PART_PREFIX, WRITING
-from offline_cli.datasets.lease_record import WritingNote
-from offline_cli.datasets.liveness import locked, wait_until_surely_left
-from offline_cli.datasets.moving import keep_names
+from offline_cli.datasets.lease_record import WritingNote, locked, wait_until_surely_left
+from offline_cli.datasets.own_dataset import keep_names
 from offline_cli.errors import Locked, StorageError, StorageNotFound, TakenOver
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import create_only, creates_only, whole_file, write_whole
@@ -163,7 +162,7 @@ class WritingLock:
             self._create(note)
         else:
             self._take_over(note, instead_of)
-        liveness.AT_WORK.add(note.token)
+        lease_record.AT_WORK.add(note.token)
         self._note = note
         threading.Thread(target=self._beat_until_ended, name="offline-cli beat", daemon=True).start()
 
@@ -198,8 +197,7 @@ class WritingLock:
 
     def _refusal(self) -> Locked | Changed:
         """The error for the note that is there instead."""
-        found = whole_file(self._place)
-        theirs = None if found is None else WritingNote.if_any(found, where=self._place.url)
+        theirs = WritingNote.if_any(whole_file(self._place), where=self._place.url)
         return Changed() if theirs is None or theirs.left else locked(theirs, self._place, 0.0)
 
     def rewrite(self, **changes: Any) -> None:
@@ -235,15 +233,14 @@ class WritingLock:
     def _ask(self) -> None:
         self.check()
         assert self._note is not None, "the lock is not held"
-        found = whole_file(self._place)
-        theirs = None if found is None else WritingNote.if_any(found, where=self._place.url)
+        theirs = WritingNote.if_any(whole_file(self._place), where=self._place.url)
         if theirs is None or theirs.token != self._note.token:
             self._lost = _taken_over(self._folder, theirs)
             self._give_up()
             raise self._lost
 
     def _beat_until_ended(self) -> None:
-        while not self._ended.wait(liveness.BEAT):
+        while not self._ended.wait(lease_record.BEAT):
             try:
                 self._beat()
             except TakenOver:
@@ -290,7 +287,7 @@ class WritingLock:
 
     def _give_up(self) -> None:
         if self._note is not None:
-            liveness.AT_WORK.discard(self._note.token)
+            lease_record.AT_WORK.discard(self._note.token)
             self._note = None
         self._ended.set()
 

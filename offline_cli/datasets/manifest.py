@@ -19,9 +19,10 @@ from typing import Any, Final
 import orjson
 
 from offline_cli import __version__
-from offline_cli.datasets.layout import SHARD_PATH
+from offline_cli.datasets.layout import MANIFEST, SHARD_PATH
 from offline_cli.errors import BadData, UnsupportedSpace
 from offline_cli.files.blanking import blanked_keys, blanked_values, this_command
+from offline_cli.files.locations import Location
 from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space, space_from_json, space_to_json
 
@@ -128,6 +129,12 @@ class Manifest:
         if wrong:
             raise ValueError(f"this manifest would be unreadable: {wrong}")
         return text + b"\n"
+
+    @staticmethod
+    def read(folder: Location) -> Manifest:
+        """The manifest of the dataset in `folder`. Raises BadData, naming all mistakes, StorageNotFound, StorageError."""
+        place = folder.join(MANIFEST)
+        return Manifest.from_bytes(place.read_bytes(), where=place.url)
 
     @staticmethod
     def from_bytes(data: bytes, *, where: str) -> Manifest:

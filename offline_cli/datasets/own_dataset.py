@@ -1,4 +1,4 @@
-"""Which files and folders are ours to replace or remove, by name and content; and rows set aside in quarantine/.
+"""Which files and folders are ours to replace, move or remove, by name and content; and rows set aside in quarantine/.
 
 * `is_own_part`, `is_note`, `begins_as`: before a file is removed or replaced, it is checked: its name is one that we give, it
   is a regular file, and it begins as such a file does. Folders of earlier versions carry no other mark. A file that is damaged
@@ -9,14 +9,24 @@
   folders below belong to the user. Links are never ours, whatever they point to.
 * `write_rejects`: rows that were set aside, as Parquet files under `quarantine/`: place, error code, reason and the row as it
   stood.
+* `keep_names` and the like sync names before anything depends on them: disks of this machine (`local_files.py`); other storage
+  is durable once it has answered.
+* `set_aside`: into `quarantine/`; what cannot be moved stays where it was.
+* `retire`: shards that a new manifest has replaced leave `data/`, because other tools read all of it, and stay in `_replaced/`
+  until the next write, for readers with the older manifest. Local disks and memory:// rename in one step. Object stores would
+  copy every shard while the lease is held, and charge for both: there replaced shards are removed, and a reader with the older
+  manifest fails. It never reads other episodes: no name is reused (`target_folder.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -29,13 +39,14 @@ from offline_cli.datasets.layout import (
     QUARANTINE,
     QUARANTINE_PATH,
     REPLACED,
+    SHARD_PATH,
     WRITING,
     FolderKind,
     quarantine_name,
 )
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.errors import BadData, OutputExists, StorageNotFound
-from offline_cli.files.local_files import open_plain
+from offline_cli.files.local_files import read_start, sync_bytes, sync_names
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 from offline_cli.json_documents import from_json
@@ -46,11 +57,16 @@ from offline_cli.tally import Reject
 __all__ = [
     "all_but_parts",
     "begins_as",
+    "forget_replaced",
+    "free_place",
     "head",
     "is_link",
     "is_note",
     "is_own_part",
     "is_regular",
+    "keep_bytes",
+    "keep_moves",
+    "keep_names",
     "listed_paths",
     "next_number",
     "numbered",
@@ -58,6 +74,10 @@ __all__ = [
     "refuse_foreign_data",
     "refuse_foreign_folder",
     "refuse_links",
+    "replaced_files",
+    "replaced_place",
+    "retire",
+    "set_aside",
     "write_rejects",
 ]
 
@@ -112,15 +132,10 @@ def head(place: Location, size: int = HEAD) -> bytes:
     """The first `size` bytes of a file, or all that there are; empty where none is, or a pipe. Raises StorageError."""
     try:
         if place.is_local:
-            return place.ask("reading it", lambda: _first(place, size))
+            return place.ask("reading it", lambda: read_start(place.path, size, shown=place.url))[0]
         return place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path, start=0, end=size)))
     except (StorageNotFound, BadData):
         return b""
-
-
-def _first(place: Location, size: int) -> bytes:
-    with open_plain(place.path, shown=place.url) as file:
-        return file.read(size)
 
 
 def begins_as(place: Location, name: str) -> bool:
@@ -248,3 +263,93 @@ def _is_data(file: Location, folder: Location, kind: FolderKind, listed: set[str
     if match[0] in listed:
         return not is_link(file)
     return begins_as(file, file.name)
+
+
+# ---- moves, and what is synced ----
+
+
+def keep_bytes(file: Location) -> None:
+    """Sync the bytes of a file to disk. Raises StorageError."""
+    if file.is_local:
+        file.ask("writing", partial(sync_bytes, file.path))
+
+
+def keep_names(*folders: Location) -> None:
+    """Sync the names in folders to disk, in this order; a missing folder is skipped. Raises StorageError."""
+    for folder in folders:
+        if folder.is_local and folder.exists():
+            folder.ask("writing", partial(sync_names, folder.path))
+
+
+def free_place(folder: Location, name: str) -> Location:
+    """A place in the quarantine of dataset `folder` for a file called `name`, or `name.1`, ...: the first that is free."""
+    names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
+    return next(place for name in names if not (place := folder.join(QUARANTINE, name)).exists())
+
+
+def set_aside(file: Location, folder: Location) -> Location:
+    """Move `file` of dataset `folder` into its quarantine; where it is now.
+
+    Object stores know no move: there it is copied, and then removed. `keep_moves` syncs it. Raises StorageError.
+    """
+    folder.join(QUARANTINE).make_folder()
+    target = free_place(folder, file.name)
+    _rename(file, target)
+    return target
+
+
+def keep_moves(files: Sequence[Location], folder: Location) -> None:
+    """Sync to disk that `files` of dataset `folder` were set aside: their new names, then that the old ones are gone.
+
+    Raises StorageError.
+    """
+    if files:
+        before = sorted({os.path.dirname(file.path) for file in files})
+        keep_names(folder.join(QUARANTINE), *(replace(folder, path=path, url=path) for path in before))
+
+
+def replaced_place(folder: Location, shard: Location) -> Location | None:
+    """Where `shard` of dataset `folder` is once another has replaced it; None where such are not kept."""
+    return folder.join(REPLACED, shard.name) if _keeps(folder) else None
+
+
+def replaced_files(folder: Location) -> list[Location]:
+    """The shards that are kept of the dataset before; other files in `_replaced/` belong to the user."""
+    kept = folder.join(REPLACED).children() if _keeps(folder) else []
+    return [file for file in kept if SHARD_PATH.fullmatch(f"{DATA}/{file.name}") and begins_as(file, file.name)]
+
+
+def retire(shards: Iterable[Location], folder: Location) -> None:
+    """Have `shards` leave `data/`; on a disk, for good once this returns. Raises StorageError."""
+    kept = folder.join(REPLACED)
+    moved = False
+    for shard in shards:
+        target = replaced_place(folder, shard)
+        if target is None or target.exists():
+            shard.remove()
+            continue
+        kept.make_folder()
+        _rename(shard, target)
+        moved = True
+    if moved:
+        keep_names(folder, kept, folder.join(DATA))
+
+
+def _rename(shard: Location, target: Location) -> None:
+    if shard.is_local:
+        shard.ask("setting it aside", partial(os.rename, shard.path, target.path))
+    else:
+        shard.ask("setting it aside", partial(shard.fs.cp_file, shard.path, target.path))
+        shard.remove()
+
+
+def forget_replaced(kept: Iterable[Location], folder: Location) -> None:
+    """Remove the shards that were `kept` of dataset `folder`: another write begins. Raises StorageError."""
+    for file in kept:
+        file.remove()
+    folder.join(REPLACED).remove_empty_folder()
+
+
+def _keeps(folder: Location) -> bool:
+    """Whether a file gets another name here in one step."""
+    return folder.is_local or folder.is_memory

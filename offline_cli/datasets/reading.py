@@ -1,11 +1,17 @@
-"""One shard as batches of whole episodes, streamed by row groups, and checked against its manifest entry."""
+"""Shards as batches of whole episodes, streamed by row groups, and checked against their manifest entries.
+
+`ShardsAhead`: remote shards are opened before their turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +21,21 @@ from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import PROBLEM, BadData
+from offline_cli.errors import PROBLEM, BadData, OfflineCliError
 from offline_cli.files.locations import Location
+from offline_cli.files.prefetch import Ahead
+from offline_cli.files.remote_files import fetch_end
+from offline_cli.files.timeouts import ReadingPool
 from offline_cli.parquet.arrow_trees import is_numeric
-from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
+from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Scope, part_of
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["ShardReader"]
+__all__ = ["ShardReader", "ShardsAhead"]
 
+AT_ONCE: Final = 8  # remote shards that are opened before their turn
 FIX = "write the dataset again from its source"
 
 
@@ -45,7 +55,6 @@ class ShardReader:
         self,
         location: Location,
         *,
-        size: int | None = None,
         rows: int | None = None,
         trust: Trust | None = None,
         whole: bool = False,
@@ -54,13 +63,13 @@ class ShardReader:
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
-        `size`, `rows`, `trust`: what its manifest states. `whole`: compare its sha256 by the end of the last batch.
+        `rows`, `trust`: what its manifest states. `whole`: compare its sha256 by the end of the last batch.
         `opening`: the shard, if it has been opened. `scope` owns it. Raises BadData, naming the shard, where it is missing, has
-        another size or content, is cut, or has other columns than its spaces ask for; MemoryLimitExceeded for row groups
+        other content, is cut, or has other columns than its spaces ask for; MemoryLimitExceeded for row groups
         that are no bomb only because the sha256 is true.
         """
         with part_of(scope) as held:
-            file = held.enter(opening or opened(location, size=size))
+            file = held.enter(opening or opened(location))
             if rows is not None and file.metadata.num_rows != rows:
                 what = f"the shard has {file.metadata.num_rows} rows, its manifest says {rows}"
                 raise BadData(what, where=location.url, fix=FIX)
@@ -186,3 +195,93 @@ def _last_start(ids: Any, before: Any) -> int | None:
     if len(changes):
         return int(changes[-1]) + 1
     return None if before is not None and before.equals(ids[0]) else 0
+
+
+# ---- ahead of their turn ----
+
+
+class ShardsAhead:
+    """Remote shards to be read one after the other; a context manager, at whose end nothing more is fetched.
+
+    While one is read, the footers of the next ones are fetched, and then the row groups that will be read of them: one `Ahead`
+    bounds the bytes fetched of all. What is wrong with one is reported when its turn comes.
+    """
+
+    def __init__(self, places: Sequence[tuple[Location, int]], columns_of: Callable[[OpenShard], Sequence[str] | None]) -> None:
+        """`places`: each shard, and the bytes that it must have. `columns_of`: the columns of an opened one that are read."""
+        self._places = deque(places)
+        self._columns_of = columns_of
+        self._ahead = Ahead()
+        self._pool = ReadingPool(AT_ONCE)
+        self._coming: deque[_Coming] = deque()
+
+    def turn(self) -> AbstractContextManager[OpenShard]:
+        """The next shard. Entering it raises what `opened` raises."""
+        return self._coming.popleft() if self._coming else self._begun()
+
+    def _begun(self) -> _Coming:
+        place, size = self._places.popleft()
+        return _Coming(place, self._pool.submit(_with_footer, place, size, self._ahead))
+
+    def advance(self) -> None:
+        """Advance those whose turn has not come; to be called now and then. Does not block."""
+        while self._places and len(self._coming) < AT_ONCE:
+            self._coming.append(self._begun())
+        for shard in self._coming:
+            if not shard.advance(self._columns_of):
+                return  # in their order: what is prefetched is wanted first to last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for shard in self._coming:
+            shard.give_up()
+        self._pool.__exit__(kind, error, trace)
+
+
+def _with_footer(place: Location, size: int, ahead: Ahead) -> BinaryIO:
+    stream = opened_stream(place, size=size, ahead=ahead)
+    try:
+        fetch_end(stream)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+class _Coming:
+    """A remote shard that is being opened."""
+
+    def __init__(self, place: Location, stream: Future[BinaryIO]) -> None:
+        self._place, self._stream = place, stream
+        self._file: OpenShard | None = None
+
+    def advance(self, columns_of: Callable[[OpenShard], Sequence[str] | None]) -> bool:
+        """Prefetch its row groups, once its footer is here; False before that. Of a broken one nothing is fetched."""
+        if self._file is None and self._stream.done() and self._stream.exception() is None:
+            with suppress(OfflineCliError):  # raised when its turn comes
+                self._file = parsed(self._stream.result(), self._place)
+                expect_row_groups(self._file, self._place, columns_of(self._file))
+        return self._stream.done()
+
+    def __enter__(self) -> OpenShard:
+        """The shard. Raises why it could not be opened."""
+        try:
+            return self._file or parsed(self._stream.result(), self._place)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Nobody will read it, or continue reading."""
+        if not self._stream.cancel():
+            self._stream.add_done_callback(_closed)
+
+
+def _closed(stream: Future[BinaryIO]) -> None:
+    if stream.exception() is None:
+        stream.result().close()

@@ -7,7 +7,7 @@ before it get empty ones at the commit (`lacks`).
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,35 +24,40 @@ from offline_cli.tally import Tally
 __all__ = ["EpisodeRows", "RowFormat", "StepRows", "row_format"]
 
 
-class RowFormat(Protocol):
+class RowFormat:
     """What a row of a dataset is."""
 
     name: str  # "episodes" | "columns"
 
     def rows_of(self, batch: EpisodeBatch) -> NDArray[np.int64]:
         """(E,) rows of each episode."""
+        raise NotImplementedError
 
     def prepare(self, batch: EpisodeBatch) -> EpisodeBatch:
         """`batch` as it will be stored. Raises BadEpisode where it does not fit the spaces."""
+        raise NotImplementedError
 
     def first_change(self, batch: EpisodeBatch) -> int | None:
         """The first episode from which on tables have more columns than before; None: the columns stay."""
+        return None
 
     def table(self, batch: EpisodeBatch, *, where: str) -> Any:
         """The pa.Table of a prepared batch, bound for the shard `where`. Raises BadData."""
+        raise NotImplementedError
 
     def add_columns(self) -> None:
         """Make tables with more columns from now on, as `first_change` said."""
 
     def lacks(self, schema: Any) -> bool:
         """Whether a shard of this pa.Schema has fewer columns than the dataset."""
+        return False
 
     def adopt(self, schema: Any) -> None:
         """Continue with the pa.Schema of a shard written before."""
 
 
-class EpisodeRows:
-    """One row per episode."""
+class EpisodeRows(RowFormat):
+    """One row per episode, whose columns are always the same."""
 
     name = "episodes"
 
@@ -69,26 +74,12 @@ class EpisodeRows:
         check_shapes(batch, *self._spaces)
         return batch
 
-    def first_change(self, batch: EpisodeBatch) -> int | None:
-        """None: any episode fits the columns."""
-        return None
-
-    def add_columns(self) -> None:
-        """Nothing: there are no more."""
-
-    def lacks(self, schema: Any) -> bool:
-        """False."""
-        return False
-
     def table(self, batch: EpisodeBatch, *, where: str) -> Any:
         """See RowFormat."""
         return episode_tables.to_table(batch, where=where, tally=self._tally)
 
-    def adopt(self, schema: Any) -> None:
-        """Nothing: the columns are always the same."""
 
-
-class StepRows:
+class StepRows(RowFormat):
     """One row per step."""
 
     name = "columns"

@@ -18,6 +18,7 @@ from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import RowFormat
 from offline_cli.datasets.row_groups import BlockCutter
 from offline_cli.datasets.statistics import StatisticsBuilder
+from offline_cli.datasets.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import Location
 from offline_cli.parquet import safety
@@ -93,20 +94,23 @@ class ShardSequence:
             self._open.discard()
             self._open = None
 
-    def rewrite(self, number: int, change: Any, *, added: int) -> None:
-        """Write finished shard `number` again, each of its tables as `change` (pa.Table -> pa.Table) makes it.
+    def add_empty_infos(self, rows: RowFormat) -> None:
+        """Write those finished shards again that lack columns which later ones have: those of infos."""
+        for number, schema in enumerate(self.schemas):
+            if rows.lacks(schema):
+                self.rewrite(number)
 
-        `added`: bytes by which that makes a row larger in memory.
-        """
+    def rewrite(self, number: int) -> None:
+        """Write finished shard `number` again, with empty infos."""
         shard = self.finished[number]
         place = self._folder.join(shard.path)
         writer: ShardWriter | None = None
         try:
             with opened(place, size=shard.bytes) as file:
                 trust = Trust(shard.sha256)
-                grown = check_bound(place, place.open, file.metadata, trust=trust).nbytes + shard.rows * added
+                grown = check_bound(place, place.open, file.metadata, trust=trust).nbytes + shard.rows * EMPTY_INFOS_BYTES
                 plain = is_plain(file) or grown > max(safety.MAX_BYTES, safety.MAX_RATIO * shard.bytes)
-                for table in map(change, read_row_groups(file, place, trust=trust)):
+                for table in map(with_empty_infos, read_row_groups(file, place, trust=trust)):
                     writer = writer or self._writer(shard.path, table.schema, is_plain=plain)
                     writer.write(table, rows=[table.num_rows])
                     self.schemas[number] = table.schema

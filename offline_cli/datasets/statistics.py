@@ -73,10 +73,9 @@ class ColumnStatistics:
             m2 = self.m2 + later.m2 + delta * delta * self.finite * share
         floats = np.result_type(self.min, later.min).kind == "f"
         smallest, largest = (np.fmin, np.fmax) if floats else (np.minimum, np.maximum)
-        return ColumnStatistics(
+        return replace(
+            self,
             dtype=str(np.result_type(self.dtype, later.dtype)),
-            shape=self.shape,
-            pooled=self.pooled,
             count=self.count + later.count,
             nan=self.nan + later.nan,
             infinite=self.infinite + later.infinite,

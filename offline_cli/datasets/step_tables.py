@@ -90,28 +90,20 @@ def _name(value: Any) -> str:
 
 
 def step_schema(
-    observation_space: Space,
-    action_space: Space,
-    extra: Sequence[Any] = (),
-    *,
-    source_ids: bool = False,
-    infos: bool = False,
+    observation_space: Space, action_space: Space, extra: Sequence[Any] = (), *, source_ids: bool = False, infos: bool = False
 ) -> Any:
     """The table's pa.Schema; `extra`: pa.Fields of the extra model outputs. Raises UnsupportedSpace."""
-    kinds = {
-        Columns.EPS_ID: pa.field(Columns.EPS_ID, pa.string()),
-        Columns.AGENT_ID: pa.field(Columns.AGENT_ID, pa.string()),
-        Columns.MODULE_ID: pa.field(Columns.MODULE_ID, pa.string()),
-        Columns.T: pa.field(Columns.T, pa.int64()),
-        Columns.OBS: space_field(Columns.OBS, observation_space),
-        Columns.ACTIONS: space_field(Columns.ACTIONS, action_space),
-        Columns.REWARDS: pa.field(Columns.REWARDS, pa.float64()),
-        Columns.NEXT_OBS: space_field(Columns.NEXT_OBS, observation_space),
-        Columns.TERMINATEDS: pa.field(Columns.TERMINATEDS, pa.bool_()),
-        Columns.TRUNCATEDS: pa.field(Columns.TRUNCATEDS, pa.bool_()),
+    obs, actions = space_field(Columns.OBS, observation_space), space_field(Columns.ACTIONS, action_space)
+    plain = {
+        Columns.T: pa.int64(),
+        Columns.REWARDS: pa.float64(),
+        Columns.TERMINATEDS: pa.bool_(),
+        Columns.TRUNCATEDS: pa.bool_(),
     }
+    of_spaces = {Columns.OBS: obs, Columns.ACTIONS: actions, Columns.NEXT_OBS: obs.with_name(Columns.NEXT_OBS)}
+    steps = [of_spaces.get(name) or pa.field(name, plain.get(name, pa.string())) for name in STEP_COLUMNS]  # the rest: names
     theirs = [pa.field(Columns.SOURCE_ID, pa.string())] if source_ids else []
-    schema = pa.schema([*(kinds[name] for name in STEP_COLUMNS), *theirs, *extra])
+    schema = pa.schema([*steps, *theirs, *extra])
     return _with_info_columns(schema) if infos else schema
 
 
@@ -131,7 +123,8 @@ def extra_fields(batch: EpisodeBatch) -> list[Any]:
     for name in batch.extra:
         if name in NO_EXTRA:
             fix = "rename it, or use the episodes format"
-            raise BadEpisode(f"an extra model output is called {name!r}, as a column is", where=_first(batch), fix=fix)
+            where = f"batch from episode {batch.ids[0] if batch.ids else '(none)'}"
+            raise BadEpisode(f"an extra model output is called {name!r}, as a column is", where=where, fix=fix)
     return [tree_field(name, batch.extra[name]) for name in sorted(batch.extra)]
 
 
@@ -188,10 +181,6 @@ def _info_place(batch: EpisodeBatch, row: int) -> str:
     return f"episode {batch.ids[episode]}, observation {row - int(starts[episode])}"
 
 
-def _first(batch: EpisodeBatch) -> str:
-    return f"batch from episode {batch.ids[0] if batch.ids else '(none)'}"
-
-
 # ---- from rows ----
 
 
@@ -218,9 +207,7 @@ def from_table(
         ids=tuple(columns.texts(ids.take(pa.array(first)))),
         starts=starts,
         obs=map_leaves(
-            lambda acted, led_to: _with_final(acted, led_to, starts),
-            columns.tree(Columns.OBS),
-            columns.tree(Columns.NEXT_OBS),
+            lambda acted, led_to: _with_final(acted, led_to, starts), columns.tree(Columns.OBS), columns.tree(Columns.NEXT_OBS)
         ),
         actions=columns.tree(Columns.ACTIONS),
         rewards=columns.tree(Columns.REWARDS),

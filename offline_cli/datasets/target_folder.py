@@ -22,13 +22,13 @@ from typing import Any, Final
 
 from offline_cli.datasets.layout import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
 from offline_cli.datasets.lease import Changed, WritingLock
-from offline_cli.datasets.lease_record import WritingNote
-from offline_cli.datasets.liveness import refuse_if_at_work
+from offline_cli.datasets.lease_record import WritingNote, refuse_if_at_work
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.moving import forget_replaced, keep_names, replaced_files, retire
 from offline_cli.datasets.own_dataset import (
     all_but_parts,
+    forget_replaced,
     is_own_part,
+    keep_names,
     listed_paths,
     next_number,
     numbered,
@@ -36,6 +36,8 @@ from offline_cli.datasets.own_dataset import (
     refuse_foreign_data,
     refuse_foreign_folder,
     refuse_links,
+    replaced_files,
+    retire,
 )
 from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
 from offline_cli.files.locations import Location
@@ -78,7 +80,9 @@ def check_target(
     note = _note(folder, needed=resume)
     if note is not None:
         refuse_if_at_work(note, folder.join(WRITING))
-        _refuse_other_kind(note, folder, kind)
+        if note.writes != kind.noun:
+            what = f"an unfinished {note.writes} is here, not a {kind.noun}"
+            raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
     elif resume:
         note = _unfinished(folder)
     if resume and note is not None:
@@ -103,12 +107,6 @@ def exclusive(url: str, noun: str) -> UsageError:
     return UsageError("--resume and --overwrite are mutually exclusive", where=url, fix=fix)
 
 
-def _refuse_other_kind(note: WritingNote, folder: Location, kind: FolderKind) -> None:
-    if note.writes != kind.noun:
-        what = f"an unfinished {note.writes} is here, not a {kind.noun}"
-        raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
-
-
 def _note(folder: Location, *, needed: bool) -> WritingNote | None:
     try:
         return WritingNote.read(folder)
@@ -123,17 +121,12 @@ def _unfinished(folder: Location) -> WritingNote | None:
     place = folder.join(MANIFEST)
     if not place.exists():
         return None
-    found = Manifest.from_bytes(place.read_bytes(), where=place.url)
+    found = Manifest.read(folder)
     kept = found.provenance.get(UNFINISHED_WRITING)
     if found.complete or kept is None:
         return None
     environment = found.environment and asdict(found.environment)
     return WritingNote.of_manifest(kept, environment, where=f"{place.url}, {UNFINISHED_WRITING}")
-
-
-def _is_complete(folder: Location) -> bool:
-    place = folder.join(MANIFEST)
-    return Manifest.from_bytes(place.read_bytes(), where=place.url).complete
 
 
 def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
@@ -146,7 +139,7 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
     if kind.resumable and not resume and _unfinished(folder) is not None:
         fix = f"{go_on}--overwrite to replace it, or another --out"
         return OutputExists(f"a {kind.noun} is here that was committed before it was complete", where=where, fix=fix)
-    if resume and kind.resumable and not _is_complete(folder):
+    if resume and kind.resumable and not Manifest.read(folder).complete:
         what = f"the {kind.noun} here is not complete, and nothing in it says how to continue: it was repaired"
         return OutputExists(what, where=where, fix=REPAIRED_FIX)
     if resume:

@@ -29,7 +29,6 @@ from offline_cli.datasets.row_formats import row_format
 from offline_cli.datasets.row_groups import Block, BlockCutter
 from offline_cli.datasets.shard_sequence import ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
-from offline_cli.datasets.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds
@@ -38,7 +37,6 @@ from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
-from offline_cli.parquet.arrow_trees import arrow_type
 from offline_cli.parquet.shards import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.tally import UNFINISHED, Reject, Tally
@@ -252,51 +250,33 @@ class DatasetWriter:
         *,
         complete: bool = True,
         assumptions: Mapping[str, int] | None = None,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
         provenance: Mapping[str, Any] | None = None,
         episodes_lost: int | None = None,
         count_not_finite: bool = False,
     ) -> Manifest:
         """Finish the last shard, write the manifest, remove what it replaces; the manifest.
 
-        `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. Spaces given here
-        replace those given first: an inferred one may be known better at the end, as long as its columns are the same.
-        `provenance`: what is known only at the end. `episodes_lost`: how many of the source are not in it; None: not
-        known. `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one.
+        `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. `provenance`:
+        what is known only at the end. `episodes_lost`: how many of the source are not in it; None: not known.
+        `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one.
         """
         self._given_provenance.update(provenance or {})
         shards = self._open_shards()
         self._put(self._cutter.flush())
         shards.close()
-        for number, schema in enumerate(shards.schemas):
-            if self._rows.lacks(schema):
-                shards.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
-        spaces = self._final_spaces(observation_space, action_space)
+        shards.add_empty_infos(self._rows)
         counted = self._tally.assumptions if assumptions is None else assumptions
         if count_not_finite:
             counted = {**counted, **self._statistics.not_finite}
-        manifest = self._manifest(shards, spaces, complete, counted, episodes_lost)
+        manifest = self._manifest(shards, complete, counted, episodes_lost)
         with self._target.guard():
             write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
             self._target.finish()
         self._committed = True
         return manifest
 
-    def _final_spaces(self, *better: Space | None) -> tuple[Space | None, Space | None]:
-        for first, last in zip(self._spaces, better, strict=True):
-            if first is not None and last is not None and self._rows.name == "columns":
-                assert arrow_type(first) == arrow_type(last), "a better known space may not change its columns"
-        obs, actions = (last or first for first, last in zip(self._spaces, better, strict=True))
-        return obs, actions
-
     def _manifest(
-        self,
-        shards: ShardSequence,
-        spaces: tuple[Space | None, Space | None],
-        complete: bool,
-        assumptions: Mapping[str, int],
-        episodes_lost: int | None,
+        self, shards: ShardSequence, complete: bool, assumptions: Mapping[str, int], episodes_lost: int | None
     ) -> Manifest:
         found = self._statistics
         unfinished = found.unfinished + assumptions.get(UNFINISHED, 0)
@@ -304,8 +284,8 @@ class DatasetWriter:
             format=self._rows.name,
             complete=complete,
             environment=self._environment,
-            observation_space=spaces[0],
-            action_space=spaces[1],
+            observation_space=self._spaces[0],
+            action_space=self._spaces[1],
             spaces_inferred=self._spaces_inferred,
             action_scale=self._action_scale,
             compression=self._compression,

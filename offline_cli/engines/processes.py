@@ -6,6 +6,10 @@ for memory maybe, a warning says so, and what it had begun is done here.
 
 Workers are fresh interpreters, not `multiprocessing`'s: those run the caller's main script once more, and an unguarded one
 would start them without end. Where a process cannot be given a socket (Windows), there are none.
+
+Objects travel between a process and its own workers as pickles through a socket; both ends are ours, so they are trusted. A
+message is sent and received by one system call each, however long: threads that answer a worker piece by piece would have to
+wait for Python's interpreter lock after each piece, milliseconds at a time, while another thread computes.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import json
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,17 +30,17 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
-from offline_cli.engines.worker import receive, send
 from offline_cli.import_path import path_for_workers, safe_flags
 from offline_cli.scopes import Reading, Scope
 
-__all__ = ["helpers", "mapped", "processors"]
+__all__ = ["helpers", "main", "mapped", "processors"]
 
 WORTH: Final = 64 << 20  # bytes of data from which on workers pay, which take about a second to start
 AHEAD: Final = 3  # items for each worker that are begun or queued, beyond the one whose turn it is
 HELD: Final = 16 << 20  # bytes of items that wait, but for the last one
 GRACE: Final = 5.0  # seconds for a worker to end by itself
-START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.worker import main; main()"
+LENGTH: Final = struct.Struct("<Q")
+START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.processes import main; main()"
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -163,8 +168,8 @@ class _Worker:
         if self._is_dead:
             raise _Died
         try:
-            send(self._socket, item)
-            is_result, value = receive(self._socket)
+            _send(self._socket, item)
+            is_result, value = _receive(self._socket)
         except Exception as error:  # what cannot be sent, either way, is done again by the caller, and raises there if it must
             self._is_dead = True
             raise _Died from error
@@ -244,3 +249,54 @@ def _done(function: Callable[[T], R], item: T) -> Future[R]:
     except Exception as error:  # noqa: BLE001  raised when its turn comes
         future.set_exception(error)
     return future
+
+
+# ---- in a worker, and its messages ----
+
+
+def _send(to: socket.socket, message: object) -> None:
+    """Send one object. Raises OSError where the other end is closed."""
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    to.sendall(LENGTH.pack(len(data)))
+    to.sendall(data)
+
+
+def _receive(source: socket.socket) -> Any:
+    """The next object. Raises EOFError where the other end is closed."""
+    (length,) = LENGTH.unpack(_bytes(source, LENGTH.size))
+    return pickle.loads(_bytes(source, length))  # noqa: S301  our own process at the other end
+
+
+def _bytes(source: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view, done = memoryview(data), 0
+    while done < count:
+        got = source.recv_into(view[done:], count - done, socket.MSG_WAITALL)
+        if not got:
+            raise EOFError
+        done += got
+    return data
+
+
+def main() -> None:
+    """Answer through the socket whose number is the last argument; nobody else holds its other end."""
+    try:
+        with socket.socket(fileno=int(sys.argv[-1])) as parent:
+            _answer(parent)
+    except (EOFError, OSError):  # the parent is done, or gone
+        os._exit(0)  # at once: there is nothing to flush, and nobody to notify
+
+
+def _answer(parent: socket.socket) -> None:
+    function = _receive(parent)
+    outcome: tuple[bool, Any] = True, None  # ready
+    while True:
+        _send(parent, outcome)
+        outcome = _outcome(function, _receive(parent))
+
+
+def _outcome(function: Any, item: Any) -> tuple[bool, Any]:
+    try:
+        return True, function(item)
+    except Exception as error:  # noqa: BLE001  raised again by the parent
+        return False, error

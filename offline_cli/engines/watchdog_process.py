@@ -56,7 +56,7 @@ class Watchdog:
         sources.register(self.wake, select.POLLIN)
         looked = time.monotonic()
         while True:
-            pause = self._pause()
+            pause = SOON if self.signal or self.patience else PAUSE
             ready = [source for source, _ in sources.poll(int(pause * 1000))]
             now = time.monotonic()
             if now > looked + pause + GAP or _is_stopped(self.parent):
@@ -73,9 +73,6 @@ class Watchdog:
             if os.getppid() != self.parent:  # a child that it forked may hold its pipes open
                 return self._orphaned()
             self._look(time.monotonic())
-
-    def _pause(self) -> float:
-        return SOON if self.signal or self.patience else PAUSE
 
     def _stand_still(self, seconds: float) -> None:
         """Leave out so much of the time that has passed."""
@@ -164,10 +161,12 @@ def runs(pid: int, since: str) -> bool:
     """Whether the process that began then has not ended; a zombie has."""
     try:
         os.kill(pid, 0)
-    except OSError:
+    except PermissionError:
+        pass  # somebody else's, so there is one
+    except (OSError, OverflowError):
         return False
     fields = _stat(pid)
-    return not fields or (fields[0] not in ("Z", "X") and fields[19] == since)
+    return pid > 0 and (not fields or (fields[0] not in ("Z", "X") and fields[19] == since))
 
 
 def _is_stopped(pid: int) -> bool:

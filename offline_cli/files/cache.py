@@ -5,9 +5,9 @@
   changed file is another one, so bytes of two versions never mix. Each block carries a checksum, and one that does not match is
   fetched again. Fetched blocks are kept only once the store, asked again, still has that version: a file that changes while it
   is read leaves nothing here.
-* `Room`: the bound on the folder. Counting takes a listing of the folder, so it happens whenever a share of the bound has been
-  written since, and frees as much again: one process never exceeds the bound, and several together exceed it by little. One
-  process at a time removes blocks; no other waits for it.
+* The folder is bounded. Counting takes a listing of the folder, so it happens whenever a share of the bound has been
+  written since, and frees as much again: one process never exceeds the bound, and several together exceed it by little.
+  Processes that remove blocks at the same time remove the same ones.
 
 Any number of processes may use one folder. A block gets its name when it is complete, and one that is removed while somebody
 reads it stays readable. A folder that cannot be written to, or a full disk, turns the cache off with a warning and never fails
@@ -29,20 +29,14 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache as once
 from pathlib import Path
 from typing import Any, Final
 
 from offline_cli.errors import StorageError
 
-__all__ = ["BLOCK", "MAGIC", "SIZE", "CachedFile", "RemoteCache", "Room", "cache_at"]
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
+__all__ = ["BLOCK", "SIZE", "CachedFile", "RemoteCache", "cache_at"]
 
 SHARE: Final = 32  # of the bound, that may be written before the folder is listed again
 MAGIC: Final = b"ocb1"  # before the CRC-32 at the end of a block
@@ -60,54 +54,6 @@ TRAILER: Final = struct.Struct("<4sI")  # after the bytes of a block: what this 
 _log = logging.getLogger(__name__)
 
 Get = Callable[[int, int], bytes]
-
-
-class Room:
-    """Bytes in a folder of blocks, kept below `size`."""
-
-    def __init__(self, folder: Path, blocks: Path, unfinished: Path, size: int) -> None:
-        self._folder, self._blocks, self._unfinished, self._size = folder, blocks, unfinished, size
-        self._lock = threading.Lock()
-        self._taken = size  # so that the first to write lists the folder
-
-    def make_for(self, size: int) -> None:
-        """Make room for `size` bytes that are about to be added, if it is time to list the folder."""
-        with self._lock:
-            self._taken += size
-            if self._taken <= self._size // SHARE:
-                return
-            self._taken = 0
-        with _alone(self._folder / "lock") as alone:
-            if alone:
-                self._sweep()
-                self._make(size)
-
-    def _make(self, size: int) -> None:
-        """Remove the least recently used blocks until `size` bytes and a share of the bound are free."""
-        found = sorted(_blocks(self._blocks))
-        most = self._size - self._size // SHARE - size
-        total = sum(size for _, size, _ in found)
-        for _, size, block in found:
-            if total <= most:
-                return
-            if not _is_block(block):
-                continue
-            with suppress(OSError):
-                os.unlink(block)
-            total -= size
-            with suppress(OSError):  # unless it was the last of its file
-                os.rmdir(os.path.dirname(block))
-
-    def _sweep(self) -> None:
-        """Remove unfinished blocks of processes that died."""
-        if os.path.islink(self._unfinished):
-            return
-        with suppress(OSError), os.scandir(self._unfinished) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    ours = UNFINISHED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                    if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_AFTER:
-                        os.unlink(entry.path)
 
 
 def _blocks(folder: Path | str, level: int = 0) -> Iterator[tuple[float, int, str]]:
@@ -136,31 +82,6 @@ def _is_block(path: str) -> bool:
         return False
 
 
-@contextmanager
-def _alone(place: Path) -> Iterator[bool]:
-    """Whether this process alone may remove blocks; without file locks, all may: they remove the same blocks."""
-    try:
-        handle = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
-        yield True
-        return
-    try:
-        yield _locked(handle)
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    if fcntl is not None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # a network disk without locks
-            return True
-    return True
-
-
 @once
 def cache_at(folder: str, size: int = SIZE) -> RemoteCache:
     """The cache in a folder, one per process. `size`: bytes that it may take. Raises StorageError where no folder can be."""
@@ -173,7 +94,7 @@ class RemoteCache:
     def __init__(self, folder: Path, size: int) -> None:
         self.folder, self.size = folder, size
         self._blocks, self._unfinished = folder / "blocks", folder / "unfinished"
-        self._room = Room(folder, self._blocks, self._unfinished, size)
+        self._taken = size  # so that the first to write lists the folder
         self._keeps = True  # False once that has failed
         self._lock = threading.Lock()
         self._count = 0
@@ -200,8 +121,8 @@ class RemoteCache:
     def read(self, block: Path, into: memoryview) -> bool:
         """Fill `into` with the bytes of a block; False where it is not here, or not as it was written."""
         try:
-            with block.open("rb", buffering=0) as file:
-                count, trailer = _filled(file, into), file.read(TRAILER.size + 1)
+            with block.open("rb") as file:
+                count, trailer = file.readinto(into), file.read(TRAILER.size + 1)
                 if count != len(into) or trailer != TRAILER.pack(MAGIC, zlib.crc32(into)):
                     raise ValueError
                 used = os.fstat(file.fileno()).st_mtime
@@ -237,7 +158,7 @@ class RemoteCache:
     def keep(self, written: Iterable[tuple[Path, Path]]) -> None:
         """Give blocks that were written, and checked, their names: (as written, name). Makes room for them."""
         pairs = list(written)
-        self._room.make_for(len(pairs) * (BLOCK + TRAILER.size))
+        self._make_room(len(pairs) * (BLOCK + TRAILER.size))
         for place, block in pairs:
             try:
                 block.parent.mkdir(parents=True, exist_ok=True)
@@ -247,6 +168,38 @@ class RemoteCache:
             except OSError as err:
                 remove([place])
                 self._give_up(err)
+
+    def _make_room(self, size: int) -> None:
+        """Make room for `size` bytes that are about to be added, if it is time to list the folder."""
+        with self._lock:
+            self._taken += size
+            if self._taken <= self.size // SHARE:
+                return
+            self._taken = 0
+        self._sweep()
+        found = sorted(_blocks(self._blocks))
+        total, most = sum(size for _, size, _ in found), self.size - self.size // SHARE - size
+        for _, freed, block in found:  # the least recently used first
+            if total <= most:
+                return
+            if not _is_block(block):
+                continue
+            with suppress(OSError):
+                os.unlink(block)
+            total -= freed
+            with suppress(OSError):  # unless it was the last of its file
+                os.rmdir(os.path.dirname(block))
+
+    def _sweep(self) -> None:
+        """Remove unfinished blocks of processes that died."""
+        if os.path.islink(self._unfinished):
+            return
+        with suppress(OSError), os.scandir(self._unfinished) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    ours = UNFINISHED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+                    if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_AFTER:
+                        os.unlink(entry.path)
 
     def _give_up(self, err: OSError) -> None:
         if self._keeps:
@@ -335,13 +288,6 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
     starts = [i for i in numbers if i - 1 not in numbers]
     ends = [i + 1 for i in numbers if i + 1 not in numbers]
     return list(zip(starts, ends, strict=True))
-
-
-def _filled(file: Any, into: memoryview) -> int:
-    count = 0
-    while count < len(into) and (more := file.readinto(into[count:])):
-        count += more
-    return count
 
 
 def _write_all(file: Any, data: memoryview) -> None:

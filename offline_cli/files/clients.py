@@ -41,7 +41,7 @@ from pyarrow import fs as arrow_fs
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.blanking import blanked
 from offline_cli.files.cache import SIZE, RemoteCache, cache_at
-from offline_cli.files.providers import HERE, InnerOptions, Provider, client_packages, provider_of
+from offline_cli.files.providers import HERE, InnerOptions, client_packages, provider_of
 from offline_cli.files.timeouts import NoAnswer, Patience
 
 __all__ = [
@@ -161,14 +161,11 @@ def _of_client(scheme: str) -> frozenset[str] | None:
     return frozenset(named) | OF_ALL | provider_of(scheme).more_options
 
 
-def _provider(url: str) -> Provider:
-    return provider_of(fsspec.utils.get_protocol(url))
-
-
 def _unknown(name: str, places: list[str], known: frozenset[str]) -> UsageError:
     near = difflib.get_close_matches(name, known | OURS, n=1)
     listed = f"the storage takes {', '.join(sorted((known | OURS) - OF_ALL))}"
-    advised = [advice for place in places for advice in [_provider(place).advice.get(name)] if advice]
+    providers = [provider_of(fsspec.utils.get_protocol(place)) for place in places]
+    advised = [provider.advice[name] for provider in providers if name in provider.advice]
     if advised:
         fix = f"{advised[0]}; {listed}"
     else:

@@ -24,7 +24,7 @@ from offline_cli.files.local_files import dangling_link
 from offline_cli.files.providers import Fault, Provider, client_packages, known_providers, provider_at
 from offline_cli.files.timeouts import NoAnswer
 
-__all__ = ["bucket_of", "explained", "from_a_client", "has_code", "no_bucket", "set_up", "storage_failures"]
+__all__ = ["bucket_of", "explained", "from_a_client", "has_code", "no_bucket", "storage_failures"]
 
 COMMON = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -94,11 +94,6 @@ def no_bucket(url: str) -> StorageNotFound:
     return StorageNotFound(missing.what.format(container=_container(url), bucket=bucket_of(url)), where=url, fix=missing.fix)
 
 
-def set_up(url: str) -> str:
-    """How credentials are given to the provider of a URL."""
-    return provider_at(url).set_up
-
-
 def has_code(error: Exception) -> bool:
     """Whether the provider named what is wrong by a code of its own; answers without a body (HEAD) have none."""
     words = _words()
@@ -133,7 +128,7 @@ def _codes(error: Any) -> Iterator[str]:
 def _error(meaning: _Meaning, cause: Any, url: str, doing: str) -> StorageError:
     kind = StorageNotFound if meaning.is_missing else StorageError
     what = meaning.what.format(container=_container(url), bucket=bucket_of(url))
-    fix = meaning.fix.format(set_up=set_up(url), region=_region(cause))
+    fix = meaning.fix.format(set_up=provider_at(url).set_up, region=_region(cause))
     return kind(what if meaning.is_missing else f"{doing} failed: {what}{_said(cause)}", where=url, fix=fix)
 
 
@@ -165,7 +160,8 @@ def storage_failures(url: str, doing: str) -> Iterator[None]:
     except OfflineCliError:
         raise
     except NoAnswer as err:
-        raise _of_no_answer(err, url, doing) from err
+        fix = f"check network and endpoint, or set {provider_at(url).set_up}; --storage-option time_limit=SECONDS waits longer"
+        raise StorageError(f"{doing} failed: the storage timed out after {err.seconds:g} s", where=url, fix=fix) from err
     except OSError as err:
         raise explained(err, url, doing) or _of_os_error(err, url, doing) from err
     except Exception as err:
@@ -175,12 +171,6 @@ def storage_failures(url: str, doing: str) -> Iterator[None]:
             fix = "leave the option out, or look up its name in the client's documentation"
             raise UsageError(f"the storage does not take an option: {err}", where=url, fix=fix) from err
         raise explained(err, url, doing) or _of_a_client(err, url, doing) from err
-
-
-def _of_no_answer(err: NoAnswer, url: str, doing: str) -> StorageError:
-    fix = f"check network and endpoint, or set {set_up(url)}; --storage-option time_limit=SECONDS waits longer"
-    what = f"{doing} failed: the storage timed out after {err.seconds:g} s"
-    return StorageError(what, where=url, fix=fix)
 
 
 def _of_a_client(err: Exception, url: str, doing: str) -> StorageError:

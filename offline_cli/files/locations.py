@@ -28,10 +28,9 @@ from offline_cli.files.clients import cache_of, check_inner_options, client_for,
 from offline_cli.files.failures import has_code, no_bucket, storage_failures
 from offline_cli.files.file_info import FileInfo, list_together
 from offline_cli.files.local_files import open_plain, read_plain, read_start, sync_names
-from offline_cli.files.place import Place
+from offline_cli.files.place import Place, StoredVersion
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.providers import HERE, buckets, provider_of
-from offline_cli.files.stored_versions import StoredVersion
 
 __all__ = ["REPLACED", "Location", "Sources", "check_url", "expand", "is_of_bucket", "is_web", "open_location"]
 

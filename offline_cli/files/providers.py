@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cache
 from typing import Any, Final, TypeAlias
 
 __all__ = [
@@ -307,12 +306,7 @@ def buckets() -> frozenset[str]:
 
 def client_packages() -> frozenset[str]:
     """Top-level packages of the clients."""
-    return _packages(known_providers())
-
-
-@cache
-def _packages(providers: Iterable[Provider]) -> frozenset[str]:
-    return frozenset[str]().union(*(provider.client for provider in providers))
+    return frozenset[str]().union(*(provider.client for provider in known_providers()))
 
 
 def _registered(scheme: str) -> Provider | None:

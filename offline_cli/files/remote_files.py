@@ -49,8 +49,7 @@ def buffered_reader(
 
 def expect(stream: Any, ranges: Callable[[], list[Range]]) -> None:
     """Say which `ranges()` of `stream` will be read, about in this order: of a remote file, they are prefetched."""
-    raw = getattr(stream, "raw", None)
-    if isinstance(raw, _RangeReader):
+    if raw := _ranges_of(stream):
         raw.expect(ranges())
 
 
@@ -59,16 +58,19 @@ def ready(stream: Any, ranges: Callable[[], list[Range]]) -> None:
 
     Raises what fetching raises. For callers that give `stream` to code that Ctrl-C cannot interrupt.
     """
-    raw = getattr(stream, "raw", None)
-    if isinstance(raw, _RangeReader):
+    if raw := _ranges_of(stream):
         raw.ready(ranges())
 
 
 def fetch_end(stream: Any) -> None:
     """Fetch the last bytes of `stream`, where a Parquet file has its footer, if it is a remote file."""
-    raw = getattr(stream, "raw", None)
-    if isinstance(raw, _RangeReader):
+    if raw := _ranges_of(stream):
         raw.fetch_end()
+
+
+def _ranges_of(stream: Any) -> _RangeReader | None:
+    raw = getattr(stream, "raw", None)
+    return raw if isinstance(raw, _RangeReader) else None
 
 
 class PartsInOrder:
@@ -96,8 +98,8 @@ class PartsInOrder:
 
 def follow(stream: Any) -> PartsInOrder | None:
     """The hash of the parts of `stream` that were expected, from now on; None where it is no remote file."""
-    raw = getattr(stream, "raw", None)
-    if not isinstance(raw, _RangeReader):
+    raw = _ranges_of(stream)
+    if raw is None:
         return None
     raw.followed = PartsInOrder()
     return raw.followed
@@ -113,8 +115,7 @@ def rest_of(stream: Any, parts: PartsInOrder) -> str:
 
 class _Buffered(io.BufferedReader):
     def __del__(self) -> None:
-        raw = self.raw
-        if isinstance(raw, _RangeReader):
+        if raw := _ranges_of(self):
             raw.drop()
         super().__del__()
 

@@ -23,19 +23,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
-__all__ = [
-    "REQUEST_BYTES",
-    "SECONDS",
-    "NoAnswer",
-    "OnWait",
-    "Patience",
-    "Pending",
-    "ReadingPool",
-    "Stopped",
-    "ended_by",
-    "reading_pool",
-    "waits_told_to",
-]
+__all__ = ["REQUEST_BYTES", "SECONDS", "NoAnswer", "Patience", "Pending", "ReadingPool", "Stopped", "ended_by", "waits_told_to"]
 
 SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
@@ -199,8 +187,3 @@ class ReadingPool:
 def _run(stop: threading.Event, call: Callable[..., T], *arguments: Any) -> T:
     with ended_by(stop):
         return call(*arguments)
-
-
-def reading_pool(threads: int) -> ReadingPool:
-    """A pool of so many threads."""
-    return ReadingPool(threads)

@@ -74,7 +74,7 @@ class UploadStage:
     def discard(self) -> None:
         """Abort the upload."""
         try:
-            if not self._target.forgets_uploads:
+            if not self._target.provider.forgets_uploads:
                 self._target.ask("aborting the upload", self._file.discard)
         finally:
             with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need none of this

@@ -16,7 +16,7 @@ import pyarrow as pa
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
-from offline_cli.files.timeouts import reading_pool
+from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.parquet_files import schema_of
 from offline_cli.formats.rllib_columns import NEEDED
 from offline_cli.formats.sample_batch.files import Line, lines_of
@@ -111,7 +111,7 @@ def _kinds(files: Sequence[Location]) -> list[tuple[str, Location]]:
     chosen = files[::step]
     size = BUNCH if files[0].is_local else 1
     bunches = [chosen[first : first + size] for first in range(0, len(chosen), size)]
-    with reading_pool(min(THREADS, len(chosen))) as pool:
+    with ReadingPool(min(THREADS, len(chosen))) as pool:
         return list(zip(chain.from_iterable(pool.map(_kinds_of, bunches)), chosen, strict=True))
 
 

@@ -27,7 +27,7 @@ from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import Location
 from offline_cli.files.prefetch import Ahead, Range
 from offline_cli.files.remote_files import expect
-from offline_cli.files.timeouts import reading_pool
+from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.small_parquet import FewRows, one_ahead, parquet_batches, read_small_files, same_columns, small_sizes
 from offline_cli.options import datasets
 from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
@@ -238,7 +238,7 @@ def _read_ahead(
     """Each file with its reader; the next files are opened ahead."""
     shared = Ahead()
     with scope.part() as held:
-        pool = held.enter(reading_pool(min(workers, max(1, len(files)))))
+        pool = held.enter(ReadingPool(min(workers, max(1, len(files)))))
         ahead: deque[tuple[Location, Future[Small]]] = deque()
         pending = iter(files)
         while True:

@@ -26,7 +26,7 @@ from offline_cli.engines.processes import mapped, processors
 from offline_cli.errors import OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.remote_files import expect, ready
-from offline_cli.files.timeouts import reading_pool
+from offline_cli.files.timeouts import ReadingPool
 from offline_cli.parquet.arrow_reading import check_footer, threads_may_read
 from offline_cli.parquet.safety import file_ranges
 from offline_cli.scopes import Scope
@@ -100,7 +100,7 @@ def one_ahead(batches: Iterator[pa.RecordBatch], scope: Scope) -> Iterator[pa.Re
     """The same, validated, each of them read by a thread of `scope` while the one before it is worked on."""
     valid = map(validated, batches)
     with scope.part() as held:
-        pool = held.enter(reading_pool(1))
+        pool = held.enter(ReadingPool(1))
         coming = pool.submit(next, valid, None)
         while (batch := coming.result()) is not None:
             coming = pool.submit(next, valid, None)
@@ -214,7 +214,7 @@ def _bunches_of_files(files: Sequence[Location], sizes: Sequence[int]) -> Iterat
 def _by_threads(
     read: Callable[[Sequence[Location]], list[Found]], bunches: Iterator[Sequence[Location]], threads: int, scope: Scope
 ) -> Iterator[list[Found]]:
-    pool = scope.enter(reading_pool(threads))
+    pool = scope.enter(ReadingPool(threads))
     ahead: deque[Future[list[Found]]] = deque()
     for bunch in bunches:
         ahead.append(pool.submit(read, bunch))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -38,11 +39,10 @@ LIMIT: Final = 255
 
 ROW_GROUPS, COLUMNS, META_DATA, STATISTICS = 4, 1, 3, 12  # numbers of fields in parquet.thrift
 NULL_COUNT, HIGH, LOW, OLD_HIGH, OLD_LOW = 3, 5, 6, 1, 2
+STRUCT: Final = 12  # the number of its type
 DEEPEST: Final = 32  # structs and lists in one another; a footer has a third of that
 
 T = TypeVar("T")
-
-_FLAGS: Final = {1: True, 2: False}
 
 
 def parquet_options(schema: Any, compression: str, *, is_plain: bool) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _bytes_of_group(table: Any, compression: str) -> int:
 
 def _size_if_less(table: Any, groups: Sequence[int], compression: str, wanted: int) -> int | None:
     """Bytes of a file of the pa.Table; None where they are `wanted` or more, which its first rows may tell."""
-    if wanted <= 0 or (compression in LIMITED and _takes_its_share(table, wanted)):
+    if wanted <= 0 or (compression in LIMITED and _item_bytes(table) // LIMIT > wanted):
         return None
     packs_one = table.num_rows == 1 and Columns.ITEM in table.column_names and compression not in LIMITED
     if packs_one and _packs_to(table.column(Columns.ITEM), compression, SURE * wanted) > SURE * wanted:
@@ -166,8 +166,8 @@ def _size_if_less(table: Any, groups: Sequence[int], compression: str, wanted: i
     return None if size >= wanted else size
 
 
-def _takes_its_share(table: Any, wanted: int) -> bool:
-    return Columns.ITEM in table.column_names and table.column(Columns.ITEM).nbytes // LIMIT > wanted
+def _item_bytes(table: Any) -> int:
+    return int(table.column(Columns.ITEM).nbytes) if Columns.ITEM in table.column_names else 0
 
 
 def _packs_to(item: Any, compression: str, enough: int) -> int:
@@ -213,8 +213,8 @@ def chunk_statistics(stream: Any, metadata: Any) -> list[list[ChunkStatistics]]:
     length = int.from_bytes(stream.read(4), "little")
     stream.seek(-8 - length, io.SEEK_END)
     try:
-        footer, _ = _struct(stream.read(length), 0, 0)
-    except (LookupError, ValueError) as error:
+        footer = _Thrift(stream.read(length)).value(STRUCT)
+    except (StopIteration, LookupError, ValueError) as error:
         raise pa.ArrowInvalid(f"the footer cannot be read: {error}") from error
     groups = [group for group in _of(footer, ROW_GROUPS, list, []) if isinstance(group, dict)]
     found = [[_of_chunk(chunk) for chunk in _of(group, COLUMNS, list, [])] for group in groups]
@@ -234,84 +234,60 @@ def _of(node: Any, field: int, kind: type[Any], otherwise: T) -> Any | T:
     return found if type(found) is kind else otherwise
 
 
-# ---- Thrift's compact protocol: a value, and where the next one begins ----
+class _Thrift:
+    """Reads values of Thrift's compact protocol one after the other.
 
+    Raises StopIteration at the end, LookupError and ValueError for what is no value.
+    """
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise ValueError("an integer without an end")
+    def __init__(self, data: bytes) -> None:
+        self._rest = iter(data)
+        self._byte = self._rest.__next__
 
+    def value(self, kind: int, depth: int = 0) -> Any:
+        """The next one, by Thrift's number of its type; `depth`: of the structs and lists around it."""
+        if depth > DEEPEST:
+            raise ValueError(f"more than {DEEPEST} structs and lists in one another")
+        match kind:  # the most frequent first
+            case 4 | 5 | 6:
+                value = self._varint()
+                return value >> 1 ^ -(value & 1)
+            case 8 | 7:
+                return self._bytes(8 if kind == 7 else self._varint())
+            case 12:  # STRUCT
+                return self._struct(depth)
+            case 9 | 10:
+                head = self._byte()  # each value takes a byte at least, so that no length leads far beyond the end
+                return [self.value(head & 15, depth + 1) for _ in range(head >> 4 if head < 240 else self._varint())]
+            case 1 | 2:
+                return self._byte() == 1
+            case 3:
+                return self._byte()
+        raise LookupError(f"no type has the number {kind}")
 
-def _integer(data: bytes, at: int, depth: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
-    return value >> 1 ^ -(value & 1), at
+    def _struct(self, depth: int) -> dict[int, Any]:
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            number = number + (head >> 4) if head >> 4 else self.value(4)
+            kind = head & 15
+            fields[number] = kind == 1 if kind in (1, 2) else self.value(kind, depth + 1)  # a flag has its value in its kind
+        return fields
 
+    def _bytes(self, length: int) -> bytes:
+        found = bytes(islice(self._rest, length))
+        if len(found) < length:
+            raise ValueError("bytes that extend beyond the end")
+        return found
 
-def _binary(data: bytes, at: int, depth: int) -> tuple[bytes, int]:
-    length, at = _varint(data, at)
-    if at + length > len(data):
-        raise ValueError("bytes that extend beyond the end")
-    return data[at : at + length], at + length
-
-
-def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
-    _refuse_depth(depth)
-    length, read = data[at] >> 4, _VALUES[data[at] & 15]
-    at += 1
-    if length == 15:
-        length, at = _varint(data, at)
-    values = []
-    for _ in range(length):  # each takes a byte at least, so that no length leads far beyond the end
-        value, at = read(data, at, depth + 1)
-        values.append(value)
-    return values, at
-
-
-def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    _refuse_depth(depth)
-    fields: dict[int, Any] = {}
-    number = 0
-    while head := data[at]:
-        at += 1
-        if head >> 4:
-            number += head >> 4
-        else:
-            number, at = _integer(data, at, depth)
-        kind = head & 15
-        if kind in _FLAGS:  # a flag of a struct has its value in its kind
-            fields[number] = _FLAGS[kind]
-        else:
-            fields[number], at = _VALUES[kind](data, at, depth + 1)
-    return fields, at + 1
-
-
-def _refuse_depth(depth: int) -> None:
-    if depth > DEEPEST:
-        raise ValueError(f"more than {DEEPEST} structs and lists in one another")
-
-
-def _flag(data: bytes, at: int, depth: int) -> tuple[bool, int]:
-    return data[at] == 1, at + 1
-
-
-_VALUES: Final[dict[int, Callable[[bytes, int, int], tuple[Any, int]]]] = {
-    1: _flag,
-    2: _flag,
-    3: lambda data, at, depth: (data[at], at + 1),
-    4: _integer,
-    5: _integer,
-    6: _integer,
-    7: lambda data, at, depth: (data[at : at + 8], at + 8),
-    8: _binary,
-    9: _list,
-    10: _list,
-    12: _struct,
-}
-"""By Thrift's number of a type, how it is read."""
+    def _varint(self) -> int:
+        value = self._byte()
+        if value < 128:
+            return value
+        value &= 127
+        for shift in range(7, 70, 7):
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("an integer without an end")

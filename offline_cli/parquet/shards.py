@@ -77,19 +77,12 @@ class BackgroundWriter:
     def begin(self, call: Callable[..., None], *arguments: Any) -> None:
         """Queue the call in the thread, after the one before it. Raises what that raised."""
         self.wait()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="offline-cli-writing")
+        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="offline-cli-writing")
         self._coming = self._pool.submit(self._make, call, *arguments)
 
-    def finish(self) -> None:
-        """Wait for the last call, and make no more. Raises what it raised."""
-        self.wait()
-        self._end()
-
-    def give_up(self) -> None:
-        """Wait until no call is running: waits for a storage end at once, and what the call raises is ignored."""
-        self._stop.set()
-        self._end()
+    def _make(self, call: Callable[..., None], *arguments: Any) -> None:
+        with ended_by(self._stop):
+            call(*arguments)
 
     def wait(self) -> None:
         """Wait for the last call. Raises what it raised."""
@@ -97,13 +90,16 @@ class BackgroundWriter:
         if coming is not None:
             coming.result()
 
-    def _end(self) -> None:
+    def finish(self) -> None:
+        """Wait for the last call, and make no more. Raises what it raised."""
+        self.wait()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Wait until no call is running: waits for a storage end at once, and what the call raises is ignored."""
+        self._stop.set()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-
-    def _make(self, call: Callable[..., None], *arguments: Any) -> None:
-        with ended_by(self._stop):
-            call(*arguments)
 
 
 def check_compression(name: str) -> str:
@@ -270,11 +266,7 @@ def is_plain(file: OpenShard) -> bool:
 
 
 def read_row_groups(
-    file: OpenShard,
-    location: Location,
-    *,
-    columns: Sequence[str] | None = None,
-    trust: Trust | None = None,
+    file: OpenShard, location: Location, *, columns: Sequence[str] | None = None, trust: Trust | None = None
 ) -> Iterator[Any]:
     """The pa.Table of each row group of an opened shard, in order. Raises BadData, StorageError, and as `check_bound` does."""
     expect_row_groups(file, location, columns)

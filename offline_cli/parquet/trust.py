@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import BinaryIO, Final, Self
@@ -116,21 +117,31 @@ class Hashing:
     def __init__(self, stream: BinaryIO, location: Location) -> None:
         """`stream`: the file at `location`, opened, and not closed before the end of this."""
         self._stream, self._location = stream, location
-        self._thread: _Thread | None = None
+        self._stop = threading.Event()
+        self._whole: Future[str] | None = None
         self._parts: PartsInOrder | None = None
 
     def __enter__(self) -> Self:
         if self._location.is_local and hasattr(os, "preadv"):
             handle = self._stream.fileno()
             if os.fstat(handle).st_size > BESIDE:
-                self._thread = _Thread(handle)
+                pool = ThreadPoolExecutor(1, thread_name_prefix="offline-cli-hashing")
+                self._whole = pool.submit(self._hash, open(os.dup(handle), "rb", buffering=0))  # the reader may close it sooner
+                pool.shutdown(wait=False)
         elif self._location.is_in_bucket:
             self._parts = follow(self._stream)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._thread is not None:
-            self._thread.stop()
+        self._stop.set()
+
+    def _hash(self, file: BinaryIO) -> str:
+        digest, buffer, at = hashlib.sha256(), memoryview(bytearray(BUFFER)), 0
+        with file:
+            while not self._stop.is_set() and (size := os.preadv(file.fileno(), [buffer], at)):
+                digest.update(buffer[:size])
+                at += size
+        return digest.hexdigest()
 
     @property
     def is_begun(self) -> bool:
@@ -140,8 +151,9 @@ class Hashing:
     def digest(self) -> str:
         """The sha256 (hex), waited for. Raises StorageError."""
         with storage_failures(self._location.url, "reading it"):
-            if self._thread is not None:
-                return self._thread.outcome()
+            if self._whole is not None:
+                assert not self._stop.is_set(), "asked for within the `with`"
+                return self._whole.result()
             if self._parts is not None:
                 return rest_of(self._stream, self._parts)
             before = self._stream.tell()
@@ -149,41 +161,3 @@ class Hashing:
             found = _read_through(self._stream)[1]
             self._stream.seek(before)
             return found
-
-
-class _Thread:
-    """Hashes a file of this machine in a thread that does not keep the process alive."""
-
-    def __init__(self, handle: int) -> None:
-        self._digest = hashlib.sha256()
-        self._error: Exception | None = None
-        self._stop = threading.Event()
-        self._is_done = threading.Event()
-        own = os.dup(handle)  # the reader may close the file sooner
-        try:
-            threading.Thread(target=self._hash, args=(own,), name="offline-cli-hashing", daemon=True).start()
-        except BaseException:
-            os.close(own)
-            raise
-
-    def _hash(self, handle: int) -> None:
-        try:
-            buffer, at = memoryview(bytearray(BUFFER)), 0
-            while not self._stop.is_set() and (size := os.preadv(handle, [buffer], at)):
-                self._digest.update(buffer[:size])
-                at += size
-        except Exception as error:  # noqa: BLE001  raised where the hash is asked for
-            self._error = error
-        finally:
-            os.close(handle)
-            self._is_done.set()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def outcome(self) -> str:
-        self._is_done.wait()
-        assert not self._stop.is_set(), "asked for within the `with`"
-        if self._error is not None:
-            raise self._error
-        return self._digest.hexdigest()

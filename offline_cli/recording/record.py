@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, Unpack
 
 from offline_cli.datasets import manifest as manifests
-from offline_cli.datasets.moving import keep_names
+from offline_cli.datasets.own_dataset import keep_names
 from offline_cli.datasets.row_groups import raw_bytes
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import MAX_SHARD_BYTES, DatasetWriter

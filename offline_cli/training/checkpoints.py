@@ -30,8 +30,7 @@ import numpy as np
 
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import TrainedPipeline
-from offline_cli.datasets.moving import keep_names
-from offline_cli.datasets.own_dataset import is_link
+from offline_cli.datasets.own_dataset import is_link, keep_names
 from offline_cli.errors import BadConfig, StorageNotFound
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole

@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from offline_cli.datasets.moving import keep_bytes, keep_names
+from offline_cli.datasets.own_dataset import keep_bytes, keep_names
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file, write_whole
 from offline_cli.json_documents import from_json

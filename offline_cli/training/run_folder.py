@@ -45,8 +45,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.datasets.moving import keep_names
-from offline_cli.datasets.own_dataset import is_own_part
+from offline_cli.datasets.own_dataset import is_own_part, keep_names
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.errors import BadData, OutputExists, StorageNotFound
 from offline_cli.files.locations import Location, open_location

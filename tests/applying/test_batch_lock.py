@@ -19,7 +19,7 @@ import pytest
 from offline_cli import apply, convert, repair, validate
 from offline_cli.applying import batch_folder
 from offline_cli.applying.batch_folder import BatchFolder
-from offline_cli.datasets import liveness
+from offline_cli.datasets import lease_record
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, NoData, OutputExists, StorageError, TakenOver, Uncommitted
@@ -302,7 +302,7 @@ class TestOfAWriterThatWasKilled:
     def test_one_of_this_machine_is_overwritten_at_once(self, applied: Apply, killed: Path) -> None:
         began = time.monotonic()
         assert applied(killed, overwrite=True).batches == 3
-        assert time.monotonic() - began < liveness.WATCH / 2
+        assert time.monotonic() - began < lease_record.WATCH / 2
         assert sorted(contents(killed)) == [
             "batches.json",
             "connectors-1.msgpack",

@@ -18,7 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.checking.repair import repair
-from offline_cli.datasets import liveness
+from offline_cli.datasets import lease_record
 from offline_cli.datasets.lease_record import Process
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import Locked, StorageNotFound, UsageError
@@ -27,7 +27,7 @@ from offline_cli.files.locations import open_location
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "BEAT", 0.2)
+    monkeypatch.setattr(lease_record, "BEAT", 0.2)
 
 
 @pytest.fixture

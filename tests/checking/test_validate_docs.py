@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def row(name: str, code: Code) -> str:
     severity = f"{code.severity}; {code.otherwise}" if code.otherwise else code.severity
-    return f"| `{name}` | {severity} | [{code.unit[1]}] {code.meaning} | {code.fix} |"
+    return f"| `{name}` | {severity} | [{code.unit}s] {code.meaning} | {code.fix} |"
 
 
 def test_the_page_lists_every_problem_as_the_code_has_it() -> None:

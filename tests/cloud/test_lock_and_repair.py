@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from offline_cli.checking.repair import repair
 from offline_cli.checking.validate import validate
-from offline_cli.datasets import lease, liveness
+from offline_cli.datasets import lease, lease_record
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -114,8 +114,8 @@ def test_a_writer_elsewhere_is_taken_over_from_once_its_beat_is_old(place: Locat
     set_note(place, host="elsewhere")
     with pytest.raises(Locked, match="elsewhere"), writer(place, resume=True):
         pass
-    monkeypatch.setattr(liveness, "STALE", 1.0)
-    monkeypatch.setattr(liveness, "WATCH", 1.5)
+    monkeypatch.setattr(lease_record, "STALE", 1.0)
+    monkeypatch.setattr(lease_record, "WATCH", 1.5)
     time.sleep(2.2)
     with writer(place, resume=True) as resumed:
         resumed.write(episode(3))
@@ -142,7 +142,7 @@ def test_a_writer_that_was_replaced_commits_nothing(place: Location) -> None:
 
 
 def test_the_note_is_beaten(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "BEAT", 0.2)
+    monkeypatch.setattr(lease_record, "BEAT", 0.2)
     with writer(place) as first:
         before = json.loads(place.join("_writing.json").read_bytes())
         time.sleep(1.5)

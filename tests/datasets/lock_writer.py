@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from offline_cli.datasets import liveness
+from offline_cli.datasets import lease_record
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OfflineCliError
@@ -77,7 +77,7 @@ def race(rivals: int, *of: Any) -> list[int]:
 
 
 if __name__ == "__main__":
-    liveness.BEAT, liveness.STALE, liveness.WATCH = 0.1, 1.0, 0.3
+    lease_record.BEAT, lease_record.STALE, lease_record.WATCH = 0.1, 1.0, 0.3
     options = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     rivals = int(sys.argv[5])
     if rivals == 1:

@@ -157,16 +157,6 @@ class TestManifests:
             assert writer.commit(complete=False).assumptions == {"unfinished-episode": 2}
         assert not Dataset.open(place).manifest.complete
 
-    def test_an_inferred_space_may_be_known_better_at_the_end(
-        self, place: Location, make_batch: Make, writer_for: WriterFor
-    ) -> None:
-        with writer_for(place, spaces_inferred=True, action_space=spaces.Discrete(2)) as writer:
-            writer.write(make_batch())
-            writer.commit(action_space=spaces.Discrete(3))
-        manifest = Dataset.open(place).manifest
-        assert manifest.action_space == spaces.Discrete(3)
-        assert manifest.spaces_inferred
-
     def test_a_dataset_without_episodes_is_one(self, place: Location, format: str, write_dataset: Write) -> None:
         manifest = write_dataset(place, format=format)
         assert manifest.counts.episodes == 0

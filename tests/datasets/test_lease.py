@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli.datasets import lease, liveness
+from offline_cli.datasets import lease, lease_record
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.lease_record import Process, WritingNote
 from offline_cli.datasets.writer import DatasetWriter
@@ -59,7 +59,7 @@ def aged(place: Location, seconds: float) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats, and the patience with them, a hundredth as long."""
     for name, seconds in (("BEAT", 0.1), ("STALE", 1.0), ("WATCH", 0.3)):
-        monkeypatch.setattr(liveness, name, seconds)
+        monkeypatch.setattr(lease_record, name, seconds)
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ class TestTakingOver:
     def test_a_writer_elsewhere_whose_beat_is_a_little_old_is_watched_first(
         self, local: Location, seconds: float, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(liveness, "WATCH", 0.5)
+        monkeypatch.setattr(lease_record, "WATCH", 0.5)
         set_note(local, host=f"not-{socket.gethostname()}")
         aged(local, seconds)
         began = time.monotonic()
@@ -203,7 +203,7 @@ class TestTakingOver:
     def test_a_note_that_changes_while_it_is_watched_is_a_live_writers_whatever_the_clocks_say(
         self, local: Location, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(liveness, "WATCH", 2.0)
+        monkeypatch.setattr(lease_record, "WATCH", 2.0)
         set_note(local, host=f"not-{socket.gethostname()}")
         aged(local, 100.0)
         beat = threading.Timer(0.3, aged, (local, 90.0))
@@ -216,7 +216,7 @@ class TestTakingOver:
     def test_clocks_that_disagree_have_the_note_watched(
         self, local: Location, old: str, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(liveness, "WATCH", 0.5)
+        monkeypatch.setattr(lease_record, "WATCH", 0.5)
         young = note_of(local)["beat"]
         set_note(local, host=f"not-{socket.gethostname()}")
         aged(local, 10 * HOURS)
@@ -234,7 +234,7 @@ class TestTakingOver:
     def test_a_note_whose_times_lie_in_the_future_is_taken_over_after_the_lease(
         self, local: Location, future: str, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(liveness, "BEAT", 0.4)
+        monkeypatch.setattr(lease_record, "BEAT", 0.4)
         path, when = local.join("_writing.json").path, time.time() + 10 * HOURS
         set_note(local, host=f"not-{socket.gethostname()}")
         if future != "file":
@@ -243,7 +243,7 @@ class TestTakingOver:
             os.utime(path, (when, when))
         if future == "no time at all":
             set_note(local, beat="soon", started="now")
-            monkeypatch.setattr(liveness, "_modified", lambda place: None)
+            monkeypatch.setattr(lease_record, "_modified", lambda place: None)
         began = time.monotonic()
         resumed(local, writer_for)
         assert 1.0 <= time.monotonic() - began < 10
@@ -251,7 +251,7 @@ class TestTakingOver:
     def test_a_note_of_the_future_that_changes_is_a_live_writers(
         self, local: Location, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(liveness, "BEAT", 2.0)
+        monkeypatch.setattr(lease_record, "BEAT", 2.0)
         set_note(local, host=f"not-{socket.gethostname()}", beat="2126-01-01T00:00:00+00:00")
         beat = threading.Timer(0.3, set_note, (local,), {"beat": "2126-01-01T00:00:10+00:00"})
         beat.start()

@@ -16,7 +16,7 @@ from recorded_disk import Log
 
 from offline_cli import convert, record
 from offline_cli.checking.repair import repair
-from offline_cli.datasets import liveness, writer
+from offline_cli.datasets import lease_record, writer
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -189,7 +189,7 @@ def test_of_a_repair(disk: Path, judge: Judge, write: Write, contents: Contents,
 def test_of_a_note_taken_away(
     disk: Path, judge: Judge, write: Write, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "BEAT", 0.02)
+    monkeypatch.setattr(lease_record, "BEAT", 0.02)
     write(disk / "D", 1)
     write(disk / "D", 2, overwrite=True, stop=True)
     log = recorded(disk, lambda: repair(str(disk / "D"), force_unlock=True))

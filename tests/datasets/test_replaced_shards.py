@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from offline_cli import repair, validate
-from offline_cli.datasets import moving
+from offline_cli.datasets import own_dataset
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.layout import TRAIN_BATCHES
 from offline_cli.datasets.manifest import Manifest
@@ -155,7 +155,7 @@ class TestReaders:
     def test_where_files_cannot_be_renamed_a_reader_is_told(
         self, place: Location, rewrite: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, paths_of: Paths
     ) -> None:
-        monkeypatch.setattr(moving, "_keeps", lambda _: False)
+        monkeypatch.setattr(own_dataset, "_keeps", lambda _: False)
         rewrite(0)
         batches = Dataset.open(place).batches(target_steps=1)
         before = list(next(batches).ids)

@@ -103,10 +103,10 @@ def test_a_crash_while_infos_get_their_columns_is_finished_by_resume(
 
         real = ShardSequence.rewrite
 
-        def crash(self: ShardSequence, number: int, change: Any, *, added: int) -> None:
+        def crash(self: ShardSequence, number: int) -> None:
             if number == 2:
                 raise Crash
-            real(self, number, change, added=added)
+            real(self, number)
 
         patch.setattr(ShardSequence, "rewrite", crash)
         writer.write(long_batch)

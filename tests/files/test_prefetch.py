@@ -24,7 +24,7 @@ from offline_cli.files import prefetch as ahead_module
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.prefetch import PART, WINDOW, parts_of
 from offline_cli.files.remote_files import FIRST_AHEAD, expect, ready
-from offline_cli.files.timeouts import Patience, Stopped, ended_by, reading_pool
+from offline_cli.files.timeouts import Patience, ReadingPool, Stopped, ended_by
 from offline_cli.formats.parquet_files import chunks
 from offline_cli.parquet.safety import file_ranges
 from offline_cli.tally import Rejects
@@ -323,7 +323,7 @@ class TestPools:
             hang.wait(60)
 
         began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt), reading_pool(3) as pool:
+        with pytest.raises(KeyboardInterrupt), ReadingPool(3) as pool:
             for _ in range(20):
                 pool.submit(lambda: Patience().wait_for(request, "s3://bucket/a"))
             for _ in range(3):
@@ -333,7 +333,7 @@ class TestPools:
         hang.set()
 
     def test_results_come_in_order(self) -> None:
-        with reading_pool(4) as pool:
+        with ReadingPool(4) as pool:
             assert list(pool.map(lambda i: (time.sleep((7 - i) / 100), i)[1], range(8))) == list(range(8))
 
     def test_a_wait_that_is_stopped_says_nothing_of_the_storage(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli.datasets import liveness
+from offline_cli.datasets import lease_record
 from offline_cli.errors import Interrupted, Locked, TakenOver
 from offline_cli.files.locations import Location, open_location
 from offline_cli.training import run_lock
@@ -94,8 +94,8 @@ def test_a_trainer_elsewhere_keeps_others_out_until_its_beat_is_old(
     data = write_dataset()
     with pytest.raises(Locked, match="elsewhere"):
         train_bc(data, place, updates=3, resume=True)
-    monkeypatch.setattr(liveness, "STALE", 0.1)
-    monkeypatch.setattr(liveness, "WATCH", 0.2)
+    monkeypatch.setattr(lease_record, "STALE", 0.1)
+    monkeypatch.setattr(lease_record, "WATCH", 0.2)
     time.sleep(0.3)
     assert train_bc(data, place, updates=3, resume=True).updates == 3
 

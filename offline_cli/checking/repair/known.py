@@ -1,36 +1,52 @@
-"""Recovers what a manifest knows beyond its shards' counts: from a manifest, the writer's note, or the shards.
+"""What is known of the dataset in a damaged folder, and what its shards hold.
 
-What is left of a broken manifest is taken part by part: each valid part counts. Spaces are never guessed.
+* `what_is_known`: what a manifest knows beyond its shards' counts: from a manifest, the writer's note, or the shards. What is
+  left of a broken manifest is taken part by part: each valid part counts. Spaces are never guessed.
+* `examine`: shards read to the last episode: which are whole, and what they hold; a broken one is reported with the reason.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
-from offline_cli.checking.repair.survey import Choice, Survey, says_all
+from offline_cli.checking.repair.survey import Broken, Choice, Said, Survey, missing, says_all
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.layout import MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.reading import ShardReader, ShardsAhead
+from offline_cli.datasets.row_formats import RowFormat, row_format
+from offline_cli.datasets.shard_sequence import Adopted, adopt
+from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.environments import spaces_of_env
+from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.files.locations import Location
+from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
-from offline_cli.options.shared import COMPRESSION, RowFormat
-from offline_cli.parquet.shards import COMPRESSIONS, opened, read_row_groups
+from offline_cli.options import shared
+from offline_cli.options.shared import COMPRESSION
+from offline_cli.parquet.shards import COMPRESSIONS, OpenShard, opened, read_row_groups
+from offline_cli.parquet.trust import fingerprint
+from offline_cli.progress import OnProgress, Progress
+from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space, space_from_json
+from offline_cli.tally import Tally
 
-__all__ = ["Known", "what_is_known"]
+__all__ = ["FACTS", "Examined", "Known", "examine", "what_is_known"]
 
-FORMATS: Final = get_args(RowFormat)
+FORMATS: Final = get_args(shared.RowFormat)
+SPACES: Final = ("observation_space", "action_space")
+FACTS: Final = ("format", *SPACES, "spaces_inferred", "action_scale", "environment", "compression")
+"""What `Known` and a manifest say under the same names."""
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE)
 
 
@@ -79,13 +95,7 @@ def what_is_known(found: Survey, choice: Choice, env: str | None) -> Known:
 def _of_manifest(manifest: Manifest) -> Known:
     return Known(
         said_by="manifest",
-        format=manifest.format,
-        observation_space=manifest.observation_space,
-        action_space=manifest.action_space,
-        spaces_inferred=manifest.spaces_inferred,
-        action_scale=manifest.action_scale,
-        environment=manifest.environment,
-        compression=manifest.compression,
+        **{name: getattr(manifest, name) for name in FACTS},
         assumptions=manifest.assumptions,
         provenance=manifest.provenance,
         episodes_lost=manifest.episodes_lost,
@@ -120,10 +130,7 @@ def _left_note(document: Mapping[str, Any], choice: Choice, where: str) -> Writi
 def _of_document(document: Mapping[str, Any], where: str) -> Known | None:
     """What can be read of a manifest, or of the options of a note; None where format or spaces cannot."""
     try:
-        spaces = [
-            None if document[name] is None else space_from_json(document[name], where=where)
-            for name in ("observation_space", "action_space")
-        ]
+        spaces = [None if document[name] is None else space_from_json(document[name], where=where) for name in SPACES]
     except (KeyError, OfflineCliError):
         return None
     if document.get("format") not in FORMATS or (document["format"] == "columns" and None in spaces):
@@ -143,8 +150,6 @@ def _other_parts(document: Mapping[str, Any]) -> dict[str, Any]:
     env, assumptions, provenance = (document.get(name) for name in ("environment", "assumptions", "provenance"))
     lost = document.get("episodes_lost")
     parts: dict[str, Any] = {
-        "action_scale": document.get("action_scale"),
-        "compression": document.get("compression"),
         "environment": _environment(env),
         "assumptions": {k: v for k, v in assumptions.items() if type(v) is int and v >= 0}
         if isinstance(assumptions, dict)
@@ -152,11 +157,8 @@ def _other_parts(document: Mapping[str, Any]) -> dict[str, Any]:
         "provenance": provenance if isinstance(provenance, dict) else {},
         "episodes_lost": lost if type(lost) is int and lost >= 0 else None,
     }
-    if parts["action_scale"] not in SCALES:
-        del parts["action_scale"]
-    if parts["compression"] not in COMPRESSIONS:
-        del parts["compression"]
-    return parts
+    chosen = {"action_scale": SCALES, "compression": COMPRESSIONS}
+    return parts | {name: document[name] for name, values in chosen.items() if document.get(name) in values}
 
 
 def _environment(document: Any) -> Environment | None:
@@ -204,7 +206,8 @@ def _of_shards(folder: Location, shards: Sequence[Location], env: str | None, le
 def _can_be_read(place: Location) -> bool:
     try:
         with opened(place) as file:
-            return math.fsum(table.num_rows for table in read_row_groups(file, place)) > 0
+            rows: int = sum(table.num_rows for table in read_row_groups(file, place))
+            return rows > 0
     except BadData:
         return False
 
@@ -218,3 +221,82 @@ def _check_spaces(known: Known, shard: Location) -> None:
     except BadData as err:
         what = f"the spaces of the dataset are unknown, and they do not follow from its columns: {err.what}"
         raise BadConfig(what, where=shard.url, fix="name the environment with --env") from err
+
+
+# ---- what the shards hold ----
+
+
+Ready = tuple[tuple[int, str], AbstractContextManager[OpenShard] | None]
+"""The shard whose turn it is: its bytes and sha256, and what opens it; None: nothing has begun to."""
+AT_ONCE: Final = 8  # shards that are hashed before their turn
+
+
+@dataclass(slots=True)
+class Examined:
+    """What the shards hold."""
+
+    rows: RowFormat
+    sound: list[Adopted] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)
+    statistics: StatisticsBuilder = field(default_factory=StatisticsBuilder)
+
+    @property
+    def left_out(self) -> int:
+        """How many shards are broken."""
+        return sum(one.count for one in self.broken)
+
+
+def examine(choice: Choice, folder: Survey, known: Known, on_progress: OnProgress) -> Examined:
+    """Read the shards in their order. Raises StorageError."""
+    found = Examined(row_format(known.format, known.observation_space, known.action_space, Tally()))
+    found.broken += choice.gaps
+    reader, ids = ShardReader(known.format, known.observation_space, known.action_space), KnownIds()
+    there = folder.paths
+    places = [place for place in choice.shards if place.path in there]
+    with Reading(lambda scope: _hashed_and_opened(places, folder.sizes, reader, scope)) as coming:
+        for number, place in enumerate(choice.shards):
+            if place.path not in there:
+                found.broken.append(missing(place))
+            else:
+                _examine_one(found, place, reader, next(coming), choice.expected.get(place.path), ids)
+            on_progress(Progress("reading shards", number + 1, len(choice.shards), "shards"))
+    return found
+
+
+def _hashed_and_opened(
+    places: Sequence[Location], sizes: Mapping[str, int], reader: ShardReader, scope: Scope
+) -> Iterator[Ready]:
+    """Each of them in turn; ones in a bucket, a few at once, before it."""
+    remote = [place for place in places if place.is_in_bucket]
+    if len(remote) < len(places):
+        yield from ((fingerprint(place), None) for place in places)
+        return
+    with scope.part() as held:
+        pool = held.enter(ReadingPool(AT_ONCE))
+        ahead = held.enter(ShardsAhead([(place, sizes[place.path]) for place in remote], reader.columns_of))
+        hashing = deque(pool.submit(fingerprint, place) for place in remote[:AT_ONCE])
+        for number in range(len(remote)):
+            opening = ahead.turn()
+            ahead.advance()
+            known = hashing.popleft().result()
+            hashing.extend(pool.submit(fingerprint, place) for place in remote[number + AT_ONCE : number + AT_ONCE + 1])
+            yield known, opening
+
+
+def _examine_one(found: Examined, place: Location, reader: ShardReader, ready: Ready, said: Said | None, ids: KnownIds) -> None:
+    """Add it to `found`, as broken where it cannot be read, differs from its manifest entry, or repeats an episode."""
+    statistics, (known, opening) = found.statistics.copy(), ready
+    sha256 = None if said is None else said.sha256
+    try:
+        adopted = adopt(place, reader, found.rows, statistics, known=known, said=sha256, opening=opening)
+        if said is not None and (refusal := said.refusal(adopted.shard.bytes, adopted.shard.sha256)):
+            raise BadData(refusal, where=place.url, fix="")
+        again = ids.met(adopted.ids) or {name for name, times in Counter(adopted.ids).items() if times > 1}
+        if again:
+            raise BadData(f"episode {min(again)!r} is in it, and was before", where=place.url, fix="")
+    except BadData as error:
+        found.broken.append(Broken(place, error.what, is_there=True))
+    else:
+        found.sound.append(adopted)
+        found.statistics = statistics
+        ids.add(adopted.ids)

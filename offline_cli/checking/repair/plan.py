@@ -14,16 +14,14 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from offline_cli.checking.repair.examining import Examined
-from offline_cli.checking.repair.known import Known
+from offline_cli.checking.repair.known import FACTS, Examined, Known
 from offline_cli.checking.repair.survey import Choice, Survey, said_of_shards, survey
 from offline_cli.datasets.layout import DATA, MANIFEST, QUARANTINE
 from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Counts, Manifest, Shard, now, with_defaults
-from offline_cli.datasets.moving import free_place, keep_moves, keep_names, set_aside
+from offline_cli.datasets.own_dataset import free_place, keep_moves, keep_names, set_aside
 from offline_cli.datasets.shard_sequence import ShardSequence
-from offline_cli.datasets.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
@@ -35,24 +33,24 @@ LEFT_OUT = "broken-shard-left-out"
 """Among the assumptions of a manifest: how many."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepairResult:
     """A dataset after its repair; of a dry run: as it would be. None: not known, because only the note was removed."""
 
     out: str
-    format: str | None  # "episodes" | "columns"
-    episodes: int | None
-    steps: int | None
-    shards: int | None
-    adopted: int  # shards that no manifest listed before
+    format: str | None = None  # "episodes" | "columns"
+    episodes: int | None = None
+    steps: int | None = None
+    shards: int | None = None
+    adopted: int = 0  # shards that no manifest listed before
     dropped: int  # half-written files, uploads and shards that are not part of it: the lists below together
     changed: bool  # False: nothing was wrong
-    complete: bool | None  # whether all that was once asked for is in it
-    resumable: bool | None  # whether --resume continues from here
-    broken: tuple[dict[str, str], ...]  # shards left out: path, why
+    complete: bool | None = None  # whether all that was once asked for is in it
+    resumable: bool | None = None  # whether --resume continues from here
+    broken: tuple[dict[str, str], ...] = ()  # shards left out: path, why
     removed: tuple[str, ...]  # half-written files and uploads, which are unreadable
-    set_aside: tuple[str, ...]  # files moved to quarantine/, by their paths before
-    based_on: str | None  # the origin of format, spaces and all that shards do not record: "note", "manifest", "shards"
+    set_aside: tuple[str, ...] = ()  # files moved to quarantine/, by their paths before
+    based_on: str | None = None  # the origin of format, spaces and all that shards do not record: "note", "manifest", "shards"
     dry_run: bool  # nothing was written
     seconds: float
 
@@ -88,13 +86,8 @@ class Plan:
     @property
     def kept_manifest(self) -> Manifest | None:
         """The manifest that is correct as it is."""
-        listed = self.choice.by_manifest
-        return listed if listed is not None and self.choice.expected and not self.examined.broken else self._of_nothing()
-
-    def _of_nothing(self) -> Manifest | None:
-        """A manifest without shards lists them all."""
-        listed = self.choice.by_manifest
-        return listed if listed is not None and not self.choice.shards else None
+        is_whole = self.choice.expected and not self.examined.broken
+        return self.choice.by_manifest if is_whole or not self.choice.shards else None  # one without shards lists them all
 
     @property
     def aside(self) -> list[Location]:
@@ -130,14 +123,8 @@ class Plan:
         assumptions = {**known.assumptions, **({LEFT_OUT: left_out} if left_out else {})}
         unfinished = min(figures.episodes, figures.unfinished + assumptions.get(UNFINISHED, 0))
         return Manifest(
-            format=known.format,
+            **{name: getattr(known, name) for name in FACTS},
             complete=self._is_complete(),
-            environment=known.environment,
-            observation_space=known.observation_space,
-            action_space=known.action_space,
-            spaces_inferred=known.spaces_inferred,
-            action_scale=known.action_scale,
-            compression=known.compression,
             counts=Counts(figures.episodes, figures.steps, figures.terminated, figures.truncated, unfinished),
             shards=tuple(adopted.shard for adopted in self.examined.sound) if rewritten is None else rewritten,
             statistics=figures.as_json(),
@@ -224,9 +211,8 @@ def act(plan: Plan) -> None:
 def _note(found: Survey, command: str) -> WritingNote:
     """One that `--resume` can continue from as from the present one."""
     before = found.note
-    if before is None:
-        return WritingNote.of_this_process("", {}, 0, command)
-    return WritingNote.of_this_process(before.generation, before.options, before.first_quarantine, command)
+    kept = ("", {}, 0) if before is None else (before.generation, before.options, before.first_quarantine)
+    return WritingNote.of_this_process(*kept, command)
 
 
 def _drop_half_written(planned: Survey, now: Survey) -> None:
@@ -246,9 +232,7 @@ def _rewrite_manifest(plan: Plan, lock: WritingLock) -> None:
     examined = plan.examined
     for adopted in examined.sound:
         sequence.adopt(adopted.shard, adopted.schema)
-    for number, schema in enumerate(sequence.schemas):
-        if examined.rows.lacks(schema):
-            sequence.rewrite(number, with_empty_infos, added=EMPTY_INFOS_BYTES)
+    sequence.add_empty_infos(examined.rows)
     manifest = plan.manifest(tuple(sequence.finished))
     keep_names(plan.folder.join(DATA), plan.folder.join(QUARANTINE))  # whose writer may have been killed before that
     with lock.guard():  # shards may have taken long

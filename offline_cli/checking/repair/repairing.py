@@ -17,15 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Unpack
 
-from offline_cli.checking.repair.examining import examine
-from offline_cli.checking.repair.known import what_is_known
+from offline_cli.checking.repair.known import examine, what_is_known
 from offline_cli.checking.repair.plan import Plan, RepairResult, act
 from offline_cli.checking.repair.survey import Survey, choose, survey
 from offline_cli.datasets.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
 from offline_cli.datasets.lease import Changed, exclusively
-from offline_cli.datasets.lease_record import WritingNote
-from offline_cli.datasets.liveness import STALE, refuse_if_at_work, refuse_if_changing, runs_here
-from offline_cli.datasets.moving import keep_names
+from offline_cli.datasets.lease_record import STALE, WritingNote, refuse_if_at_work, refuse_if_changing, runs_here
+from offline_cli.datasets.own_dataset import keep_names
 from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
@@ -79,19 +77,9 @@ def _runs_here(note: WritingNote, place: Location) -> Locked:
 def _result(folder: Location, removed: tuple[str, ...], dry_run: bool, began: float) -> RepairResult:
     return RepairResult(
         out=folder.url,
-        format=None,
-        episodes=None,
-        steps=None,
-        shards=None,
-        adopted=0,
         dropped=len(removed),
         changed=bool(removed),
-        complete=None,
-        resumable=None,
-        broken=(),
         removed=removed,
-        set_aside=(),
-        based_on=None,
         dry_run=dry_run,
         seconds=time.monotonic() - began,
     )

@@ -25,7 +25,7 @@ from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 from offline_cli.files.uploads import Upload, open_uploads
 
-__all__ = ["Choice", "Gap", "Said", "Survey", "choose", "said_of_shards", "says_all", "survey"]
+__all__ = ["Broken", "Choice", "Said", "Survey", "choose", "missing", "said_of_shards", "says_all", "survey"]
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -71,10 +71,7 @@ def _is_named(node: Any) -> bool:
 
 def _said(node: Mapping[str, Any]) -> Said:
     size, digest = node.get("bytes"), node.get("sha256")
-    return Said(
-        size if type(size) is int else None,
-        digest if isinstance(digest, str) and _SHA256.fullmatch(digest) else None,
-    )
+    return Said(size if type(size) is int else None, digest if isinstance(digest, str) and _SHA256.fullmatch(digest) else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,8 +109,7 @@ class Survey:
 
     def files(self) -> tuple[str, ...]:
         """Equal for two surveys where nothing has changed in between."""
-        shards = [place.path for numbered in self.shards.values() for place in numbered.values()]
-        return tuple(sorted([*shards, *(place.path for place in self.others), str(self.manifest_bytes)]))
+        return tuple(sorted([*self.paths, *(place.path for place in self.others), str(self.manifest_bytes)]))
 
 
 def survey(folder: Location) -> Survey:
@@ -138,7 +134,7 @@ def survey(folder: Location) -> Survey:
     return Survey(
         folder=folder,
         note_bytes=note_bytes,
-        note=None if note_bytes is None else WritingNote.if_any(note_bytes, where=folder.join(WRITING).url),
+        note=WritingNote.if_any(note_bytes, where=folder.join(WRITING).url),
         manifest_bytes=manifest_bytes,
         manifest=manifest,
         shards=shards,
@@ -171,11 +167,19 @@ def _manifest(data: bytes, folder: Location) -> Manifest | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Shards with numbers in a row, none of which is there."""
+class Broken:
+    """A shard that cannot be part of the dataset, or several in a row that are missing."""
 
-    first: Location
-    count: int
+    place: Location  # of the first
+    why: str
+    is_there: bool
+    count: int = 1
+
+
+def missing(first: Location, count: int = 1) -> Broken:
+    """So many shards in a row, none of which is there."""
+    others = f", and so are the {count - 1:,} after it" if count > 1 else ""
+    return Broken(first, f"it is missing{others}", is_there=False, count=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ class Choice:
     by_manifest: Manifest | None  # the manifest that lists them, or some of them; None: none that can be read does
     expected: Mapping[str, Said] = field(default_factory=dict)  # by path: what they must be to the last byte
     generation: str = ""  # of a write that did not end, or whose manifest cannot be read; "": the manifest's
-    gaps: tuple[Gap, ...] = ()  # further ones that are missing
+    gaps: tuple[Broken, ...] = ()  # further ones that are missing
 
     @property
     def total(self) -> int:
@@ -214,19 +218,15 @@ def choose(found: Survey, keep: str | None) -> Choice:
         return _of_writing(found, keep) if keep == begun else _of_ended_writing(found, keep)
     if manifest is None:
         return _of_writing(found, begun) if begun else _of_ended_writing(found, _only_generation(found), alone=True)
+    continued = begun is not None and len(found.shards[begun]) > len(manifest.shards)  # after the manifest was written
     listed = {match["generation"] for shard in manifest.shards if (match := SHARD_PATH.fullmatch(shard.path))}
-    if begun is None or (begun in listed and not listed - {begun} and not _beyond(found, manifest, begun)):
+    if begun is None or (begun in listed and not listed - {begun} and not continued):
         return _of_manifest(found, manifest)
     if begun in listed or not listed:
         return _of_writing(found, begun, manifest)
     if keep is None:
         raise _two_datasets(found, manifest, begun)
     return _of_manifest(found, manifest) if keep == "old" else _of_writing(found, begun)
-
-
-def _beyond(found: Survey, manifest: Manifest, generation: str) -> bool:
-    """Whether shards of the manifest's own generation are there that it does not list: somebody continued after it."""
-    return len(found.shards[generation]) > len(manifest.shards)
 
 
 def _of_manifest(found: Survey, manifest: Manifest) -> Choice:
@@ -251,10 +251,10 @@ def _of_ended_writing(found: Survey, generation: str, *, alone: bool = False) ->
     of_others = [path for path, other, _ in known if alone and other != generation]
     if says_all(found):  # it may have left numbers out, as a repaired one does
         gone = [path for path, own, number in known if own == generation and number not in there]
-        gaps = [Gap(found.folder.join(path), 1) for path in [*gone, *of_others]]
+        gaps = [missing(found.folder.join(path)) for path in [*gone, *of_others]]
     else:
         last = max((number for _, own, number in known if own == generation), default=-1)
-        gaps = [*_gaps(found, generation, there, last), *(Gap(found.folder.join(path), 1) for path in of_others)]
+        gaps = [*_gaps(found, generation, there, last), *(missing(found.folder.join(path)) for path in of_others)]
     return Choice(
         tuple(there[number] for number in sorted(there)),
         None,
@@ -264,12 +264,12 @@ def _of_ended_writing(found: Survey, generation: str, *, alone: bool = False) ->
     )
 
 
-def _gaps(found: Survey, generation: str, there: Iterable[int], last: int) -> Iterator[Gap]:
+def _gaps(found: Survey, generation: str, there: Iterable[int], last: int) -> Iterator[Broken]:
     """Between the numbers that are `there`, and up to `last`; one shard may have any number, so none of them is walked."""
     before = -1
     for number in [*sorted(there), last + 1]:
         if number > before + 1:
-            yield Gap(found.folder.join(shard_name(generation, before + 1)), number - before - 1)
+            yield missing(found.folder.join(shard_name(generation, before + 1)), number - before - 1)
         before = max(before, number)
 
 
@@ -280,12 +280,9 @@ def _only_generation(found: Survey) -> str:
         raise NoData(what, where=found.folder.url, fix=fix)
     if len(found.shards) > 1:
         what = f"shards of {len(found.shards)} writes are here, and nothing readable tells which of them is the dataset"
-        raise UsageError(what, where=found.folder.url, fix=f"--keep {' or --keep '.join(_described(found))}")
+        described = [f"{generation} ({len(numbered)} shards)" for generation, numbered in sorted(found.shards.items())]
+        raise UsageError(what, where=found.folder.url, fix=f"--keep {' or --keep '.join(described)}")
     return next(iter(found.shards))
-
-
-def _described(found: Survey) -> list[str]:
-    return [f"{generation} ({len(numbered)} shards)" for generation, numbered in sorted(found.shards.items())]
 
 
 def _two_datasets(found: Survey, manifest: Manifest, begun: str) -> UsageError:

@@ -8,29 +8,41 @@ span them, and ids must be unique in all.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Unpack, cast
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Unpack, cast
+
+import numpy as np
 
 from offline_cli.checking.validate.findings import Findings, ListeningRejects, ListeningTally, Validation
 from offline_cli.checking.validate.folder import OwnFolder
-from offline_cli.checking.validate.source_checks import SourceChecks, Subject, WatchedSource, open_subjects
-from offline_cli.checking.validate.structures import CommonForm
+from offline_cli.checking.validate.structures import CommonForm, Dimensions, Structures
+from offline_cli.checking.validate.values import ValueChecks
+from offline_cli.converting.fitting import only_discrete
+from offline_cli.converting.reading import check_scale_of
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
+from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.environments import spaces_of_env
-from offline_cli.errors import NoData
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.detect import open_sources
-from offline_cli.formats.source import ReadOptions, Source
+from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.datasets import ValidateOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.tally import Rejects, Tally
+from offline_cli.trees import leaves
 
 __all__ = ["validate"]
+
+Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
 
 @takes(ValidateOptions)
@@ -48,17 +60,29 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
     findings = Findings()
     tally = ListeningTally(findings)
 
-    def open_group(places: Sequence[Location]) -> Sequence[Source]:
-        return open_sources(places, from_=from_, tables=tables, storage_options=storage_options)
-
-    def check_folder(own: OwnFolder) -> None:
-        own.memory_limit = tables.memory_limit
+    def own_folder(place: Location) -> _Subject:
+        own = OwnFolder(place, memory_limit=tables.memory_limit)
         own.check(findings, tally, deep=options["deep"], on_progress=on_progress, allow_lost=options["allow_lost"])
+        if own.manifest is not None and from_ not in ("auto", own.manifest.format):
+            raise UsageError(f"--from {from_} for a dataset of {own.manifest.format}", where=place.url, fix="leave out --from")
+        return _Subject(place.url, own.source(), own)
+
+    def foreign(members: Sequence[Location]) -> list[_Subject]:
+        try:
+            opened = open_sources(members, from_=from_, tables=tables, storage_options=storage_options)
+        except BadData as error:
+            findings.add_error(members[0].url, error, "unreadable-source")
+            return [_Subject(members[0].url, None)]
+        return [_Subject(source.info.location, source) for source in opened]
 
     places = expand(sources, storage_options)
     if not places:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
-    subjects = list(open_subjects(places, findings, from_=from_, open_group=open_group, check_folder=check_folder))
+    subjects: list[_Subject] = []  # each folder, and each group of files that follow each other, as `open_sources` groups them
+    for is_folder, group in groupby(places, key=Location.is_dir):
+        for members in [[place] for place in group] if is_folder else [list(group)]:
+            is_own = is_folder and holds_dataset(members[0])
+            subjects += [own_folder(members[0])] if is_own else foreign(members)
     checks = _read(subjects, findings, tally, env, env_spaces, options["action_scale"], on_progress)
     names = [subject.name for subject in subjects]
     return Validation(
@@ -76,16 +100,16 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
 
 
 def _read(
-    subjects: Sequence[Subject],
+    subjects: Sequence[_Subject],
     findings: Findings,
     tally: ListeningTally,
     env: str | None,
     env_spaces: tuple[Space, Space] | None,
     scale: str | None,
     on_progress: OnProgress,
-) -> Sequence[SourceChecks]:
+) -> Sequence[_Checks]:
     """The one pass over all sources that can be read; the checks that it ran."""
-    checks: dict[str, SourceChecks] = {}
+    checks: dict[str, _Checks] = {}
     watched: list[Source] = []
     common = CommonForm(compare_spaces=env_spaces is None)
     for subject in subjects:
@@ -93,8 +117,8 @@ def _read(
         if source is not None:
             if env_spaces is not None:
                 source.prepare(ReadOptions(env_spaces))
-            check = checks[subject.name] = SourceChecks(subject, source, findings, common, env_spaces, scale, env)
-            watched.append(cast(Source, WatchedSource(source, check)))
+            check = checks[subject.name] = _Checks(subject, source, findings, common, env_spaces, scale, env)
+            watched.append(cast(Source, _Watched(source, check)))
     rejects = ListeningRejects(findings, tally)
     with Scope() as scope:
         for source in watched:
@@ -105,3 +129,129 @@ def _read(
     for check in checks.values():
         check.tell()
     return list(checks.values())
+
+
+# ---- one source ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """One source among those that were given."""
+
+    name: str
+    source: Source | None  # None: nothing can be read
+    own: OwnFolder | None = None  # where it is a dataset of ours
+
+
+class _Checks:
+    """The checks of one source, and its size."""
+
+    def __init__(
+        self,
+        subject: _Subject,
+        source: Source,
+        findings: Findings,
+        common: CommonForm,
+        env_spaces: Spaces | None,
+        scale: str | None,
+        env: str | None,
+    ) -> None:
+        """`env_spaces`: those of the environment `env` that the caller names; `scale`: of actions, as the caller gives it.
+
+        `common`: what is compared between sources.
+        """
+        self._common = common
+        self._env, self._scale_is_said = env, scale is not None
+        self.name, self.findings = subject.name, findings
+        self.episodes = self.steps = self.entries = 0
+        self._inferred = subject.own is not None and subject.own.manifest is not None and subject.own.manifest.spaces_inferred
+        self._said = env_spaces or source.info.spaces
+        check_scale_of(source.info, scale)
+        self._scale = source.info.action_scale if scale is None else scale
+        self._figures, self._plain = subject.own.comparisons() if subject.own is not None else (None, None)
+        self._structures = Structures(
+            findings,
+            self.name,
+            common,
+            spaces_known=None not in self._said,
+            compare_spaces=env_spaces is None and not self._inferred,
+        )
+        self._values: ValueChecks | None = None  # made with the first batch, which may declare the spaces
+        self._dimensions: Dimensions | None = None
+
+    def see_fragments(self, fragments: Fragments) -> None:
+        """Check entries as they are in the source."""
+        batch, places = fragments.batch, fragments.origins
+        self.entries += len(batch)
+        if self._figures is not None:
+            self._figures.see_fragments(batch, places)
+        if self._plain is not None:
+            self._plain.see_fragments(batch, places, self.findings, self.name)
+
+    def see(self, batch: EpisodeBatch) -> None:
+        """Check whole episodes."""
+        self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
+        spaces = self._said[0] or batch.observation_space, self._said[1] or batch.action_space
+        values, dimensions = self._begun(batch, spaces)
+        values.see(batch, spaces)
+        dimensions.see(batch, spaces)
+        self._structures.see(batch, spaces)
+        if self._figures is not None:
+            self._figures.see(batch)
+
+    def _begun(self, batch: EpisodeBatch, spaces: Spaces) -> tuple[ValueChecks, Dimensions]:
+        if self._values is None or self._dimensions is None:
+            if self._inferred or None in spaces:
+                self.findings.add(self.name, "spaces-inferred", 1, [self.name])
+            floats = any(np.issubdtype(leaf.dtype, np.floating) for leaf in leaves(batch.actions))
+            boxes = floats if spaces[1] is None else not only_discrete(spaces[1])
+            scale = self._scale if boxes else ENV_SCALE
+            if scale == UNKNOWN_SCALE:
+                self.findings.add(self.name, "action-scale-unknown", 1, [self.name])
+            mixed = self._common.other_scale(self.name, scale) if boxes else ""
+            if mixed:
+                self.findings.add(self.name, "mixed-action-scales", 1, [self.name], example=mixed)
+            self._values = ValueChecks(
+                self.findings, self.name, scale, env=self._env, scale_is_said=self._scale_is_said and boxes
+            )
+            self._dimensions = Dimensions(scale)
+        return self._values, self._dimensions
+
+    def tell(self) -> None:
+        """Report what only all episodes together show."""
+        if not self.entries and not self.findings.has(self.name):
+            self.findings.add(self.name, "no-episodes", 1, [self.name])
+        if self._dimensions is not None:
+            self._dimensions.tell(self.findings, self.name)
+        if self._figures is not None:
+            self._figures.tell(self.findings, self.name)
+        totals = {
+            "observations": self.steps + self.episodes,
+            "actions": self.steps,
+            "rewards": self.steps,
+            "extras": self.steps,
+        }
+        for plural, total in totals.items():
+            for code in (f"nan-in-{plural}", f"infinite-in-{plural}", f"{plural[:-1]}-outside-space"):
+                self.findings.set_total(self.name, code, total)
+
+
+class _Watched:
+    """A source whose fragments are checked on their way; an error about its data is reported, and ends this source only."""
+
+    def __init__(self, source: Source, checks: _Checks) -> None:
+        self._source, self._checks = source, checks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """As the source's own."""
+        tally.location = location = self._source.info.location
+        try:
+            for fragments in self._source.fragments(tally, rejects):
+                self._checks.see_fragments(fragments)
+                yield fragments
+                tally.location = location
+        except BadData as error:
+            self._checks.findings.add_error(location, error, "unreadable-source")

@@ -23,10 +23,6 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 
 AGAIN: Final = "write it again from its source"
 DROP: Final = "restore it from a copy, or leave it out: offline-cli repair --drop-broken"
-SHARDS: Final = "shard", "shards"
-EPISODES: Final = "episode", "episodes"
-STEPS: Final = "step", "steps"
-DIMENSIONS: Final = "dimension", "dimensions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,7 @@ class Code:
     """One kind of problem."""
 
     severity: Severity  # the usual one
-    unit: tuple[str, str]  # what is counted: one, many
+    unit: str  # one of what is counted
     meaning: str  # after a number and its unit: "3 episodes: ..."
     fix: str
     otherwise: str = ""  # when a check says another severity
@@ -42,172 +38,158 @@ class Code:
 
 CODES: Final[dict[str, Code]] = {
     # ---- places and files ----
-    "unreadable-source": Code("error", ("source", "sources"), "cannot be opened as recordings", "name one format with --from"),
-    "no-episodes": Code("error", ("source", "sources"), "without an episode", "check that the recording wrote any steps"),
-    "unreadable-file": Code("error", ("file", "files"), "broken off or damaged", "copy or write the file again"),
-    "unreadable-row": Code("error", ("row", "rows"), "cannot be read", "correct it, or convert with --on-error quarantine"),
+    "unreadable-source": Code("error", "source", "cannot be opened as recordings", "name one format with --from"),
+    "no-episodes": Code("error", "source", "without an episode", "check that the recording wrote any steps"),
+    "unreadable-file": Code("error", "file", "broken off or damaged", "copy or write the file again"),
+    "unreadable-row": Code("error", "row", "cannot be read", "correct it, or convert with --on-error quarantine"),
     "length-mismatch": Code(
         "error",
-        ("row", "rows"),
+        "row",
         "parts of different lengths (T actions and rewards want T+1 observations)",
         "correct it, or convert with --on-error quarantine",
     ),
-    "unsafe-data": Code("error", ("row", "rows"), "bytes that would build objects, or are absurdly large", "ask who wrote it"),
+    "unsafe-data": Code("error", "row", "bytes that would build objects, or are absurdly large", "ask who wrote it"),
     "unsupported-space": Code(
-        "error", ("row", "rows"), "a space that episodes cannot be stored in", "record with Box, Discrete, Dict, Tuple ..."
+        "error", "row", "a space that episodes cannot be stored in", "record with Box, Discrete, Dict, Tuple ..."
     ),
     # ---- episodes ----
     "conflicting-episode": Code(
-        "error", EPISODES, "with the id of another one whose content is different", "give each recording its own ids"
+        "error", "episode", "with the id of another one whose content is different", "give each recording its own ids"
     ),
     "duplicate-episode": Code(
-        "warning", EPISODES, "written before, value for value", "convert it: exact duplicates are dropped"
+        "warning", "episode", "written before, value for value", "convert it: exact duplicates are dropped"
     ),
     "gap-in-episode": Code(
         "error",
-        EPISODES,
+        "episode",
         "steps are missing, or parts do not follow each other",
         "give all files of the recording at once",
         "warning in tables, where such a gap is left open",
     ),
     "incomplete-episode": Code(
-        "note", EPISODES, "left out of the other checks, because a row of it was refused", "see the unreadable rows"
+        "note", "episode", "left out of the other checks, because a row of it was refused", "see the unreadable rows"
     ),
     "lost-episodes": Code(
         "warning",
-        EPISODES,
+        "episode",
         "of the source lost when the dataset was written, as its manifest says",
         "correct the rows and convert the source again; or accept it with --allow-lost",
         "note with --allow-lost",
     ),
-    "steps-after-end": Code("error", EPISODES, "continuing after an end flag", "set end flags on last steps only"),
+    "steps-after-end": Code("error", "episode", "continuing after an end flag", "set end flags on last steps only"),
     "broken-chain": Code(
         "warning",
-        ("joint", "joints"),
+        "joint",
         "the observation that a step led to is not the one that the next step acted on",
         "check the order of the rows, and that new_obs is not the first observation of the next episode",
     ),
-    "repeated-steps": Code("note", STEPS, "written more than once, and equal", "nothing: they are read once"),
+    "repeated-steps": Code("note", "step", "written more than once, and equal", "nothing: they are read once"),
     "unfinished-episode": Code(
         "warning",
-        EPISODES,
+        "episode",
         "no end flag on the last step (reading marks it truncated)",
         "check that the recording is whole and that a column says where episodes end",
     ),
     "both-flags": Code(
-        "warning", EPISODES, "terminated and truncated at once (terminated wins in training)", "set the one that ended it"
+        "warning", "episode", "terminated and truncated at once (terminated wins in training)", "set the one that ended it"
     ),
-    "zero-length-episode": Code("warning", EPISODES, "without a step", "convert it: episodes without steps are left out"),
+    "zero-length-episode": Code("warning", "episode", "without a step", "convert it: episodes without steps are left out"),
     "missing-final-observation": Code(
-        "warning", EPISODES, "no observation after the last step (the last one is repeated)", "record new_obs too"
+        "warning", "episode", "no observation after the last step (the last one is repeated)", "record new_obs too"
     ),
-    "missing-rewards": Code("warning", STEPS, "no reward (0 was taken)", "record rewards too"),
+    "missing-rewards": Code("warning", "step", "no reward (0 was taken)", "record rewards too"),
     "dones-disagree": Code(
-        "warning", STEPS, "`dones` says something else than the newer flags beside it (which are taken)", "keep one of them"
+        "warning", "step", "`dones` says something else than the newer flags beside it (which are taken)", "keep one of them"
     ),
     "mixed-structures": Code(
-        "error", EPISODES, "with other columns, parts or shapes than the first", "convert each kind into a dataset of its own"
+        "error", "episode", "with other columns, parts or shapes than the first", "convert each kind into a dataset of its own"
     ),
     "mixed-spaces": Code(
-        "error", EPISODES, "with other spaces than the first", "name the environment with --env, or split the recording"
+        "error", "episode", "with other spaces than the first", "name the environment with --env, or split the recording"
     ),
     "mixed-action-scales": Code(
         "error",
-        ("source", "sources"),
+        "source",
         "whose actions have another scale than those of the first",
         "convert each source by itself with the --action-scale that it has",
     ),
     # ---- values ----
     "space-mismatch": Code(
-        "error", EPISODES, "with other parts or shapes than the space", "name the environment that was recorded with --env"
+        "error", "episode", "with other parts or shapes than the space", "name the environment that was recorded with --env"
     ),
     "dtype-differs": Code(
         "note",
-        EPISODES,
+        "episode",
         "of another dtype than the space, though every value fits",
         "convert it: values get the dtype of the space",
         "warning where the kind differs, such as floats for categories",
     ),
     "value-not-in-dtype": Code(
-        "error", ("value", "values"), "that the dtype of the space cannot hold", "declare spaces of the dtype that the data has"
+        "error", "value", "that the dtype of the space cannot hold", "declare spaces of the dtype that the data has"
     ),
     "observation-outside-space": Code(
         "warning",
-        ("observation", "observations"),
+        "observation",
         "outside the space",
         "check the space, or name the environment with --env",
         "error for a category that does not exist",
     ),
     "action-outside-space": Code(
         "warning",
-        ("action", "actions"),
+        "action",
         "outside the space",
         "raw outputs of a policy: declare them with --action-scale normalized; otherwise clip them, or correct the space",
         "error for a category that does not exist, and where the scale is said to be the environment's (`env`)",
     ),
-    "nan-in-observations": Code("error", ("observation", "observations"), "NaN", "fill it in, or leave the episode out"),
-    "infinite-in-observations": Code("error", ("observation", "observations"), "infinite", "clip it where it was made"),
-    "nan-in-actions": Code("error", ("action", "actions"), "NaN", "fill it in, or leave the episode out"),
-    "infinite-in-actions": Code("error", ("action", "actions"), "infinite", "clip it where it was made"),
-    "nan-in-rewards": Code("error", ("reward", "rewards"), "NaN", "fill it in, or leave the episode out"),
-    "infinite-in-rewards": Code("error", ("reward", "rewards"), "infinite", "clip it where it was made"),
-    "nan-in-extras": Code("warning", STEPS, "NaN in an extra model output", "leave the column out unless you need it"),
+    "nan-in-observations": Code("error", "observation", "NaN", "fill it in, or leave the episode out"),
+    "infinite-in-observations": Code("error", "observation", "infinite", "clip it where it was made"),
+    "nan-in-actions": Code("error", "action", "NaN", "fill it in, or leave the episode out"),
+    "infinite-in-actions": Code("error", "action", "infinite", "clip it where it was made"),
+    "nan-in-rewards": Code("error", "reward", "NaN", "fill it in, or leave the episode out"),
+    "infinite-in-rewards": Code("error", "reward", "infinite", "clip it where it was made"),
+    "nan-in-extras": Code("warning", "step", "NaN in an extra model output", "leave the column out unless you need it"),
     "infinite-in-extras": Code(
-        "warning", STEPS, "infinite in an extra model output", "masked logits may be; else leave the column out"
+        "warning", "step", "infinite in an extra model output", "masked logits may be; else leave the column out"
     ),
     "constant-dimension": Code(
-        "note", DIMENSIONS, "with one value throughout", "leave it out if nothing can be learned from it"
+        "note", "dimension", "with one value throughout", "leave it out if nothing can be learned from it"
     ),
     "saturated-dimension": Code(
         "note",
-        DIMENSIONS,
+        "dimension",
         "of which a tenth or more of the values lie on a bound of the space",
         "check the scale, and what clips it",
     ),
-    "spaces-inferred": Code(
-        "note", ("source", "sources"), "without declared spaces, so that nothing lies outside them", "give --env"
-    ),
-    "action-scale-unknown": Code(
-        "note", ("source", "sources"), "whose Box actions are of unknown scale", "give it with --action-scale"
-    ),
+    "spaces-inferred": Code("note", "source", "without declared spaces, so that nothing lies outside them", "give --env"),
+    "action-scale-unknown": Code("note", "source", "whose Box actions are of unknown scale", "give it with --action-scale"),
     "assumption": Code(
-        "note",
-        ("assumption", "assumptions"),
-        "made in reading it, or in writing it (docs/assumptions.md)",
-        "check that they hold",
+        "note", "assumption", "made in reading it, or in writing it (docs/assumptions.md)", "check that they hold"
     ),
     # ---- dataset folders ----
     "uncommitted": Code(
-        "error",
-        ("dataset", "datasets"),
-        "whose writer has not finished",
-        "the same command with --resume, or offline-cli repair",
+        "error", "dataset", "whose writer has not finished", "the same command with --resume, or offline-cli repair"
     ),
-    "broken-manifest": Code(
-        "error", ("mistake", "mistakes"), "in manifest.json", "offline-cli repair builds it anew from the shards"
-    ),
-    "missing-shard": Code("error", SHARDS, "listed in the manifest, and not there", DROP),
-    "shard-size": Code("error", SHARDS, "other bytes than the manifest says", DROP),
-    "shard-hash": Code("error", SHARDS, "other content than the manifest's sha256 says, such as that of another shard", DROP),
-    "shard-columns": Code("error", SHARDS, "other columns than the manifest's spaces ask for", AGAIN),
-    "count-mismatch": Code("error", ("count", "counts"), "other than the manifest says", AGAIN),
-    "statistics-mismatch": Code("error", ("column", "columns"), "other statistics than the manifest says", AGAIN),
+    "broken-manifest": Code("error", "mistake", "in manifest.json", "offline-cli repair builds it anew from the shards"),
+    "missing-shard": Code("error", "shard", "listed in the manifest, and not there", DROP),
+    "shard-size": Code("error", "shard", "other bytes than the manifest says", DROP),
+    "shard-hash": Code("error", "shard", "other content than the manifest's sha256 says, such as that of another shard", DROP),
+    "shard-columns": Code("error", "shard", "other columns than the manifest's spaces ask for", AGAIN),
+    "count-mismatch": Code("error", "count", "other than the manifest says", AGAIN),
+    "statistics-mismatch": Code("error", "column", "other statistics than the manifest says", AGAIN),
     "plain-columns-differ": Code(
-        "error", EPISODES, "whose packed bytes say something else than the columns beside them", AGAIN
+        "error", "episode", "whose packed bytes say something else than the columns beside them", AGAIN
     ),
     "unlisted-file": Code(
         "error",
-        ("file", "files"),
+        "file",
         "in data/ and not in the manifest: readers of D/data would take it in",
         "offline-cli repair sets it aside",
         "warning for names with a leading dot or underscore, which readers pass over",
     ),
-    "leftover-file": Code(
-        "warning", ("file", "files"), "half-written, left by a writer that was killed", "offline-cli repair removes it"
-    ),
+    "leftover-file": Code("warning", "file", "half-written, left by a writer that was killed", "offline-cli repair removes it"),
     "incomplete-dataset": Code(
         "warning",
-        ("dataset", "datasets"),
+        "dataset",
         "incomplete, according to its manifest",
         "the same command with --resume",
         "note where repair built a lost manifest anew from every shard: nothing says what was asked for; error where "
@@ -215,12 +197,12 @@ CODES: Final[dict[str, Code]] = {
     ),
     "footer-mismatch": Code(
         "error",
-        ("row group", "row groups"),
+        "row group",
         "whose footer states narrower bounds or other nulls than the data has: tools that filter by it miss rows (--deep)",
         AGAIN,
     ),
     "damaged-quarantine": Code(
-        "warning", ("file", "files"), "of rows set aside that cannot be read (--deep)", "remove it: it cannot be repaired"
+        "warning", "file", "of rows set aside that cannot be read (--deep)", "remove it: it cannot be repaired"
     ),
-    "quarantined-rows": Code("note", ("file", "files"), "of rows that were set aside on writing", "see what is in quarantine/"),
+    "quarantined-rows": Code("note", "file", "of rows that were set aside on writing", "see what is in quarantine/"),
 }

@@ -100,14 +100,9 @@ class Validation:
             "problems": [problem.as_dict() for problem in self.problems],
             **{f"{severity}s": count for severity, count in self.counts.items()},
             "passed": self.passed,
+            **{name: getattr(self, name) for name in self.__slots__ if name != "problems"},
             "sources": list(self.sources),
             "formats": list(self.formats),
-            "episodes": self.episodes,
-            "steps": self.steps,
-            "rows": self.rows,
-            "deep": self.deep,
-            "strict": self.strict,
-            "hashes_unchecked": self.hashes_unchecked,
             "seconds": round(self.seconds, 3),
         }
 
@@ -182,7 +177,7 @@ class Findings:
 def _problem(source: str, code: str, entry: _Entry) -> Problem:
     known = CODES[code]
     of = "" if entry.of is None else f" of {entry.of:,}"
-    what = f"{entry.count:,}{of} {known.unit[(entry.of or entry.count) != 1]}: {known.meaning}"
+    what = f"{entry.count:,}{of} {known.unit}{'s' * ((entry.of or entry.count) != 1)}: {known.meaning}"
     return Problem(
         code=code,
         severity=entry.severity,

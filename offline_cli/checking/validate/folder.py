@@ -113,8 +113,8 @@ def _wrong_groups(file: Any, shard: Location, trust: Trust | None) -> Iterator[s
 
 
 def _is_plain(kind: Any) -> bool:
-    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_boolean)
-    return any(check(kind) for check in checks)
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_string(kind) or types.is_boolean(kind))
 
 
 def _faults(said: ChunkStatistics, physical: str, values: Any) -> Iterator[str]:
@@ -197,10 +197,9 @@ class OwnFolder:
 
     def _read_old_manifest(self, findings: Findings) -> None:
         """That of the dataset that was being overwritten, if there is one."""
-        place = self.location.join(MANIFEST)
-        if place.exists():
+        if self.location.join(MANIFEST).exists():
             try:
-                self.manifest = Manifest.from_bytes(place.read_bytes(), where=place.url)
+                self.manifest = Manifest.read(self.location)
             except BadData as error:
                 self._broken_manifest(findings, error)
 

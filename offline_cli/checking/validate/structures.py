@@ -127,8 +127,7 @@ class Structures:
 
 def _structure(batch: EpisodeBatch, *, shapes: bool) -> dict[str, str]:
     """What two batches must share, by path."""
-    trees = (("obs", batch.obs), ("actions", batch.actions)) if shapes else ()
-    found = {path: f"of shape {list(leaf.shape[1:])}" for name, tree in trees for path, leaf in flatten(tree, name)}
+    found = _shapes(batch) if shapes else {}
     for name, tree in batch.extra.items():
         found |= {path: f"{leaf.dtype} of shape {list(leaf.shape[1:])}" for path, leaf in flatten(tree, f"extra {name}")}
     return found

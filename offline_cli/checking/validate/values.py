@@ -32,7 +32,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
 from offline_cli.spaces import Space, describe, leaf_spaces
-from offline_cli.trees import Tree, flatten
+from offline_cli.trees import flatten
 
 __all__ = ["BadRows", "Bounds", "ValueChecks", "bounds_of"]
 
@@ -145,7 +145,8 @@ class ValueChecks:
             if space is not None:
                 self._in_space(leaves, name, kind, batch, starts, space)
         self._finite([("rewards", batch.rewards)], "rewards", *_of_steps(batch))
-        self._finite(list(_extras(batch.extra)), "extras", *_of_steps(batch))
+        extras = [leaf for name, tree in batch.extra.items() for leaf in flatten(tree, name)]
+        self._finite(extras, "extras", *_of_steps(batch))
 
     def _add(self, code: str, bad: BadRows, **more: Any) -> None:
         if bad.count:
@@ -174,7 +175,8 @@ class ValueChecks:
         have = {path: leaf.shape[1:] for path, leaf in leaves}
         if have != {path: tuple(part.shape or ()) for path, part in parts.items()}:
             places = (f"{self.source}, episode {episode}" for episode in batch.ids)
-            example = f"{name} of {describe(space)} has {_in_words(have)}"
+            found = ", ".join(f"{path} of shape {list(shape)}" for path, shape in have.items())
+            example = f"{name} of {describe(space)} has {found}"
             fix = "" if self.env is None else f"name the environment that was recorded in place of --env {self.env}"
             self.findings.add(self.source, "space-mismatch", len(batch), places, example=example, fix=fix)
             return
@@ -231,15 +233,6 @@ class ValueChecks:
 
 def _of_steps(batch: EpisodeBatch) -> tuple[BadRows, BadRows]:
     return BadRows(batch, batch.starts), BadRows(batch, batch.starts)
-
-
-def _extras(extra: Mapping[str, Tree]) -> Iterator[Leaf]:
-    for name, tree in extra.items():
-        yield from flatten(tree, name)
-
-
-def _in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{path} of shape {list(shape)}" for path, shape in shapes.items())
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
