@@ -35,7 +35,7 @@ from offline_cli.policies.run_files import CONFIG
 from offline_cli.policies.run_policy import scaling_of
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
-from offline_cli.training.config import BCConfig, differences, read_config, resolve_config, stored_config
+from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
 from offline_cli.training.memory_store import check_training_fits
 from offline_cli.training.metrics_file import TrainResult
@@ -263,7 +263,7 @@ def _resolve(
         env = wanted.env
         what = f"the run's {CONFIG} names an environment that is code, {env}; no code is imported because a run folder names it"
         raise BadConfig(what, where=folder.url, fix=f"if that is yours, name it again: --env {shlex.quote(env)}")
-    changed = differences(stored_config(folder.config()), wanted)
+    changed = differences(folder.resolved_config(), wanted)
     if changed:
         fix = "leave these options out to resume, or train again with --overwrite"
         raise BadConfig.of(changed, where=folder.url, fix=fix)

@@ -72,7 +72,7 @@ from offline_cli.policies.run_files import (
 )
 from offline_cli.report.curves import draw_curve
 from offline_cli.training.checkpoints import Checkpoints, TrainState
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.metrics_file import MetricsFile, TrainResult
 from offline_cli.training.run_lock import TRAINING, RunLock, has_run, holds_nothing_else, refuse_foreign
 from offline_cli.training.signals import Pace
@@ -153,6 +153,10 @@ class RunFolder:
             return tomllib.loads(self._place.join(CONFIG).read_bytes().decode())
         except (StorageNotFound, ValueError, RecursionError) as err:
             raise self._broken(CONFIG, err) from err
+
+    def resolved_config(self) -> BCConfig:
+        """The stored configuration, checked."""
+        return stored_config(self.config())
 
     def result(self) -> TrainResult | None:
         """The result of a finished run; None: it is not finished. Raises BadData."""
