@@ -1,10 +1,11 @@
-"""Items that are alike are read, and episodes that are alike written, as if each were alone."""
+"""Items of a kind that was met before are read, and episodes of one kind written, as if each were alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import msgpack
 import numpy as np
@@ -13,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec import decode_batch, encode, encode_batch
+from offline_cli.episodes.codec import BatchDecoder, decode_batch, encode, encode_batch, kinds
 from offline_cli.episodes.codec.arrays import pack, unpack_raw
+from offline_cli.episodes.codec.kinds import Kinds
+from offline_cli.episodes.codec.plans import ItemPlan
 from offline_cli.errors import BadData
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.testing import assert_same_batch
@@ -58,16 +61,9 @@ def read(items: Sequence[Any]) -> Read:
 
 
 def read_alone(items: Sequence[Any]) -> Read:
-    """As `read`, each item by a decoder that has seen no other."""
-    rejects, tally = Rejects(OnError.QUARANTINE), Tally()
-    batches: list[EpisodeBatch] = []
-    for index, item in enumerate(items):
-        for batch in decode_batch([item], where=lambda _, i=index: f"item {i}", rejects=rejects, tally=tally):
-            if batches and not batches[-1].structure_difference(batch):
-                batches[-1] = EpisodeBatch.concat([batches[-1], batch])
-            else:
-                batches.append(batch)
-    return Read(batches, [(r.where, r.code, r.reason, r.raw) for r in rejects.kept], dict(tally.assumptions))
+    """As `read`, with no kind ever met."""
+    with patch.object(Kinds, "read", lambda self, data: None):
+        return read(items)
 
 
 # ---- any items, many of them alike ----
@@ -115,7 +111,7 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 @bounded
 @given(alike(), st.lists(st.tuples(st.integers(0, 59), damage()), max_size=12))
-def test_items_are_read_and_refused_as_each_alone(batch: EpisodeBatch, damages: list[Any]) -> None:
+def test_items_are_read_and_refused_as_if_no_kind_had_been_met(batch: EpisodeBatch, damages: list[Any]) -> None:
     items = written(batch) * 5
     for index, change in damages:
         items[-1 - index % len(items)] = change(items[-1 - index % len(items)] or b"?")
@@ -159,12 +155,88 @@ def test_damaged_items_among_many_alike_are_refused_by_name_and_the_others_read(
     assert got.refused == read_alone(items).refused
 
 
-# ---- what each has of its own ----
+# ---- what is known ----
+
+
+@pytest.fixture
+def at_length(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The items that a plan had to read field by field."""
+    seen: list[bytes] = []
+    whole = ItemPlan._read
+
+    def noting(plan: ItemPlan, item: bytes, fields: Any) -> Any:
+        seen.append(item)
+        return whole(plan, item, fields)
+
+    monkeypatch.setattr(ItemPlan, "_read", noting)
+    return seen
 
 
 def decoded(items: list[bytes]) -> EpisodeBatch:
     [batch] = decode_batch(items, where=str, rejects=Rejects(), tally=Tally())
     return batch
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"custom_data": tuple({"source_id": f"{e:05}"} for e in range(60))},
+        {"clock": np.arange(120.0).reshape(60, 2), "multi_agent_ids": tuple(f"all {e:05}" for e in range(60))},
+        {"extra": {"action_logp": np.zeros(600, np.float32)}},
+    ],
+)
+def test_three_items_of_each_length_are_read_field_by_field(changes: dict[str, Any], at_length: list[bytes]) -> None:
+    batch = batch_of([4, 9, 17] * 20, **changes)
+    items = written(batch)
+    at_length.clear()
+    assert_same_batch(decoded(items), batch)
+    assert set(at_length) == set(items[:10])  # the first makes the plan
+
+
+def test_items_with_infos_or_much_custom_data_are_read_field_by_field(at_length: list[bytes]) -> None:
+    for changes in ({"infos": [{"n": n} for n in range(30)]}, {"custom_data": ({"seed": 3, "map": "b"},) * 10}):
+        batch = batch_of([2] * 10, **changes)
+        items = written(batch)
+        at_length.clear()
+        assert_same_batch(decoded(items), batch)
+        assert set(at_length) == set(items)
+
+
+def test_lengths_that_hardly_come_again_are_not_learned_and_when_others_do_not_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kinds, "PATIENCE", 5)
+    for times, made in ((2, 0), (3, 6)):
+        decoder = BatchDecoder(Rejects(), Tally())
+        list(decoder.decode(written(batch_of([*range(50)] * times)), where=str))
+        assert decoder.plans[0].kinds._made == made
+
+
+def test_kinds_that_items_are_tried_for_in_vain_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "PATIENCE", 30)
+    batch = batch_of([1] * 100, t_started=np.arange(1000, 1100))
+    decoder = BatchDecoder(Rejects(), Tally())
+    [again] = decoder.decode(written(batch), where=str)
+    assert_same_batch(again, batch)
+    assert not decoder.plans[0].kinds._by_size
+
+
+def test_kinds_are_forgotten_when_they_hold_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "KINDS_BYTES", 3000)
+    batch = batch_of([*range(30)] * 5)
+    decoder = BatchDecoder(Rejects(), Tally())
+    [again] = decoder.decode(written(batch), where=str)
+    assert_same_batch(again, batch)
+    assert decoder.plans[0].kinds._bytes <= 3000
+
+
+def test_large_items_are_no_kinds() -> None:
+    batch = batch_of([4000] * 3)
+    decoder = BatchDecoder(Rejects(), Tally())
+    [again] = decoder.decode(written(batch), where=str)
+    assert_same_batch(again, batch)
+    assert not decoder.plans[0].kinds._bytes
 
 
 def test_each_episode_has_its_own_custom_data() -> None:

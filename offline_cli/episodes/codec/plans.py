@@ -30,6 +30,7 @@ from offline_cli.episodes.codec.fields import (
     read_name,
     read_uint,
 )
+from offline_cli.episodes.codec.kinds import Kinds
 from offline_cli.episodes.episode_spaces import space_in_state
 from offline_cli.errors import OfflineCliError
 from offline_cli.spaces import Space
@@ -82,13 +83,21 @@ class ItemPlan:
     observation_space: Space | None
     action_space: Space | None
     scratch: Tally  # assumptions made in reading the present item
+    kinds: Kinds  # of items that it has read
 
     def read(self, data: bytes) -> list[Any] | None:
         """The fields of an item in this layout, by slot; None when it is not in this layout.
 
         Bytes of lists of steps are not checked here: `batch_of_rows` compares them, many episodes at once.
         """
-        return self._read(data, self.fields)
+        if self.steps:
+            return self._read(data, self.fields)
+        row = self.kinds.read(data)
+        if row is None:
+            row = self._read(data, self.fields)
+            if row is not None:
+                self.kinds.learn(data, row, self.fields, self.arrays)
+        return row
 
     def read_checked(self, data: bytes) -> list[Any] | None:
         """As `read`, with nothing left to be compared later."""
@@ -156,6 +165,7 @@ class _Builder:
             observation_space=self.spaces["observations"],
             action_space=self.spaces["actions"],
             scratch=self.scratch,
+            kinds=Kinds(),
         )
 
     def _entry(self, key: str, value: Any) -> None:
