@@ -1,15 +1,15 @@
 """The getters and setters of an episode, one pair per kind of data; buffers resolve the indices.
 
-All getters share their options (`Reading`), and so do all setters: `InfiniteLookbackBuffer.get` and `.set` document them.
-Errors name the episode and the kind of data. The singular spellings of older documents do the same for one timestep.
+All getters share their options, and so do all setters: `InfiniteLookbackBuffer.get` and `.set` document them. Errors name the
+episode and the kind of data. The singular spellings of older documents do the same for one timestep.
 """
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 from offline_cli.episodes.buffers.indexing import Indices
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer, Reading
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.episode_data import EpisodeData
 from offline_cli.errors import BadEpisode, EpisodeKeyError
 
@@ -23,40 +23,56 @@ class EpisodeAccessors(EpisodeData):
 
     # ---- getters ----
 
-    def get_observations(self, indices: Indices = None, **options: Unpack[Reading]) -> Any:
+    def get_observations(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
         """One observation for an int; several for a list, slice or None (all T+1): a list, or leaves (K, *obs_shape).
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._read("observations", self.observations, indices, options)
+        return self._read("observations", self.observations, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
-    def get_actions(self, indices: Indices = None, **options: Unpack[Reading]) -> Any:
+    def get_actions(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
         """One action for an int; several for a list, slice or None (all T): a list, or leaves (K, *action_shape).
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._read("actions", self.actions, indices, options)
+        return self._read("actions", self.actions, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
-    def get_rewards(self, indices: Indices = None, **options: Unpack[Reading]) -> Any:
+    def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: float | None = None) -> Any:
         """One reward for an int; several for a list, slice or None (all T): a list, or an array (K,) float64.
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._read("rewards", self.rewards, indices, options)
+        return self._read("rewards", self.rewards, indices, neg_index_as_lookback, fill)
 
-    def get_infos(self, indices: Indices = None, **options: Unpack[Reading]) -> Any:
+    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
         """One info dict for an int; a list of them for a list, slice or None (all T+1), numpy'ized or not.
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._read("infos", self.infos, indices, options)
+        return self._read("infos", self.infos, indices, neg_index_as_lookback, fill)
 
-    def get_extra_model_outputs(self, key: str, indices: Indices = None, **options: Unpack[Reading]) -> Any:
+    def get_extra_model_outputs(
+        self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+    ) -> Any:
         """One output of name `key` for an int; several for a list, slice or None (all T): a list, or leaves (K, ...).
 
         Raises EpisodeKeyError for an unknown `key`, EpisodeIndexError outside the episode without `fill`.
         """
-        return self._read(f"extra model output {key}", self._extra(key), indices, options)
+        return self._read(f"extra model output {key}", self._extra(key), indices, neg_index_as_lookback, fill)
 
     # ---- setters ----
 
@@ -141,9 +157,19 @@ class EpisodeAccessors(EpisodeData):
 
     # ---- shared ----
 
-    def _read(self, name: str, buffer: InfiniteLookbackBuffer, indices: Indices, options: Reading) -> Any:
+    def _read(
+        self,
+        name: str,
+        buffer: InfiniteLookbackBuffer,
+        indices: Indices,
+        neg_index_as_lookback: bool,
+        fill: Any,
+        one_hot_discrete: bool = False,
+    ) -> Any:
         try:
-            return buffer.get(indices, **options)
+            return buffer.get(
+                indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
+            )
         except BadEpisode as err:
             self._locate(err, name)
             raise
@@ -165,5 +191,6 @@ class EpisodeAccessors(EpisodeData):
             return self.extra_model_outputs[key]
         except KeyError:
             known = ", ".join(map(str, self.extra_model_outputs)) or "there are none"
-            where = f"episode {self.id_}"
-            raise EpisodeKeyError(f"no extra model output {key!r}", where=where, fix=f"one of: {known}") from None
+            raise EpisodeKeyError(
+                f"no extra model output {key!r}", where=f"episode {self.id_}", fix=f"one of: {known}"
+            ) from None

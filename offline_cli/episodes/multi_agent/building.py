@@ -242,10 +242,8 @@ class MultiAgentAccessors(MultiAgentData):
     def _set(self, kind: str, new_data: ByAgent, **options: Any) -> None:
         unknown = [agent for agent in new_data if agent not in self.agent_episodes]
         if unknown:
-            what, known = (
-                f"no agent {unknown[0]!r} in this episode",
-                ", ".join(map(str, self.agent_episodes)) or "there are none",
-            )
+            known = ", ".join(map(str, self.agent_episodes)) or "there are none"
+            what = f"no agent {unknown[0]!r} in this episode"
             raise EpisodeKeyError(what, where=f"multi-agent episode {self.id_}", fix=f"one of: {known}")
         for agent, data in new_data.items():
             getattr(self.agent_episodes[agent], f"set_{kind}")(new_data=data, **options)
