@@ -73,11 +73,9 @@ class Environment:
     def vector_misfits(self) -> list[str]:
         """How the spaces of the vector class differ from the environment's; empty: not at all."""
         vector = self.vector(1)
-        pairs = {
-            "observations": (self.observation_space, getattr(vector, "single_observation_space", None)),
-            "actions": (self.action_space, getattr(vector, "single_action_space", None)),
-        }
-        return [text for what, (own, other) in pairs.items() for text in _differences(own, other, what)]
+        observations, actions = (getattr(vector, f"single_{kind}_space", None) for kind in ("observation", "action"))
+        found = _differences(self.observation_space, observations, "observations")
+        return found + _differences(self.action_space, actions, "actions")
 
     def singles(self, count: int) -> list[Env]:
         """`count` copies."""
@@ -161,9 +159,8 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     wrapped = bool(spec.additional_wrappers) or bool(wrappers) or spec.vector_entry_point is None
     vector = None if wrapped else lambda count: gym.make_vec(name, count, vectorization_mode="vector_entry_point", **given)
     # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
-    return Environment(
-        name, _fitted_out(name, lambda **own: gym.make(name, disable_env_checker=True, **own), given, around), vector
-    )
+    make = _fitted_out(name, lambda **own: gym.make(name, disable_env_checker=True, **own), given, around)
+    return Environment(name, make, vector)
 
 
 def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wrappers: list[Any]) -> Callable[[], Any]:
@@ -258,10 +255,8 @@ def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
 
 
 def _unknown(name: str, why: str, near: list[str] | None = None) -> UnknownEnvironment:
-    forms = (
-        "a registered id (python -c 'import gymnasium; gymnasium.pprint_registry()'), module:EnvId, "
-        "or python:package.module:make_env"
-    )
+    forms = "a registered id (python -c 'import gymnasium; gymnasium.pprint_registry()'), module:EnvId, "
+    forms += "or python:package.module:make_env"
     fix = f"did you mean {' or '.join(near)}?" if near else forms
     return UnknownEnvironment(f"no environment {name!r}: {why}", where=f"--env {name}", fix=fix, details={"near": near or []})
 

@@ -65,12 +65,21 @@ class Waiting:
     @contextmanager
     def within(self, doing: str, words: str) -> Iterator[None]:
         """It is in this until the block ends; for what is not done at every step."""
-        before, self.words = self.words, lambda: words
-        self.enter(doing)
+        with self.words_kept():
+            self.words = lambda: words
+            self.enter(doing)
+            try:
+                yield
+            finally:
+                self.leave()
+
+    @contextmanager
+    def words_kept(self) -> Iterator[None]:
+        """What is registered within it as waited for is unregistered at the end."""
+        before = self.words
         try:
             yield
         finally:
-            self.leave()
             self.words = before
 
     @property

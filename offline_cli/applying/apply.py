@@ -22,11 +22,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Unpack
 
-from offline_cli.applying.batch_folder import Asked, Written, write_batches
-from offline_cli.applying.batch_formats import batch_format
+from offline_cli.applying.batch_folder import Asked, write_batches
+from offline_cli.applying.batch_formats import TrainBatch, TrainBatches, batch_format
 from offline_cli.applying.recordings import Ready, Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
-from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.layout import TRAIN_BATCHES
@@ -125,19 +124,19 @@ def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry
         stored_as = batch_format(asked.format, _spaces_of_columns(ready))
         batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
         every = _begun(iter(batches), ready.where)
-        written = Written(0, None)
+        nbytes, state = 0, None
         if dry_run:
             deque(every, maxlen=0)
         else:
-            written = write_batches(target, stored_as, every, batches, ready, asked, overwrite=overwrite)
+            nbytes, state = write_batches(target, stored_as, every, batches, ready, asked, overwrite=overwrite)
     return ApplyResult(
         out=target.url,
         **batches.counts(),
         columns=batches.names,
         format=asked.format,
         steps_per_batch=asked.steps_per_batch,
-        bytes=written.bytes,
-        state=written.state,
+        bytes=nbytes,
+        state=state,
         action_scale=ready.stream.action_scale,
         spaces_inferred=ready.stream.spaces_inferred,
         assumptions=dict(ready.stream.tally.assumptions),

@@ -23,10 +23,9 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from offline_cli.applying.batch_formats import BatchFormat, TrainColumns
+from offline_cli.applying.batch_formats import BatchFormat, TrainBatch, TrainBatches, TrainColumns
 from offline_cli.applying.recordings import Ready
 from offline_cli.applying.showing import space_as_json
-from offline_cli.applying.train_batches import TrainBatch, TrainBatches
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
@@ -40,7 +39,7 @@ from offline_cli.files.staging import write_whole
 from offline_cli.json_documents import mistakes
 from offline_cli.spaces import space_to_json
 
-__all__ = ["Asked", "BatchFile", "BatchFolder", "Written", "write_batches"]
+__all__ = ["Asked", "BatchFolder", "write_batches"]
 
 SCHEMA = "batches.v1.json"
 FORMAT, VERSION = "train-batches", 1
@@ -98,7 +97,8 @@ class BatchFolder:
         try:
             if not self._target.is_held or self.committed:
                 return
-            if self._stands():  # a signal right after
+            place = self._location.join(BATCHES)
+            if self._commit and place.exists() and place.read_bytes() == self._commit:  # a signal right after
                 self._finish()
             else:
                 self._take_back()
@@ -141,10 +141,6 @@ class BatchFolder:
             write_whole(self._location.join(BATCHES), told, folder=self._location)
             self._finish()
         return path
-
-    def _stands(self) -> bool:
-        place = self._location.join(BATCHES)
-        return bool(self._commit) and place.exists() and place.read_bytes() == self._commit
 
     def _finish(self) -> None:
         """Remove what the new batches have replaced, and then the note."""
@@ -214,14 +210,6 @@ class Asked:
         return with_defaults(known, started=started)
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What is on disk."""
-
-    bytes: int  # of the files in data/
-    state: str | None  # path, below the folder, of what the pieces learned
-
-
 def write_batches(
     target: Location,
     stored_as: BatchFormat,
@@ -231,8 +219,9 @@ def write_batches(
     asked: Asked,
     *,
     overwrite: bool,
-) -> Written:
-    """Write all: those of `every`, which draws from `batches`. Raises Interrupted: nothing was kept then."""
+) -> tuple[int, str | None]:
+    """Write all: those of `every`, which draws from `batches`. Gives the bytes of the files in data/, and the path, below the
+    folder, of what the pieces learned. Raises Interrupted: nothing was kept then."""
     command, started = shlex.join(asked.command), now()
     folder = BatchFolder(target, stored_as, options=asked.options(), overwrite=overwrite, command=command)
     try:
@@ -244,14 +233,13 @@ def write_batches(
             path = folder.commit(_document(batches, ready, asked, started), state=state)
     except KeyboardInterrupt as interrupt:
         raise _interrupted(folder, overwrite=overwrite) from interrupt
-    return Written(sum(file.bytes for file in folder.files), path)
+    return sum(file.bytes for file in folder.files), path
 
 
 def _interrupted(folder: BatchFolder, *, overwrite: bool) -> Interrupted:
     if folder.committed:
-        return Interrupted(
-            "interrupted after everything was written", where=folder.url, fix="nothing: the train batches are complete"
-        )
+        fix = "nothing: the train batches are complete"
+        return Interrupted("interrupted after everything was written", where=folder.url, fix=fix)
     left = "; what was there before is untouched" if overwrite else ""
     return Interrupted(f"interrupted; no train batch was kept{left}", where=folder.url, fix="run the command again")
 

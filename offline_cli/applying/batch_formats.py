@@ -6,11 +6,13 @@ are JSON text, one per row, null where one is empty.
 `columns`: one row of the table per row of the batch, types as in our `columns` datasets (`parquet/arrow_trees.py`), with the
 dtypes of the batch, which need not be those of the spaces; zstd. `safetensors`: tensors named `obs`, `obs.camera`, no text. The
 same batch gives the same bytes.
+
+`TrainBatches`: those of a stream of episodes, each checked and ready to be stored: all have the columns of the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -22,10 +24,12 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from offline_cli.applying.recordings import dtype_name
+from offline_cli.applying.learner_batches import grouped, in_learner_units, through, with_steps
+from offline_cli.applying.recordings import Ready, dtype_name
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.connector_v2 import Batch
+from offline_cli.connectors.connector_v2 import Batch, state_to_bytes
 from offline_cli.datasets.step_tables import info_to_text
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
@@ -39,11 +43,11 @@ from offline_cli.trees import Tree, flatten, map_leaves
 __all__ = [
     "COLUMNS",
     "JSON",
-    "SAFETENSORS",
     "TEXT",
     "BatchFormat",
     "ColumnKind",
-    "Guard",
+    "TrainBatch",
+    "TrainBatches",
     "TrainColumns",
     "batch_format",
     "train_columns",
@@ -106,8 +110,7 @@ def train_columns(batch: Batch, added_by: Mapping[str, str], *, where: str, tall
 
 
 def _check_names(kinds: list[ColumnKind], where: str) -> None:
-    names = [kind.name for kind in kinds]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    twice = next((kind.name for i, kind in enumerate(kinds) if kind.name in [other.name for other in kinds[:i]]), None)
     if twice is not None:
         fix = "another name for one of them, without a dot"
         raise BadPiece(f"two columns, one of them nested, are both called {twice!r}", where=where, fix=fix)
@@ -197,7 +200,7 @@ class Tables:
                 arrays.append(pa.array(column, pa.string()))
                 continue
             try:
-                tree = map_leaves(_as_array, column)
+                tree = map_leaves(lambda leaf: leaf.numpy() if isinstance(leaf, Tensor) else leaf, column)
                 fields.append(tree_field(name, tree, like=self._spaces.get(name)))
             except (UnsupportedSpace, TypeError) as err:
                 told = err.what if isinstance(err, UnsupportedSpace) else str(err)
@@ -259,6 +262,64 @@ def _native(leaf: NDArray[Any]) -> NDArray[Any]:
     return np.array(leaf, leaf.dtype.newbyteorder("="), order="C")
 
 
-def _as_array(leaf: Any) -> NDArray[Any]:
-    array: NDArray[Any] = leaf.numpy() if isinstance(leaf, Tensor) else leaf
-    return array
+# ---- of a stream of episodes ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainBatch:
+    """One train batch, ready to be stored."""
+
+    prepared: Any  # what `BatchFormat.store` takes
+    columns: TrainColumns
+    episodes: int
+    steps: int
+
+
+class TrainBatches:
+    """The train batches of `ready`, to be iterated over once; what it counts is complete when they end."""
+
+    def __init__(self, ready: Ready, stored_as: BatchFormat, *, steps_per_batch: int) -> None:
+        """`steps_per_batch`: a batch closes with the episode that brings it to so many steps."""
+        self._ready, self._stored_as, self._steps_per_batch = ready, stored_as, steps_per_batch
+        self.batches = self.rows = self.episodes = self.steps = 0
+        self.kinds: tuple[ColumnKind, ...] = ()  # those of the first batch
+        self.names: tuple[str, ...] = ()  # of its columns
+
+    def __iter__(self) -> Iterator[TrainBatch]:
+        """Raises what reading raises; BadPiece for pieces that raise or return no batch; BadConfig for the format."""
+        moving = filter(len, map(with_steps, self._ready.stream))
+        for episodes in grouped(moving, self._steps_per_batch):
+            made = self._made(episodes)
+            self._count(made)
+            yield made
+
+    def _made(self, episodes: EpisodeBatch) -> TrainBatch:
+        ready, where = self._ready, f"train batch from episode {episodes.ids[0]} of {self._ready.where}"
+        learned = in_learner_units(episodes, ready.action_space, ready.stream.action_scale)
+        batch, added = through(ready.pipeline, learned, where=ready.where)
+        columns = train_columns(batch, added, where=where, tally=ready.stream.tally)
+        if self.kinds:
+            _check_same(self.kinds, columns, where)
+        else:
+            state_to_bytes(ready.pipeline.get_state(), where=where)  # one that cannot be saved is known at once
+        prepared = self._stored_as.prepared(columns, where=where)
+        return TrainBatch(prepared, columns, len(episodes), episodes.num_steps)
+
+    def _count(self, made: TrainBatch) -> None:
+        self.kinds, self.names = self.kinds or made.columns.kinds, self.names or tuple(made.columns.columns)
+        self.batches, self.rows = self.batches + 1, self.rows + made.columns.rows
+        self.episodes, self.steps = self.episodes + made.episodes, self.steps + made.steps
+
+    def counts(self) -> dict[str, int]:
+        """Batches, rows, episodes and steps so far."""
+        return {"batches": self.batches, "rows": self.rows, "episodes": self.episodes, "steps": self.steps}
+
+
+def _check_same(kinds: tuple[ColumnKind, ...], columns: TrainColumns, where: str) -> None:
+    before, after = ({kind.name: kind for kind in found} for found in (kinds, columns.kinds))
+    different = next((name for name in {**before, **after} if before.get(name) != after.get(name)), None)
+    if different is not None:
+        piece = columns.added_by.get(different.partition(".")[0], "(none)")
+        one, other = before.get(different, "absent"), after.get(different, "absent")
+        what = f"column {different!r} of piece {piece} is {one} in the first batch and {other} in this one"
+        raise BadPiece(what, where=where, fix="the same columns, dtypes and shapes in every batch")

@@ -81,11 +81,8 @@ def learner_spaces(
     if environment is None:
         return said
     own = environment.observation_space, environment.action_space
-    problems = [
-        text
-        for what, space, theirs in zip(("observations", "actions"), said, own, strict=True)
-        for text in misfits(space, theirs, inferred=inferred, what=what)
-    ]
+    pairs = zip(("observations", "actions"), said, own, strict=True)
+    problems = [text for what, space, env in pairs for text in misfits(space, env, inferred=inferred, what=what)]
     if problems:
         fix = f"name the environment that the data is from, wrapped as it was, instead of --env {environment.name}"
         raise SpaceMismatch.of(problems, where=where, fix=fix)
@@ -271,10 +268,6 @@ def playing(rl_module: nn.Module | None) -> Iterator[nn.Module | None]:
         yield rl_module
 
 
-def _rows(columns: Mapping[str, Tree]) -> int:
-    return len(leaves(next(iter(columns.values())))[0])
-
-
 def _check_rows(columns: Mapping[str, Tree]) -> None:
     """Raise BadConfig where columns have different numbers of rows."""
     rows = {path: len(leaf) if leaf.ndim else 0 for name, tree in columns.items() for path, leaf in flatten(tree, name)}
@@ -307,7 +300,7 @@ def nothing_left() -> BadConfig:
 
 def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
     """The rows that are `kept`. Raises BadConfig for a mask of another shape."""
-    rows = _rows(columns)
+    rows = len(leaves(next(iter(columns.values())))[0])
     if kept.shape != (rows,):
         what = f"{Columns.LOSS_MASK!r} of shape {tuple(kept.shape)} for {rows} rows"
         raise BadConfig(what, where=PLACE, fix="one value per row in every column that a piece adds")

@@ -152,11 +152,8 @@ class Recordings:
             return None
         first = manifests[0] if manifests else None
         known = {} if first is None else first.statistics["columns"]
-        return {
-            path: (column["dtype"], tuple(column["shape"]))
-            for path, column in known.items()
-            if path.partition(".")[0] not in NO_EXTRA
-        }
+        extra = {path: column for path, column in known.items() if path.partition(".")[0] not in NO_EXTRA}
+        return {path: (column["dtype"], tuple(column["shape"])) for path, column in extra.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +210,8 @@ def seen_in_episodes(episodes: Episodes) -> tuple[Seen, ...]:
     if isinstance(episodes, EpisodeBatch):
         trees = {Columns.OBS: episodes.obs, Columns.ACTIONS: episodes.actions, Columns.REWARDS: episodes.rewards}
     elif episodes and hasattr(episodes[0], "get_rewards"):
-        first = episodes[0]
-        trees = {
-            Columns.OBS: first.get_observations(),
-            Columns.ACTIONS: first.get_actions(),
-            Columns.REWARDS: first.get_rewards(),
-        }
+        one = episodes[0]
+        trees = {Columns.OBS: one.get_observations(), Columns.ACTIONS: one.get_actions(), Columns.REWARDS: one.get_rewards()}
     else:
         return ()
     return tuple(seen for name, tree in trees.items() for seen in _column(name, tree))
@@ -228,14 +221,11 @@ def _column(name: str, held: Any) -> Iterator[Seen]:
     if is_filed(held):
         yield from _items(name, [item for items in held.values() for item in items])
     elif isinstance(held, list):
-        yield from [_listed(name, held)] if _no_numbers(held) else _items(name, held)
+        no_numbers = not held or isinstance(held[0], (str, Mapping))
+        yield from [_listed(name, held)] if no_numbers else _items(name, held)
     else:
         for path, leaf in flatten(held, name):
             yield _leaf(path, leaf, "tensor" if isinstance(leaf, Tensor) else "array")
-
-
-def _no_numbers(held: list[Any]) -> bool:
-    return not held or isinstance(held[0], (str, Mapping))
 
 
 def _listed(name: str, held: list[Any]) -> Seen:
@@ -246,17 +236,10 @@ def _listed(name: str, held: list[Any]) -> Seen:
 def _items(name: str, entries: list[Any]) -> Iterator[Seen]:
     """Items that are not stacked yet, by the first one of them."""
     rows = sum(entry.count if isinstance(entry, Items) else 1 for entry in entries)
-    for path, leaf in flatten(_first_rows(entries), name):
+    first = entries[0]
+    for path, leaf in flatten(first.tree if isinstance(first, Items) else _with_row_axis(first), name):
         found = _leaf(path, leaf, "items")
         yield Seen(path, "items", found.dtype, found.shape, rows, found.first)
-
-
-def _first_rows(entries: list[Any]) -> Tree:
-    """Leaves with an axis of rows."""
-    first = entries[0]
-    if isinstance(first, Items):
-        return first.tree
-    return _with_row_axis(first)
 
 
 def _with_row_axis(item: Tree) -> Tree:

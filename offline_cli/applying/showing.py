@@ -4,49 +4,37 @@
   episodes. Where a piece of the user's own cannot take those, spaces alone are shown from it on. Only of a source that does not
   declare its spaces one episode is read.
 * `trace_pipeline`: what the batch holds after each piece, for the first episodes of the data.
-* `invented_episodes`: the sample episodes, made up from spaces. Values lie within the spaces and near zero, dtypes and shapes
+* `invented_episodes`: the sample episodes, made up from spaces. Values lie within the spaces, dtypes and shapes
   are those of recordings. The same spaces give the same ones.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.applying.learner_batches import grouped, in_learner_units, stepped, with_steps
 from offline_cli.applying.recordings import Recordings, Said, Seen, seen_in_batch, seen_in_episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE
+from offline_cli.policies.policy import sampled
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.trees import Tree, flatten
 
-__all__ = [
-    "Extras",
-    "PieceShown",
-    "PieceTraced",
-    "PipelineShown",
-    "PipelineTraced",
-    "invented_episodes",
-    "show_pipeline",
-    "space_as_json",
-    "trace_pipeline",
-]
+__all__ = ["Extras", "PipelineShown", "PipelineTraced", "invented_episodes", "show_pipeline", "space_as_json", "trace_pipeline"]
 
+SPACES: Final = ("input_observation_space", "observation_space", "input_action_space", "action_space")
 FEW: Final = 1  # episode that is read where nothing else declares the spaces
 
 ALL: Final = 1 << 62  # steps: whatever there is, as one batch
-
 LENGTHS: Final = (3, 2)  # steps
 Extras = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape of one row, by path
 _Setting = tuple[tuple[Space, Space], bool, str, Extras]  # spaces, whether they are inferred, action scale, extra outputs
@@ -66,9 +54,8 @@ class PieceShown:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values: each space as JSON (null where it has no such form), and as text beside it."""
-        names = ("input_observation_space", "observation_space", "input_action_space", "action_space")
-        spaces = {name: space_as_json(getattr(self, name)) for name in names}
-        texts = {f"{name}_text": describe(getattr(self, name)) for name in names}
+        spaces = {name: space_as_json(getattr(self, name)) for name in SPACES}
+        texts = {f"{name}_text": describe(getattr(self, name)) for name in SPACES}
         columns = {name: _kinds(getattr(self, name)) for name in ("columns_before", "columns")}
         return {"name": self.name, **spaces, **texts, **columns}
 
@@ -154,20 +141,9 @@ def _shown(pipeline: ConnectorPipelineV2, columns: Sequence[tuple[Seen, ...]]) -
     before: tuple[Seen, ...] | None = ()
     for number, (name, piece) in enumerate(pipeline.named()):
         after = columns[number] if number < len(columns) else None
-        yield _piece_shown(name, piece, before, after)
+        spaces: dict[str, Any] = {space: getattr(piece, space) for space in SPACES}
+        yield PieceShown(name, **spaces, columns_before=before, columns=after)
         before = after
-
-
-def _piece_shown(name: str, piece: ConnectorV2, before: tuple[Seen, ...] | None, after: tuple[Seen, ...] | None) -> PieceShown:
-    return PieceShown(
-        name,
-        piece.input_observation_space,
-        piece.observation_space,
-        piece.input_action_space,
-        piece.action_space,
-        before,
-        after,
-    )
 
 
 def _kinds(columns: tuple[Seen, ...] | None) -> list[dict[str, Any]] | None:
@@ -209,14 +185,9 @@ class PipelineTraced:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
-        return {
-            "pipeline": self.pipeline,
-            "sources": list(self.sources),
-            "episodes": list(self.episodes),
-            "steps": self.steps,
-            "start": [one.as_dict() for one in self.start],
-            "pieces": [piece.as_dict() for piece in self.pieces],
-        }
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        lists = {"sources": list(self.sources), "episodes": list(self.episodes)}
+        return {**plain, **lists, **{name: [one.as_dict() for one in plain[name]] for name in ("start", "pieces")}}
 
 
 def trace_pipeline(file: PipelineSpec, said: Said, *, episodes: int) -> PipelineTraced:
@@ -248,13 +219,12 @@ def trace_pipeline(file: PipelineSpec, said: Said, *, episodes: int) -> Pipeline
 
 def invented_episodes(observation_space: Space, action_space: Space, extras: Extras) -> EpisodeBatch:
     """Two episodes of the spaces and with such extra model outputs, all zeros."""
-    rng = np.random.default_rng(0)
     steps = sum(LENGTHS)
     return EpisodeBatch(
         ids=tuple(f"invented-{number}" for number in range(len(LENGTHS))),
         starts=np.array([0, *itertools.accumulate(LENGTHS)], np.int64),
-        obs=_rows(observation_space, steps + len(LENGTHS), rng),
-        actions=_rows(action_space, steps, rng),
+        obs=sampled(observation_space, steps + len(LENGTHS)),
+        actions=sampled(action_space, steps),
         rewards=np.ones(steps),
         terminated=np.array([True, False]),
         truncated=np.array([False, True]),
@@ -262,31 +232,6 @@ def invented_episodes(observation_space: Space, action_space: Space, extras: Ext
         observation_space=observation_space,
         action_space=action_space,
     )
-
-
-def _rows(space: Space, count: int, rng: np.random.Generator) -> Tree:
-    """Leaves (count, *shape)."""
-    match space:
-        case spaces.Dict():
-            return {key: _rows(part, count, rng) for key, part in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(_rows(part, count, rng) for part in space.spaces)
-        case spaces.Discrete():
-            return (int(space.start) + rng.integers(int(space.n), size=count)).astype(space.dtype)
-        case spaces.MultiDiscrete():
-            return np.add(space.start, rng.random((count, *space.shape)) * space.nvec).astype(space.dtype)
-        case spaces.Box():
-            return _numbers(space, count, rng)
-    return rng.integers(2, size=(count, *(space.shape or ()))).astype(space.dtype)
-
-
-def _numbers(space: spaces.Box, count: int, rng: np.random.Generator) -> NDArray[Any]:
-    if np.dtype(space.dtype).kind == "f":
-        values = rng.standard_normal((count, *space.shape))
-    else:
-        values = rng.integers(2, size=(count, math.prod(space.shape))).reshape(count, *space.shape).astype(np.float64)
-    within: NDArray[Any] = np.clip(values, space.low, space.high).astype(space.dtype)
-    return within
 
 
 def _nested(leaves: Mapping[str, NDArray[Any]]) -> dict[str, Tree]:

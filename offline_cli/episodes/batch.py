@@ -11,52 +11,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.episodes.batch_arrays import BatchArrays, Infos
+from offline_cli.episodes.batch_arrays import BatchArrays, Infos, forms, in_words
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.buffers.stacking import stack
 from offline_cli.episodes.episode_data import REWARD_SPACE
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
-from offline_cli.spaces import Space, leaf_spaces, same_space
-from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
+from offline_cli.spaces import Space, same_space
+from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["EpisodeBatch", "Infos", "arrays_of_episodes", "episode_of_arrays"]
+__all__ = ["EpisodeBatch", "Infos"]
 
-B = TypeVar("B", bound=BatchArrays)
 Pick = Callable[[SingleAgentEpisode], InfiniteLookbackBuffer]
-Kind = tuple[np.dtype[Any], tuple[int, ...]]  # of one record's leaf
 Named = tuple[SingleAgentEpisode, Tree]  # arrays, and the (first) episode they are from
-
-
-def episode_of_arrays(batch: BatchArrays, e: int) -> SingleAgentEpisode:
-    """Episode `e` of `batch`, numpy'ized, over views of the batch's arrays; its setters copy before they write."""
-    first, stop = int(batch.starts[e]), int(batch.starts[e + 1])
-    start = 0 if batch.t_started is None else int(batch.t_started[e])
-    return SingleAgentEpisode.assemble(
-        id_=batch.ids[e],
-        observations=_view(batch.obs, slice(first + e, stop + e + 1), batch.observation_space),
-        actions=_view(batch.actions, slice(first, stop), batch.action_space),
-        rewards=_view(batch.rewards, slice(first, stop), REWARD_SPACE),
-        infos=_infos_view(batch, first + e, stop + e + 1),
-        extra_model_outputs={name: _view(tree, slice(first, stop), None) for name, tree in batch.extra.items()},
-        observation_space=batch.observation_space,
-        action_space=batch.action_space,
-        terminated=bool(batch.terminated[e]),
-        truncated=bool(batch.truncated[e]),
-        t_started=start,
-        t=start + stop - first,
-        agent_id=_at(batch.agent_ids, e),
-        module_id=_at(batch.module_ids, e),
-        multi_agent_episode_id=_at(batch.multi_agent_ids, e),
-        start_time=_second(batch, e, 0),
-        last_step_time=_second(batch, e, 1),
-        custom_data=None if batch.custom_data is None else dict(batch.custom_data[e]),
-    )
+ONE_STRUCTURE: Final = "put episodes of one structure into one batch"
 
 
 def _view(tree: Tree, rows: slice, space: Space | None) -> InfiniteLookbackBuffer:
@@ -81,47 +55,11 @@ def _second(batch: BatchArrays, e: int, which: int) -> float | None:
     return None if seconds != seconds else seconds  # NaN: unknown
 
 
-def arrays_of_episodes(episodes: Iterable[SingleAgentEpisode], kind: type[B]) -> B:
-    """The batch of `episodes`, in order, lookback buffers left out; rewards become float64.
-
-    Episodes of no steps (a first observation only) are taken too. Raises BadEpisode, naming episode and leaf, where
-    structures, shapes, dtypes or spaces differ, and for an episode without a first observation.
-    """
-    whole = list(episodes)
-    for episode in whole:
-        _check(episode)
-    starts = np.cumsum([0, *map(len, whole)], dtype=np.int64)
-    observation_space = _one_space(whole, "observation_space")
-    action_space = _one_space(whole, "action_space")
-    return kind(
-        ids=tuple(episode.id_ for episode in whole),
-        starts=starts,
-        obs=_joined(whole, "observations", lambda episode: episode.observations, observation_space),
-        actions=_joined(whole, "actions", lambda episode: episode.actions, action_space),
-        rewards=_rewards(whole),
-        terminated=np.array([episode.is_terminated for episode in whole], np.bool_),
-        truncated=np.array([episode.is_truncated for episode in whole], np.bool_),
-        extra=_extra(whole),
-        infos=_infos(whole),
-        t_started=_starts(whole),
-        agent_ids=_names(whole, "agent_id"),
-        module_ids=_names(whole, "module_id"),
-        multi_agent_ids=_names(whole, "multi_agent_episode_id"),
-        custom_data=tuple(dict(episode.custom_data) for episode in whole)
-        if any(episode.custom_data for episode in whole)
-        else None,
-        clock=_clock(whole),
-        observation_space=observation_space,
-        action_space=action_space,
-    )
-
-
 def _check(episode: SingleAgentEpisode) -> None:
     episode.validate()
     if not episode.is_reset:
-        raise BadEpisode(
-            "an episode without a first observation", where=f"episode {episode.id_}", fix="leave it out, or add_env_reset first"
-        )
+        fix = "leave it out, or add_env_reset first"
+        raise BadEpisode("an episode without a first observation", where=f"episode {episode.id_}", fix=fix)
 
 
 # ---- one array per leaf ----
@@ -135,15 +73,11 @@ def _joined(whole: Sequence[SingleAgentEpisode], name: str, pick: Pick, space: S
     runs = groupby(filled, key=lambda episode: pick(episode).finalized)
     trees: list[Named] = []
     for finalized, run in runs:
-        trees += _arrays(list(run), pick) if finalized else _stacked(list(run), name, pick, space)
+        trees += [(episode, pick(episode).get()) for episode in run] if finalized else _stacked(list(run), name, pick, space)
     _check_alike(trees, name)
     if len(trees) == 1:
         return trees[0][1]
     return map_leaves(lambda *parts: np.concatenate(parts), *(tree for _, tree in trees))
-
-
-def _arrays(run: list[SingleAgentEpisode], pick: Pick) -> list[Named]:
-    return [(episode, pick(episode).get()) for episode in run]
 
 
 def _stacked(run: list[SingleAgentEpisode], name: str, pick: Pick, space: Space | None) -> list[Named]:
@@ -180,27 +114,13 @@ def _one_kind(records: list[Any]) -> bool:
 
 
 def _check_alike(trees: list[Named], name: str) -> None:
-    first, expected = trees[0][0], _kinds(trees[0][1], name)
+    first, expected = trees[0][0], forms(trees[0][1], name)
     for episode, tree in trees[1:]:
-        kinds = _kinds(tree, name)
-        if kinds != expected:
-            path = next(key for key in {**expected, **kinds} if kinds.get(key) != expected.get(key))
-            here, there = (_kind_name(found.get(path)) for found in (kinds, expected))
-            raise BadEpisode(
-                f"{path} is {here}, in episode {first.id_} {there}",
-                where=f"episode {episode.id_}, {path}",
-                fix="put episodes of one structure into one batch",
-            )
-
-
-def _kinds(tree: Tree, name: str) -> dict[str, Kind]:
-    if type(tree) is np.ndarray:
-        return {name: (tree.dtype, tree.shape[1:])}
-    return {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in flatten(tree, name)}
-
-
-def _kind_name(kind: Kind | None) -> str:
-    return "absent" if kind is None else f"{kind[0]}{kind[1]}"
+        found = forms(tree, name)
+        if found != expected:
+            path = next(key for key in {**expected, **found} if found.get(key) != expected.get(key))
+            what = f"{path} is {in_words(found.get(path))}, in episode {first.id_} {in_words(expected.get(path))}"
+            raise BadEpisode(what, where=f"episode {episode.id_}, {path}", fix=ONE_STRUCTURE)
 
 
 def _empty(whole: Sequence[SingleAgentEpisode], pick: Pick, space: Space | None) -> Tree:
@@ -208,20 +128,15 @@ def _empty(whole: Sequence[SingleAgentEpisode], pick: Pick, space: Space | None)
     for episode in whole:
         if pick(episode).finalized:
             return pick(episode).get()
-    if space is None:
-        return np.zeros(0)
-    tree = InfiniteLookbackBuffer(space=space).space_struct
-    leaves = [np.zeros((0, *(leaf.shape or ())), leaf.dtype) for leaf in leaf_spaces(space).values()]
-    return unflatten_like(tree, leaves)
+    return zero_rows(space, 0)
 
 
 def _rewards(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.float64]:
     parts = [np.asarray(episode.rewards.get(), np.float64) for episode in whole]
     for episode, part in zip(whole, parts, strict=True):
         if part.ndim != 1:
-            raise BadEpisode(
-                f"rewards of shape {part.shape}", where=f"episode {episode.id_}, rewards", fix="give one number per step"
-            )
+            where = f"episode {episode.id_}, rewards"
+            raise BadEpisode(f"rewards of shape {part.shape}", where=where, fix="give one number per step")
     return np.concatenate([np.zeros(0), *parts])
 
 
@@ -232,11 +147,8 @@ def _extra(whole: Sequence[SingleAgentEpisode]) -> dict[str, Tree]:
     names = stepped[0].extra_model_outputs.keys()
     for episode in stepped[1:]:
         if episode.extra_model_outputs.keys() != names:
-            raise BadEpisode(
-                f"extra model outputs {sorted(episode.extra_model_outputs)}, in episode {stepped[0].id_} {sorted(names)}",
-                where=f"episode {episode.id_}",
-                fix="put episodes of one structure into one batch",
-            )
+            what = f"extra model outputs {sorted(episode.extra_model_outputs)}, in episode {stepped[0].id_} {sorted(names)}"
+            raise BadEpisode(what, where=f"episode {episode.id_}", fix=ONE_STRUCTURE)
     return {name: _joined(stepped, name, _picker(name), None) for name in names}
 
 
@@ -258,11 +170,11 @@ def _one_space(whole: Sequence[SingleAgentEpisode], name: str) -> Space | None:
         if known is None:
             known = episode, space
         elif not same_space(space, known[1]):
-            raise BadEpisode(
+            what, fix = (
                 f"{name} {space}, in episode {known[0].id_} {known[1]}",
-                where=f"episode {episode.id_}",
-                fix="put episodes of one environment into one batch",
+                "put episodes of one environment into one batch",
             )
+            raise BadEpisode(what, where=f"episode {episode.id_}", fix=fix)
     return None if known is None else known[1]
 
 
@@ -297,12 +209,63 @@ class EpisodeBatch(BatchArrays):
 
     def __getitem__(self, episode: int) -> SingleAgentEpisode:
         """Episode `episode` as a numpy'ized SingleAgentEpisode over views of the batch; its setters copy before they write."""
-        return episode_of_arrays(self, range(len(self))[episode])
+        e = range(len(self))[episode]
+        first, stop = int(self.starts[e]), int(self.starts[e + 1])
+        start = 0 if self.t_started is None else int(self.t_started[e])
+        return SingleAgentEpisode.assemble(
+            id_=self.ids[e],
+            observations=_view(self.obs, slice(first + e, stop + e + 1), self.observation_space),
+            actions=_view(self.actions, slice(first, stop), self.action_space),
+            rewards=_view(self.rewards, slice(first, stop), REWARD_SPACE),
+            infos=_infos_view(self, first + e, stop + e + 1),
+            extra_model_outputs={name: _view(tree, slice(first, stop), None) for name, tree in self.extra.items()},
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            terminated=bool(self.terminated[e]),
+            truncated=bool(self.truncated[e]),
+            t_started=start,
+            t=start + stop - first,
+            agent_id=_at(self.agent_ids, e),
+            module_id=_at(self.module_ids, e),
+            multi_agent_episode_id=_at(self.multi_agent_ids, e),
+            start_time=_second(self, e, 0),
+            last_step_time=_second(self, e, 1),
+            custom_data=None if self.custom_data is None else dict(self.custom_data[e]),
+        )
 
     def __iter__(self) -> Iterator[SingleAgentEpisode]:
         return (self[e] for e in range(len(self)))
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[SingleAgentEpisode]) -> EpisodeBatch:
-        """The batch of `episodes`, lookback buffers left out. Raises BadEpisode where structures differ or are ragged."""
-        return arrays_of_episodes(episodes, cls)
+        """The batch of `episodes`, in order, lookback buffers left out; rewards become float64.
+
+        Episodes of no steps (a first observation only) are taken too. Raises BadEpisode, naming episode and leaf, where
+        structures, shapes, dtypes or spaces differ, and for an episode without a first observation.
+        """
+        whole = list(episodes)
+        for episode in whole:
+            _check(episode)
+        data = tuple(dict(episode.custom_data) for episode in whole)
+        starts = np.cumsum([0, *map(len, whole)], dtype=np.int64)
+        observation_space = _one_space(whole, "observation_space")
+        action_space = _one_space(whole, "action_space")
+        return cls(
+            ids=tuple(episode.id_ for episode in whole),
+            starts=starts,
+            obs=_joined(whole, "observations", lambda episode: episode.observations, observation_space),
+            actions=_joined(whole, "actions", lambda episode: episode.actions, action_space),
+            rewards=_rewards(whole),
+            terminated=np.array([episode.is_terminated for episode in whole], np.bool_),
+            truncated=np.array([episode.is_truncated for episode in whole], np.bool_),
+            extra=_extra(whole),
+            infos=_infos(whole),
+            t_started=_starts(whole),
+            agent_ids=_names(whole, "agent_id"),
+            module_ids=_names(whole, "module_id"),
+            multi_agent_ids=_names(whole, "multi_agent_episode_id"),
+            custom_data=data if any(data) else None,
+            clock=_clock(whole),
+            observation_space=observation_space,
+            action_space=action_space,
+        )

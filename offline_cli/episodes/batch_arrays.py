@@ -24,11 +24,20 @@ from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["BatchArrays", "Infos"]
+__all__ = ["BatchArrays", "Form", "Infos", "forms", "in_words"]
 
 Infos = Sequence[Mapping[str, Any]]
 LONG: Final = 1000  # steps of an episode; indices of its rows take more than they save
-_Form = tuple[np.dtype[Any], tuple[int, ...]]
+OF_EPISODES: Final[Mapping[str, Any]] = {
+    "t_started": 0,
+    "start_kind": 0,
+    **dict.fromkeys(("agent_ids", "module_ids", "multi_agent_ids"), None),
+    "custom_data": {},
+    "clock": np.nan,
+    "final_missing": False,
+}
+"""Fields (E, ...) that may be None, and what each episode has where they are."""
+Form = tuple[np.dtype[Any], tuple[int, ...]]
 """Of one step."""
 
 
@@ -69,18 +78,7 @@ class BatchArrays:
         self._check("rewards", len(self.rewards), n)
         if self.infos is not None:
             self._check("infos", len(self.infos), n + e)
-        for name in (
-            "terminated",
-            "truncated",
-            "t_started",
-            "start_kind",
-            "agent_ids",
-            "module_ids",
-            "multi_agent_ids",
-            "custom_data",
-            "clock",
-            "final_missing",
-        ):
+        for name in ("terminated", "truncated", *OF_EPISODES):
             value = getattr(self, name)
             if value is not None:
                 self._check(name, len(value), e)
@@ -90,9 +88,8 @@ class BatchArrays:
             raise self._bad(f"{name} has {have} rows, {want} wanted for {len(self.ids)} episodes of {self.num_steps} steps")
 
     def _bad(self, what: str) -> BadEpisode:
-        return BadEpisode(
-            what, where=f"batch from episode {self.ids[0] if self.ids else '(none)'}", fix="check the reader's offsets"
-        )
+        where = f"batch from episode {self.ids[0] if self.ids else '(none)'}"
+        return BadEpisode(what, where=where, fix="check the reader's offsets")
 
     # ---- sizes ----
 
@@ -212,6 +209,10 @@ class BatchArrays:
         def of_each(values: Sequence[Any], rows: Any = chosen) -> Iterable[Any]:
             return values[rows] if isinstance(rows, slice) else (values[i] for i in rows)
 
+        known: list[tuple[str, Any]] = [(name, value) for name in OF_EPISODES if (value := getattr(self, name)) is not None]
+        each: dict[str, Any] = {
+            name: value[chosen] if isinstance(value, np.ndarray) else tuple(of_each(value)) for name, value in known
+        }
         return type(self)(
             ids=tuple(of_each(self.ids)),
             starts=starts,
@@ -222,16 +223,9 @@ class BatchArrays:
             truncated=self.truncated[chosen],
             extra={name: map_leaves(lambda leaf: leaf[rows], tree) for name, tree in self.extra.items()},
             infos=None if self.infos is None else list(of_each(self.infos, obs_rows)),
-            t_started=None if self.t_started is None else self.t_started[chosen],
-            start_kind=None if self.start_kind is None else self.start_kind[chosen],
-            agent_ids=None if self.agent_ids is None else tuple(of_each(self.agent_ids)),
-            module_ids=None if self.module_ids is None else tuple(of_each(self.module_ids)),
-            multi_agent_ids=None if self.multi_agent_ids is None else tuple(of_each(self.multi_agent_ids)),
-            custom_data=None if self.custom_data is None else tuple(of_each(self.custom_data)),
-            clock=None if self.clock is None else self.clock[chosen],
-            final_missing=None if self.final_missing is None else self.final_missing[chosen],
             observation_space=self.observation_space,
             action_space=self.action_space,
+            **each,
         )
 
     @classmethod
@@ -245,11 +239,9 @@ class BatchArrays:
         for other in batches[1:]:
             difference = first.structure_difference(other)
             if difference:
-                raise BadEpisode(
-                    f"episodes of two structures cannot share a batch: {difference}",
-                    where=f"episodes {first.ids[0]} and {other.ids[0]}",
-                    fix="convert the two sources into two datasets",
-                )
+                what = f"episodes of two structures cannot share a batch: {difference}"
+                where = f"episodes {first.ids[0]} and {other.ids[0]}"
+                raise BadEpisode(what, where=where, fix="convert the two sources into two datasets")
         offsets = np.cumsum([0, *(batch.num_steps for batch in batches)])
         starts = np.concatenate([b.starts[(0 if i == 0 else 1) :] + offsets[i] for i, b in enumerate(batches)])
 
@@ -266,16 +258,9 @@ class BatchArrays:
             truncated=join(*(batch.truncated for batch in batches)),
             extra={name: map_leaves(join, *(batch.extra[name] for batch in batches)) for name in first.extra},
             infos=_join_infos(batches),
-            t_started=_join_optional(batches, "t_started", lambda b: np.zeros(len(b), np.int64)),
-            start_kind=_join_optional(batches, "start_kind", lambda b: np.zeros(len(b), np.uint8)),
-            agent_ids=_join_each(batches, "agent_ids", None),
-            module_ids=_join_each(batches, "module_ids", None),
-            multi_agent_ids=_join_each(batches, "multi_agent_ids", None),
-            custom_data=_join_each(batches, "custom_data", {}),
-            clock=_join_optional(batches, "clock", lambda b: np.full((len(b), 2), np.nan)),
-            final_missing=_join_optional(batches, "final_missing", lambda b: np.zeros(len(b), np.bool_)),
             observation_space=first.observation_space,
             action_space=first.action_space,
+            **{name: _joined(batches, name, missing) for name, missing in OF_EPISODES.items()},
         )
 
     def structure_difference(self, other: BatchArrays) -> str:
@@ -283,7 +268,7 @@ class BatchArrays:
         mine, theirs = self._structure(), other._structure()
         for name in {**mine, **theirs} if mine != theirs else ():
             if mine.get(name) != theirs.get(name):
-                return f"{name} is {_in_words(mine.get(name))} in one and {_in_words(theirs.get(name))} in the other"
+                return f"{name} is {in_words(mine.get(name))} in one and {in_words(theirs.get(name))} in the other"
         if self.extra.keys() != other.extra.keys():  # a tree without leaves has no place in the structure
             return f"extra model outputs are {sorted(self.extra)} in one and {sorted(other.extra)} in the other"
         for name in ("observation_space", "action_space"):
@@ -291,9 +276,9 @@ class BatchArrays:
                 return f"{name} is {getattr(self, name)} in one and {getattr(other, name)} in the other"
         return ""
 
-    def _structure(self) -> dict[str, _Form]:
+    def _structure(self) -> dict[str, Form]:
         trees = (("obs", self.obs), ("actions", self.actions), *((f"extra {name}", tree) for name, tree in self.extra.items()))
-        return {path: (leaf.dtype, leaf.shape[1:]) for name, tree in trees for path, leaf in flatten(tree, name)}
+        return {path: form for name, tree in trees for path, form in forms(tree, name).items()}
 
     def digest(self, episode: int) -> bytes:
         """16 bytes, equal for episodes with the same steps (including dtypes and extras), flags and start; ids, infos: no."""
@@ -310,24 +295,33 @@ class BatchArrays:
         return digest.digest()
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name}: {_in_words(form)}" for name, form in self._structure().items())
+        shapes = ", ".join(f"{name}: {in_words(form)}" for name, form in self._structure().items())
         return f"{type(self).__name__}({len(self)} episodes, {self.num_steps} steps, {shapes})"
 
 
-def _in_words(form: _Form | None) -> str:
+def forms(tree: Tree, name: str) -> dict[str, Form]:
+    """Of each leaf of `tree`, by path."""
+    if type(tree) is np.ndarray:  # the usual case
+        return {name: (tree.dtype, tree.shape[1:])}
+    return {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in flatten(tree, name)}
+
+
+def in_words(form: Form | None) -> str:
+    """As text."""
     return "absent" if form is None else f"{form[0]}{form[1]}"
 
 
-def _join_each(batches: Sequence[BatchArrays], name: str, missing: Any) -> tuple[Any, ...] | None:
-    if all(getattr(batch, name) is None for batch in batches):
+def _joined(batches: Sequence[BatchArrays], name: str, missing: Any) -> Any:
+    """That of all batches; None where none has it."""
+    parts = [getattr(batch, name) for batch in batches]
+    like = next((part for part in parts if part is not None), None)
+    if like is None:
         return None
-    return tuple(value for batch in batches for value in (getattr(batch, name) or (missing,) * len(batch)))
-
-
-def _join_optional(batches: Sequence[BatchArrays], name: str, missing: Any) -> Any:
-    if all(getattr(batch, name) is None for batch in batches):
-        return None
-    return np.concatenate([missing(b) if getattr(b, name) is None else getattr(b, name) for b in batches])
+    if not isinstance(like, np.ndarray):
+        return tuple(value for batch, part in zip(batches, parts, strict=True) for value in part or (missing,) * len(batch))
+    shape, sizes = like.shape[1:], map(len, batches)
+    wanted = zip(sizes, parts, strict=True)
+    return np.concatenate([np.full((size, *shape), missing, like.dtype) if part is None else part for size, part in wanted])
 
 
 def _join_infos(batches: Sequence[BatchArrays]) -> Infos | None:

@@ -242,10 +242,8 @@ class EpisodeData:
             and all(len(buffer) == steps for buffer in self.extra_model_outputs.values())
         ):
             return
-        raise self._bad(
-            f"{seen} observations, {', '.join(self._wrong_lengths(seen, steps))}",
-            fix="give T+1 observations and infos, T of the rest, all with one lookback buffer",
-        )
+        fix = "give T+1 observations and infos, T of the rest, all with one lookback buffer"
+        raise self._bad(f"{seen} observations, {', '.join(self._wrong_lengths(seen, steps))}", fix=fix)
 
     def _wrong_lengths(self, seen: int, steps: int) -> list[str]:
         lengths = {

@@ -26,7 +26,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch_arrays import BatchArrays
 from offline_cli.errors import BadEpisode, UnsafeData
 from offline_cli.spaces import Space, bound_bytes, space_from_rllib, space_to_rllib, tree_from_lists
-from offline_cli.trees import Tree, flatten, unflatten_like
+from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
 __all__ = [
     "MAX_DEPTH",
@@ -40,6 +40,8 @@ __all__ = [
     "one_hot_leaf",
     "space_in_state",
     "space_node",
+    "space_tree",
+    "zero_rows",
 ]
 
 B = TypeVar("B", bound=BatchArrays)
@@ -55,6 +57,20 @@ KEPT_BYTES = 32 << 20  # of their bounds: unneeded ones must not fill the memory
 # Newest first, replaced as a whole, so that a thread may read while another one adds.
 _read: tuple[tuple[dict[str, Any], Space], ...] = ()
 _written: tuple[tuple[Space, dict[str, Any]], ...] = ()
+
+
+def space_tree(space: Space) -> Tree:
+    """`space` as a tree: dicts and tuples with leaf spaces."""
+    if isinstance(space, spaces.Dict):
+        return {key: space_tree(part) for key, part in space.spaces.items()}
+    return tuple(map(space_tree, space.spaces)) if isinstance(space, spaces.Tuple) else space
+
+
+def zero_rows(space: Space | None, count: int) -> Tree:
+    """Zeros for `count` values of `space`, leaves (count, *shape); without a space (count,) of float64."""
+    if space is None:
+        return np.zeros(count)
+    return map_leaves(lambda leaf: np.zeros((count, *(leaf.shape or ())), leaf.dtype), space_tree(space))
 
 
 def choice_counts(space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -226,19 +242,10 @@ def conform(
     extra = {name: _with_dtypes(batch.extra[name], name, extra_dtypes or {}, batch) for name in sorted(batch.extra)}
     if batch.observation_space is observation_space and batch.action_space is action_space and rewards is batch.rewards:
         fits = list(extra) == list(batch.extra) and all(extra[name] is batch.extra[name] for name in extra)
-        if (
-            fits and _is_same(obs, batch.obs) and _is_same(actions, batch.actions)
-        ):  # the usual case, and many batches are a single short episode
-            return batch
-    return replace(
-        batch,
-        obs=obs,
-        actions=actions,
-        rewards=rewards,
-        extra=extra,
-        observation_space=observation_space,
-        action_space=action_space,
-    )
+        if fits and _is_same(obs, batch.obs) and _is_same(actions, batch.actions):
+            return batch  # the usual case, and many batches are a single short episode
+    data: dict[str, Any] = {"obs": obs, "actions": actions, "rewards": rewards, "extra": extra}
+    return replace(batch, **data, observation_space=observation_space, action_space=action_space)
 
 
 def _with_dtypes(tree: Tree, name: str, dtypes: Mapping[str, np.dtype[Any]], batch: BatchArrays) -> Tree:

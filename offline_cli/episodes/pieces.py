@@ -20,10 +20,21 @@ from offline_cli.episodes.accessors import EpisodeAccessors
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.episode_data import REWARD_SPACE, EpisodeData
 from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
-from offline_cli.errors import BadEpisode, OfflineCliError
+from offline_cli.errors import BadEpisode, OfflineCliError, UsageError
 from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["append_chunk", "append_chunks", "cut", "episode_of", "part", "piece_of", "state_of"]
+__all__ = [
+    "append_chunks",
+    "bounds_of",
+    "check_cut",
+    "cut",
+    "episode_of",
+    "gone",
+    "part",
+    "piece_of",
+    "state_error",
+    "state_of",
+]
 
 E = TypeVar("E", bound=EpisodeData)
 
@@ -62,12 +73,15 @@ def episode_of(cls: type[E], state: Mapping[str, Any]) -> E:
     try:
         episode = _assembled(cls, state, where)
     except (KeyError, TypeError, ValueError, AttributeError) as err:
-        what = f"no {err} in it" if isinstance(err, KeyError) else str(err)
-        raise BadEpisode(
-            f"not the state of an episode: {what}", where=where, fix="write it with RLlib 2.40 to 2.60, or with get_state"
-        ) from err
+        raise state_error(err, "an episode", where, "RLlib 2.40 to 2.60") from err
     episode.validate()
     return episode
+
+
+def state_error(err: Exception, kind: str, where: str, writers: str) -> BadEpisode:
+    """The error for what is not the state of `kind`."""
+    what = f"no {err} in it" if isinstance(err, KeyError) else str(err)
+    return BadEpisode(f"not the state of {kind}: {what}", where=where, fix=f"write it with {writers}, or with get_state")
 
 
 def _assembled(cls: type[E], state: Mapping[str, Any], where: str) -> E:
@@ -110,29 +124,39 @@ def _buffer(state: Mapping[str, Any], where: str, name: str) -> InfiniteLookback
 
 def cut(episode: Piece, lookback: int) -> Piece:
     """The successor of `episode`: its last observation, with up to `lookback` steps before it. Raises BadEpisode if done."""
-    if episode.is_done or lookback < 0:
-        raise BadEpisode(
-            "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}",
-            where=f"episode {episode.id_}",
-            fix="cut only episodes that are not done, with a lookback of 0 or more",
-        )
+    check_cut(episode, lookback)
     chunk = piece_of(episode, len(episode), len(episode), lookback)
     chunk.rewards.space = REWARD_SPACE
     chunk.custom_data.update(copy.deepcopy(episode.custom_data))
     return chunk
 
 
+def check_cut(episode: Any, lookback: int) -> None:
+    """Raise BadEpisode unless `episode`, of one agent or several, continues in a chunk with such a lookback."""
+    if episode.is_done or lookback < 0:
+        what = "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}"
+        raise episode._bad(what, fix="cut only episodes that are not done, with a lookback of 0 or more")
+
+
+def bounds_of(episode: Any, bounds: slice, lookback: int | None) -> tuple[int, int]:
+    """The first step of a slice of `episode`, of one agent or several, and the one after its last. Raises BadEpisode."""
+    if bounds.step not in (None, 1) or (lookback is not None and lookback < 0):
+        what = f"a slice with a step of {bounds.step} and a lookback of {lookback}"
+        raise episode._bad(what, fix="slice with a step of 1 and a lookback of 0 or more")
+    start, stop, _ = bounds.indices(len(episode))
+    return start, max(start, stop)
+
+
+def gone(episode: Any, *_: Any, **__: Any) -> Any:
+    """A method that is gone from RLlib. Raises UsageError, naming `custom_data`."""
+    raise UsageError("temporary timestep data is gone", where=f"episode {episode.id_}", fix="use episode.custom_data[key]")
+
+
 def part(episode: Piece, bounds: slice, lookback: int | None) -> Piece:
     """The steps within `bounds`; see `SingleAgentEpisode.slice`."""
-    if bounds.step not in (None, 1) or (lookback is not None and lookback < 0):
-        raise BadEpisode(
-            f"a slice with a step of {bounds.step} and a lookback of {lookback}",
-            where=f"episode {episode.id_}",
-            fix="slice with a step of 1 and a lookback of 0 or more",
-        )
-    start, stop, _ = bounds.indices(len(episode))
-    piece = piece_of(episode, start, max(start, stop), lookback)
-    if max(start, stop) == len(episode):
+    start, stop = bounds_of(episode, bounds, lookback)
+    piece = piece_of(episode, start, stop, lookback)
+    if stop == len(episode):
         piece.is_terminated, piece.is_truncated = episode.is_terminated, episode.is_truncated
     return piece
 
@@ -168,11 +192,6 @@ def _piece(
     kept = min(buffer.lookback if lookback is None else lookback, buffer.lookback + start)
     first = buffer.lookback + start
     return buffer.part(first - kept, buffer.lookback + stop, kept, space=buffer.space if keep_space else None)
-
-
-def append_chunk(episode: EpisodeAccessors, other: EpisodeAccessors) -> None:
-    """Add the steps of `other` to `episode`; see `SingleAgentEpisode.concat_episode`."""
-    append_chunks([(episode, other)])
 
 
 def append_chunks(pairs: Sequence[tuple[EpisodeAccessors, EpisodeAccessors]]) -> None:
@@ -237,17 +256,12 @@ def _check_continues(episode: EpisodeAccessors, other: EpisodeAccessors) -> None
     if not problem:
         episode.validate()
         other.validate()
-        problem = _joint(episode, other)
+        if not episode.is_reset or not other.is_reset:
+            problem = "a chunk without a first observation"
+        elif not _same(episode.get_observations(-1), other.get_observations(0)):
+            problem = f"a chunk whose first observation is not the last one here, of timestep {episode.t}"
     if problem:
         raise BadEpisode(problem, where=f"episode {episode.id_}", fix="join the chunks of one episode in order, with no gaps")
-
-
-def _joint(episode: EpisodeAccessors, other: EpisodeAccessors) -> str:
-    if not episode.is_reset or not other.is_reset:
-        return "a chunk without a first observation"
-    if not _same(episode.get_observations(-1), other.get_observations(0)):
-        return f"a chunk whose first observation is not the last one here, of timestep {episode.t}"
-    return ""
 
 
 def _same(left: Tree, right: Tree) -> bool:

@@ -22,7 +22,7 @@ from offline_cli.episodes import pieces
 from offline_cli.episodes.accessors import EpisodeAccessors
 from offline_cli.episodes.buffers.indexing import check_item
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
-from offline_cli.errors import BadEpisode, UsageError
+from offline_cli.errors import BadEpisode
 from offline_cli.trees import Tree
 
 __all__ = ["SingleAgentEpisode"]
@@ -45,10 +45,8 @@ class SingleAgentEpisode(EpisodeAccessors):
     def add_env_reset(self, observation: Any, infos: Mapping[str, Any] | None = None) -> None:
         """Add what `env.reset()` returned. Raises BadEpisode unless the episode is empty and at timestep 0."""
         if self.is_reset or self.is_done or self.t or self.t_started:
-            raise self._bad(
-                f"a reset at timestep {self.t} of an episode with {len(self.observations)} observations",
-                fix="begin a new SingleAgentEpisode for each env.reset()",
-            )
+            what = f"a reset at timestep {self.t} of an episode with {len(self.observations)} observations"
+            raise self._bad(what, fix="begin a new SingleAgentEpisode for each env.reset()")
         if infos or self._infos is not None:
             self.infos.append(infos or {})  # before the observation: both have one length
         self.observations.append(observation)
@@ -79,17 +77,15 @@ class SingleAgentEpisode(EpisodeAccessors):
         observation: Any,
         action: Any,
         reward: Any,
-        infos: Mapping[str, Any] | None = None,
-        *,
-        terminated: bool = False,
-        truncated: bool = False,
-        extra_model_outputs: Mapping[str, Any] | None = None,
+        infos: Any,
+        terminated: bool,
+        truncated: bool,
+        extra: Mapping[str, Any],
     ) -> Callable[[], None]:
-        """A function that adds this step, and cannot fail any more; to be called before anything else is added. For
+        """A function that adds this step, and cannot fail any more; to be called before anything else is added.
 
-        callers that add steps to several episodes, to all of them or to none. Raises as `add_env_step`.
+        For callers that add steps to several episodes, to all of them or to none. Raises as `add_env_step`.
         """
-        extra = extra_model_outputs or NO_OUTPUTS
         grown = self._checked_step(observation, action, reward, extra)
         return partial(self._commit_step, observation, action, reward, infos, terminated, truncated, extra, grown)
 
@@ -163,10 +159,8 @@ class SingleAgentEpisode(EpisodeAccessors):
         """Raise BadEpisode unless the extra model outputs of a step have the names of those of the steps before."""
         known = self.extra_model_outputs.keys()
         if extra.keys() != known and (len(self) or not extra.keys() >= known):
-            raise self._bad(
-                f"extra model outputs {sorted(extra)} at timestep {self.t}, {sorted(self.extra_model_outputs)} before",
-                fix="give the same ones at every step",
-            )
+            what = f"extra model outputs {sorted(extra)} at timestep {self.t}, {sorted(known)} before"
+            raise self._bad(what, fix="give the same ones at every step")
 
     def to_numpy(self) -> Self:
         """Turn the lists of steps into arrays, in place: leaves (T+1, *obs_shape), (T, *action_shape), rewards (T,) float64.
@@ -225,7 +219,7 @@ class SingleAgentEpisode(EpisodeAccessors):
         Raises BadEpisode, leaving the episode as it was, unless ids agree, this chunk is not done, `other` begins at the
         timestep and with the observation that this one ends with, and both have the same extra model outputs.
         """
-        pieces.append_chunk(self, other)
+        pieces.append_chunks([(self, other)])
 
     # ---- states and checks ----
 
@@ -241,13 +235,7 @@ class SingleAgentEpisode(EpisodeAccessors):
         """
         return pieces.episode_of(cls, state)
 
-    def add_temporary_timestep_data(self, *_: Any, **__: Any) -> None:
-        """Gone from RLlib. Raises UsageError, naming `custom_data`."""
-        raise UsageError("temporary timestep data is gone", where=f"episode {self.id_}", fix="episode.custom_data[key] = value")
-
-    def get_temporary_timestep_data(self, *_: Any, **__: Any) -> Any:
-        """Gone from RLlib. Raises UsageError, naming `custom_data`."""
-        raise UsageError("temporary timestep data is gone", where=f"episode {self.id_}", fix="episode.custom_data[key]")
+    add_temporary_timestep_data = get_temporary_timestep_data = pieces.gone
 
 
 def _any_arrays(buffers: Mapping[str, InfiniteLookbackBuffer]) -> bool:

@@ -29,12 +29,12 @@ from offline_cli.modules.distributions import (
     MultiCategorical,
     Nested,
 )
+from offline_cli.modules.distributions.discrete import split
 from offline_cli.modules.policy import FeedForwardPolicy
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.trees import Tree
 
 __all__ = ["chance_size", "drawn_actions", "straight_forward"]
-
 
 EDGE = 2.0**-24  # float32 knows no number between 1 - EDGE and 1; chances of exactly 0 or 1 would give infinities
 
@@ -43,11 +43,9 @@ IN_PLACE: Final[dict[type[nn.Module], Callable[[Tensor], Tensor]]] = {nn.ReLU: t
 
 def chance_size(head: ActionHead) -> int:
     """How many uniform numbers an action of `head` takes."""
-    return head.dimensions if isinstance(head, DiagonalGaussian) else _sum_of_parts(head)
-
-
-def _sum_of_parts(head: ActionHead) -> int:
-    return sum(map(chance_size, _parts(head))) if isinstance(head, Nested) else head.size
+    if isinstance(head, Nested):
+        return sum(map(chance_size, head.heads()))
+    return head.dimensions if isinstance(head, DiagonalGaussian) else head.size
 
 
 def drawn_actions(head: ActionHead, inputs: Tensor, chance: Tensor) -> Tree:
@@ -60,7 +58,7 @@ def _drawn(head: ActionHead, inputs: Tensor, chance: Tensor) -> Tree:
         case Categorical():
             return _category(inputs, chance) + head.start
         case MultiCategorical():
-            pairs = zip(_split(inputs, head.counts), _split(chance, head.counts), strict=True)
+            pairs = zip(split(inputs, head.counts), split(chance, head.counts), strict=True)
             return (torch.stack([_category(*pair) for pair in pairs], -1) + head.start).reshape(-1, *head.shape)
         case MultiBernoulli():
             return (chance < torch.sigmoid(inputs)).long().reshape(-1, *head.shape)
@@ -69,20 +67,10 @@ def _drawn(head: ActionHead, inputs: Tensor, chance: Tensor) -> Tree:
             mean: Tensor = head.greedy(inputs)
             return mean + (torch.special.ndtri(chance) * log_std.exp()).reshape(mean.shape)
         case Nested():
-            parts = _parts(head)
-            chances = _split(chance, [chance_size(part) for part in parts])
-            drawn = [_drawn(*part) for part in zip(parts, _split(inputs, head.sizes), chances, strict=True)]
-            return dict(zip(head.keys, drawn, strict=True)) if head.keys is not None else tuple(drawn)
+            parts = head.heads()
+            chances = split(chance, [chance_size(part) for part in parts])
+            return head.joined([_drawn(*part) for part in zip(parts, split(inputs, head.sizes), chances, strict=True)])
     raise AssertionError(head)  # build_head makes no other
-
-
-def _parts(head: Nested) -> list[ActionHead]:
-    return [part for part in head.parts if isinstance(part, ActionHead)]
-
-
-def _split(tensor: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Columns in blocks."""
-    return list(torch.split_with_sizes(tensor, sizes, -1))
 
 
 def _category(logits: Tensor, chance: Tensor) -> Tensor:
@@ -99,7 +87,7 @@ def straight_forward(module: RLModule) -> Callable[[Tensor], Tensor] | None:
         return None
     assert isinstance(module, FeedForwardPolicy), "just looked at"
     limited = module.action_head.limited
-    layers = [(*_detached(linear), _call(then)) for linear, then in _pairs(module.network)]
+    layers = [(linear.weight.detach(), linear.bias.detach(), _call(then)) for linear, then in _pairs(module.network)]
 
     def forward(features: Tensor) -> Tensor:
         for weight, bias, activation in layers:
@@ -116,10 +104,6 @@ def _pairs(network: nn.Sequential) -> list[tuple[nn.Linear, nn.Module | None]]:
     linears = [layer for layer in network if isinstance(layer, nn.Linear)]
     others = [layer for layer in network if not isinstance(layer, nn.Linear)]
     return list(zip_longest(linears, others))
-
-
-def _detached(layer: nn.Linear) -> tuple[Tensor, Tensor]:
-    return layer.weight.detach(), layer.bias.detach()
 
 
 def _call(activation: nn.Module | None) -> Callable[[Tensor], Tensor] | None:

@@ -74,18 +74,6 @@ class _LeafEncoder(nn.Module):
     size: int
 
 
-class _Numbers(_LeafEncoder):
-    """Numbers as they are, or divided by 255, in one row."""
-
-    def __init__(self, shape: tuple[int, ...], scale: float) -> None:
-        super().__init__()
-        self.size, self.scale = math.prod(shape), scale
-
-    def forward(self, leaf: Tensor) -> Tensor:
-        flat = leaf.reshape(leaf.shape[0], self.size).float()
-        return flat if self.scale == 1.0 else flat * self.scale
-
-
 class _Bounded(nn.Module):
     """uint8 values (B, *shape) of a Box as float32 in [0, 1]: 0 at the lower bound, 1 at the upper one."""
 
@@ -101,16 +89,17 @@ class _Bounded(nn.Module):
         return (leaf.float() - self.low) * self.factor
 
 
-class _BoundedNumbers(_LeafEncoder):
-    """uint8 values in one row."""
+class _Numbers(_LeafEncoder):
+    """Numbers in one row: as they are, times `scale`, or by their bounds."""
 
-    def __init__(self, space: spaces.Box) -> None:
+    def __init__(self, space: Space, *, scale: float = 1.0, bounded: _Bounded | None = None) -> None:
         super().__init__()
-        self.size, self.bounded = math.prod(space.shape), _Bounded(space)
+        self.size, self.scale, self.bounded = math.prod(space.shape or ()), scale, bounded
 
     def forward(self, leaf: Tensor) -> Tensor:
-        scaled: Tensor = self.bounded(leaf)
-        return scaled.reshape(leaf.shape[0], self.size)
+        numbers: Tensor = leaf.float() if self.bounded is None else self.bounded(leaf)
+        flat = numbers.reshape(leaf.shape[0], self.size)
+        return flat if self.scale == 1.0 else flat * self.scale
 
 
 class _OneHot(_LeafEncoder):
@@ -162,8 +151,8 @@ def _leaf_encoder(space: Space, uint8_scaling: str) -> _LeafEncoder:
         case spaces.Box() if is_image(space):
             return ImageEncoder(space, uint8_scaling=uint8_scaling)
         case spaces.Box() if space.dtype == np.uint8 and not _is_by_255(space, uint8_scaling):
-            return _BoundedNumbers(space)
-    return _Numbers(tuple(space.shape or ()), 1 / BYTE if space.dtype == np.uint8 else 1.0)
+            return _Numbers(space, bounded=_Bounded(space))
+    return _Numbers(space, scale=1 / BYTE if space.dtype == np.uint8 else 1.0)
 
 
 def _is_by_255(space: spaces.Box, uint8_scaling: str) -> bool:

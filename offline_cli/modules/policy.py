@@ -97,12 +97,11 @@ def build_module(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale)
+    form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        return FeedForwardPolicy(
-            observation_space, action_space, head, hidden=hidden, activation=activation, uint8_scaling=uint8_scaling
-        )
+        return FeedForwardPolicy(observation_space, action_space, head, **form)
 
 
 class LSTMPolicy(RLModule):
@@ -165,15 +164,7 @@ def build_recurrent_module(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale)
+    form: dict[str, Any] = {"hidden": hidden, "activation": activation, "max_seq_len": max_seq_len}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LSTMPolicy(
-            observation_space,
-            action_space,
-            head,
-            hidden=hidden,
-            activation=activation,
-            lstm_size=lstm_size,
-            lstm_layers=lstm_layers,
-            max_seq_len=max_seq_len,
-        )
+        return LSTMPolicy(observation_space, action_space, head, lstm_size=lstm_size, lstm_layers=lstm_layers, **form)

@@ -79,23 +79,16 @@ class RLModule(nn.Module):
         self.inference_only = inference_only
         self.in_rllibs_manner = action_head is None
         self.setup()
-        self._check_head_is_free()
-        if action_head is None and not self._names_distributions():
-            action_head = build_head(action_space, action_scale="normalized")
-        self.action_head = cast(ActionHead, action_head)
-
-    def _check_head_is_free(self) -> None:
-        """Raise BadConfig where `setup` has made a network of its own called as the distribution is here."""
         if not isinstance(getattr(self, "action_head", None), (ActionHead, type(None))):
             what = f"{type(self).__name__}.setup() makes a network called action_head, which is the name of the distribution"
             raise BadConfig(what, where="RLModule", fix="give the network another name, for example self.logits")
+        own = type(self).get_inference_action_dist_cls is not RLModule.get_inference_action_dist_cls
+        if action_head is None and not own and self.action_dist_cls is None:
+            action_head = build_head(action_space, action_scale="normalized")
+        self.action_head = cast(ActionHead, action_head)
 
     def setup(self) -> None:
         """Make the networks: called once, when spaces and `model_config` are there."""
-
-    def _names_distributions(self) -> bool:
-        own = type(self).get_inference_action_dist_cls is not RLModule.get_inference_action_dist_cls
-        return own or self.action_dist_cls is not None
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """`batch[OBS]`: a tree of leaves (B, *shape). Gives at least ACTION_DIST_INPUTS, (B, action_head.size), not limited."""
@@ -119,14 +112,11 @@ class RLModule(nn.Module):
             return outputs
         shape = tuple(getattr(inputs, "shape", ()))
         if len(shape) < 2 or shape[-1] != head.size:
-            raise self._misfit(shape, head.size)
+            kind, name = type(self).__name__, Columns.ACTION_DIST_INPUTS
+            got = f"width {shape[-1]}, as shape {shape}" if shape else "no shape"
+            what = f"{kind} puts out {name!r} of {got}; its distribution of {self.action_space} takes width {head.size}"
+            raise BadConfig(what, where=f"module {kind}", fix=f"have its forward methods give {name!r} (B, {head.size})")
         return outputs if self.in_rllibs_manner else {**outputs, Columns.ACTION_DIST_INPUTS: head.limited(inputs)}
-
-    def _misfit(self, shape: tuple[int, ...], width: int) -> BadConfig:
-        kind, name = type(self).__name__, Columns.ACTION_DIST_INPUTS
-        got = f"width {shape[-1]}, as shape {shape}" if shape else "no shape"
-        what = f"{kind} puts out {name!r} of {got}; its distribution of {self.action_space} takes width {width}"
-        return BadConfig(what, where=f"module {kind}", fix=f"have its forward methods give {name!r} (B, {width})")
 
     def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """For playing greedily."""
@@ -207,11 +197,8 @@ def max_seq_len(module: Any) -> int:
     config = getattr(module, "model_config", None)
     length = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)
     if length is None or int(length) < 1:
-        raise BadConfig(
-            f"a stateful {type(module).__name__} without a length of sequences (max_seq_len is {length})",
-            where="AddTimeDimToBatchAndZeroPad",
-            fix='give the module model_config={"max_seq_len": 20}',
-        )
+        what = f"a stateful {type(module).__name__} without a length of sequences (max_seq_len is {length})"
+        raise BadConfig(what, where="AddTimeDimToBatchAndZeroPad", fix='give the module model_config={"max_seq_len": 20}')
     return int(length)
 
 

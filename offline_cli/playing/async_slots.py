@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from offline_cli.engines.fork_server import ended, ends_with_parent, process_context, signals_are_its_parents
 from offline_cli.engines.watchdog import watched
 from offline_cli.environments import open_environment
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import OfflineCliError
-from offline_cli.playing.slots import RAISED, Index, SlotFailure, owned, started
-from offline_cli.policies.policy import row_writer, rows_of, zero_rows
+from offline_cli.playing.slots import RAISED, Index, SlotFailure, Slots, owned, started
+from offline_cli.policies.policy import row_writer, rows_of
 from offline_cli.spaces import Space
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves
-from offline_cli.waiting import current
 
 __all__ = ["AsyncSlots"]
 
@@ -35,7 +35,7 @@ GRACE = 5.0  # seconds for the environments to close, and
 HURRIED = 1.5  # after a stop
 
 
-class AsyncSlots:
+class AsyncSlots(Slots):
     """See Slots. Raises what `open_environment` raises in a worker."""
 
     def __init__(
@@ -44,15 +44,9 @@ class AsyncSlots:
         context = process_context("offline_cli.playing.async_slots")  # which knows no torch
         memory = create_shared_memory(observation_space, n=count, ctx=context)
         self._shared: Tree = read_from_shared_memory(observation_space, memory, n=count)
-        self.obs = zero_rows(observation_space, padded)
-        self.infos: NDArray[np.object_] | None = None
-        self.rewards = np.zeros(count)
-        self.terminated, self.truncated, self.ended = np.zeros((3, count), np.bool_)
-        self.ready = np.ones(count, np.bool_)
-        self.any_ended, self.any_ready = False, True
+        super().__init__(count, zero_rows(observation_space, padded))
         self._pipes: list[Connection] = []
         self._workers: list[Any] = []
-        self._waiting = current()
         self._held = ExitStack()
         try:
             self._held.enter_context(watched())
@@ -64,7 +58,7 @@ class AsyncSlots:
                 started(worker)
                 self._workers.append(worker)
                 theirs.close()
-            with self._waiting.within("making", f"{name} to be made by {count} processes"):
+            with self.waiting.within("making", f"{name} to be made by {count} processes"):
                 for slot in range(count):
                     self._answer(slot, "making it")
         except BaseException:
@@ -75,38 +69,33 @@ class AsyncSlots:
         """See Slots."""
         for slot, seed in zip(slots.tolist(), seeds, strict=True):
             self._send(slot, "reset", seed)
-        self._waiting.enter("reset")
+        self.waiting.enter("reset")
         for slot in slots.tolist():
-            self._keep(slot, self._answer(slot, "reset")[3])
-        self._waiting.leave()
+            self.keep(slot, self._answer(slot, "reset")[3])
+        self.waiting.leave()
         self._take(slots)
-        self.ready[slots] = False
-        self.any_ready = bool(self.ready.any())
+        super().begin(slots, seeds)
 
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots."""
         slots = np.flatnonzero(live)
         for slot in slots.tolist():
             self._send(slot, "step", rows_of(actions, slot))
-        self._waiting.enter("step")
+        self.waiting.enter("step")
         for slot in slots.tolist():
             self.rewards[slot], self.terminated[slot], self.truncated[slot], info = self._answer(slot, "step")
-            self._keep(slot, info)
-        self._waiting.leave()
+            self.keep(slot, info)
+        self.waiting.leave()
         self._take(slots)
-        self.ended = (self.terminated | self.truncated) & live
-        self.any_ended = bool(self.ended.any())
-        if self.any_ended:
-            self.ready |= self.ended
-            self.any_ready = True
+        super().step(actions, live)
 
     def _send(self, slot: int, doing: str, given: Any) -> None:
         with suppress(BrokenPipeError):  # it has died; `_answer` says so
             self._pipes[slot].send((doing, given))
 
     def _answer(self, slot: int, doing: str) -> Answer:
-        self._waiting.slot = slot
-        self._waiting.calls += 1
+        self.waiting.slot = slot
+        self.waiting.calls += 1
         try:
             found, value = self._pipes[slot].recv()
         except (EOFError, OSError) as err:  # the latter in the middle of a message
@@ -123,22 +112,11 @@ class AsyncSlots:
     def _take(self, slots: Index) -> None:
         map_leaves(lambda target, leaf: target.__setitem__(slots, leaf[slots]), self.obs, self._shared)
 
-    def _keep(self, slot: int, info: Mapping[str, Any] | None) -> None:
-        if self.infos is None:
-            if not info:
-                return
-            self.infos = np.full(len(self._pipes), None)
-        self.infos[slot] = info or None
-
-    def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
-        """See Slots."""
-        return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
-
     def close(self) -> None:
         """Have each worker close its copy; kill those that do not answer."""
         for pipe in self._pipes:
             pipe.close()
-        ended(self._workers, HURRIED if self._waiting.hurried else GRACE)
+        ended(self._workers, HURRIED if self.waiting.hurried else GRACE)
         self._held.close()
 
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData
 from offline_cli.playing.blocks import Actor, PolicyFailure
-from offline_cli.playing.chance import Chance
 from offline_cli.playing.own_vector_slots import Sink
-from offline_cli.playing.plan import Plan
+from offline_cli.playing.plan import Chance, Plan
 from offline_cli.playing.slots import SlotFailure, Slots
-from offline_cli.policies.policy import Acted
 from offline_cli.trees import leaves
 from offline_cli.waiting import Overdue, current
 
@@ -100,6 +98,8 @@ class EnvRunner(Generic[Taken]):
                 if self._sink.full or time.monotonic() > until:
                     yield from self.left()
                     until = time.monotonic() + REPORT_SECONDS
+        except (SlotFailure, PolicyFailure) as err:
+            failure = self._blamed(err)
         except BadData as err:
             failure = err
         except Overdue as err:
@@ -154,34 +154,20 @@ class EnvRunner(Generic[Taken]):
     # ---- a step ----
 
     def _step(self) -> None:
-        slots, sink = self._slots, self._sink
-        acted = self._act()
+        slots, sink, waiting = self._slots, self._sink, self._waiting
+        waiting.enter("policy")
+        acted = self._actor.act(slots.obs, self._chance.draw())
+        waiting.leave()
         sink.act(slots.obs, slots.infos, acted)
-        try:
-            slots.step(acted.for_env, self._live)
-        except SlotFailure as err:
-            raise self._blamed(err) from err
+        slots.step(acted.for_env, self._live)
         sink.reward(slots.rewards)
         self._steps += 1
         self._taken += self._live_count
-        try:
-            if slots.any_ended:
-                self._end((slots.ended & self._live).nonzero()[0])
-            self._actor.went_on(slots, self._live)
-        except PolicyFailure as err:
-            self._blame_policy(err)
+        if slots.any_ended:
+            self._end((slots.ended & self._live).nonzero()[0])
+        self._actor.went_on(slots, self._live)
         if slots.any_ready:
             self._begin_some()
-
-    def _act(self) -> Acted:
-        waiting = self._waiting
-        waiting.enter("policy")
-        try:
-            acted = self._actor.act(self._slots.obs, self._chance.draw())
-        except PolicyFailure as err:
-            self._blame_policy(err)
-        waiting.leave()
-        return acted
 
     # ---- beginnings and ends ----
 
@@ -197,10 +183,7 @@ class EnvRunner(Generic[Taken]):
         self._begun += count
         self._live_count += count
         self._playing[slots], self._first_step[slots], self._live[slots] = episodes, self._steps, True
-        try:
-            self._slots.begin(slots, self._plan.reset_seeds(indices))
-        except SlotFailure as err:
-            raise self._blamed(err) from err
+        self._slots.begin(slots, self._plan.reset_seeds(indices))
         self._chance.begin(slots, indices)
         self._actor.begin(slots, indices, self._slots)
         self._sink.begin(slots, episodes)
@@ -273,16 +256,20 @@ class EnvRunner(Generic[Taken]):
             return ""
         return f"; its seed was {self._plan.reset_seeds(self.indices(self._playing[[slot]]))[0]}"
 
-    def _blamed(self, failure: SlotFailure) -> BadData:
-        fix = "check the environment with this policy"
-        if failure.slot is None:
-            place = f"{self._plan.env}, its vector class, after {self._taken} steps"
+    def _blamed(self, failure: SlotFailure | PolicyFailure) -> BadData:
+        """The error for what environment or policy raised. Raises what is none of theirs."""
+        if isinstance(failure, PolicyFailure):
+            slot = failure.row if failure.row < len(self._live) else 0
+            error = self._plan.policy_failed(failure, self._place(slot), self._seed(slot))
+            if not isinstance(error, BadData):
+                raise error from (error.__cause__ if error is failure.cause else failure)
         else:
-            place = self._place(failure.slot)
-            fix += self._seed(failure.slot)
-        return BadData(f"the environment raised {failure.cause} ({failure.doing})", where=place, fix=fix)
-
-    def _blame_policy(self, failure: PolicyFailure) -> NoReturn:
-        slot = failure.row if failure.row < len(self._live) else 0
-        error = self._plan.policy_failed(failure, self._place(slot), self._seed(slot))
-        raise error from (error.__cause__ if error is failure.cause else failure)
+            place, fix = (
+                f"{self._plan.env}, its vector class, after {self._taken} steps",
+                "check the environment with this policy",
+            )
+            if failure.slot is not None:
+                place, fix = self._place(failure.slot), fix + self._seed(failure.slot)
+            error = BadData(f"the environment raised {failure.cause} ({failure.doing})", where=place, fix=fix)
+        error.__cause__ = error.__cause__ or failure
+        return error

@@ -17,8 +17,7 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
-from offline_cli.playing.returns import EvaluateResult, Played, play, played_by_runners, way_to_step
-from offline_cli.playing.slots import Purpose
+from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, way_to_step
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
@@ -77,39 +76,28 @@ def evaluate(
             _check_fits(module, environment, name)
         else:
             pieces.check(environment, module.observation_space, module.action_space, where=name)
+        plan = EvaluationPlan(
+            env=played_in,
+            env_kwargs={},
+            wrappers=(),
+            policy=name,
+            explore=explore,
+            seed=seed,
+            vectorize=way_to_step(environment, pieces),
+            num_envs=num_envs,
+            runners=max(1, num_env_runners),
+            device=target.type,
+            episodes=episodes,
+            pieces=asked,
+            in_processes=num_env_runners > 0,
+            step_timeout=step_timeout,
+            threads=threads,
+            files=loaded.files,
+        )
         if num_env_runners:
-            plan = EvaluationPlan(
-                env=played_in,
-                env_kwargs={},
-                wrappers=(),
-                policy=name,
-                explore=explore,
-                seed=seed,
-                vectorize=way_to_step(environment, pieces),
-                num_envs=num_envs,
-                runners=num_env_runners,
-                device=target.type,
-                episodes=episodes,
-                pieces=asked,
-                in_processes=True,
-                step_timeout=step_timeout,
-                threads=threads,
-                files=loaded.files,
-            )
             played = played_by_runners(plan, on_episodes=report)
         else:
-            played = play(
-                module.to(target),
-                environment,
-                episodes,
-                seed=seed,
-                purpose=Purpose.EVALUATE,
-                explore=explore,
-                pieces=pieces,
-                num_envs=num_envs,
-                step_timeout=step_timeout,
-                on_episodes=report,
-            )
+            played = played_here(plan, module.to(target), environment, pieces, on_episodes=report)
     result = _result(played, environment.name, explore, seed, loaded.checkpoint)
     return _checked(result, min_return, where=f"{run} in {environment.name}")
 

@@ -16,6 +16,7 @@ A `Sink` keeps steps to be written, or returns and lengths alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,12 +25,11 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig
 from offline_cli.playing.plan import Plan
-from offline_cli.playing.slots import RAISED, Index, SlotFailure, any_of, owned
+from offline_cli.playing.slots import RAISED, Index, SlotFailure, Slots, any_of, owned
 from offline_cli.policies.policy import Acted, fitted, row_writer
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.step_values import flag_of, flags_of, reward_of, rewards_of
 from offline_cli.trees import Tree, flatten, map_leaves
-from offline_cli.waiting import current
 
 __all__ = ["MakeSink", "OwnVectorSlots", "RoundSlots", "Sink", "resets_by"]
 
@@ -48,48 +48,39 @@ def resets_by(vector: Any, name: str) -> AutoresetMode:
         raise BadConfig(what, where=f"--env {name}", fix="--vectorize sync") from err
 
 
-class OwnVectorSlots:
+class OwnVectorSlots(Slots):
     """One gymnasium VectorEnv. An episode may begin where a slot has been reset; a slot without one plays on unrecorded."""
-
-    obs: Tree
 
     def __init__(self, vector: Any, observation_space: Space, seed: int, name: str) -> None:
         """Raises SlotFailure where the first reset fails, BadConfig for a class that does not say how it resets itself."""
-        self._mode = resets_by(vector, name)
-        self._make_ready(vector, observation_space)
+        self._make_ready(vector, observation_space, resets_by(vector, name))
+        with self.waiting.within("reset", f"{name}, its vector class"):
+            self._reset(seed=seed)
+
+    def _make_ready(self, vector: Any, observation_space: Space, mode: AutoresetMode) -> None:
+        super().__init__(vector.num_envs, np.zeros(0))
+        self._vector, self._mode, self._count = vector, mode, vector.num_envs
+        self._next_step = mode == AutoresetMode.NEXT_STEP
+        self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(observation_space).items()}
+        self._final: tuple[Tree, NDArray[np.object_] | None] | None = None
+
+    def _reset(self, **options: Any) -> None:
+        """Be at what the vector gives. Raises SlotFailure."""
         try:
-            with self._waiting.within("reset", f"{name}, its vector class"):
-                given, infos = vector.reset(seed=seed)
+            self.waiting.enter("reset")
+            given, infos = self._vector.reset(**options)
+            self.waiting.leave()
             self.obs = self._plain(given)
             self._keep(infos)
         except RAISED as err:
             raise SlotFailure(None, "reset", repr(err)) from err
 
-    def _make_ready(self, vector: Any, observation_space: Space) -> None:
-        self._vector = vector
-        self._waiting = current()
-        self._next_step = self._mode == AutoresetMode.NEXT_STEP
-        self._count = vector.num_envs
-        self.obs = np.zeros(0)
-        self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(observation_space).items()}
-        self._final: tuple[Tree, NDArray[np.object_] | None] | None = None
-        self.infos: NDArray[np.object_] | None = None
-        self.rewards = np.zeros(self._count)
-        self.terminated, self.truncated, self.ended = np.zeros((3, self._count), np.bool_)
-        self.ready = np.ones(self._count, np.bool_)
-        self.any_ended, self.any_ready = False, True
-
-    def begin(self, slots: Index, seeds: list[int]) -> None:
-        """See Slots; seeds are not taken."""
-        self.ready[slots] = False
-        self.any_ready = any_of(self.ready)
-
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots; all slots are stepped."""
         try:
-            self._waiting.enter("step")
+            self.waiting.enter("step")
             obs, rewards, terminated, truncated, infos = self._vector.step(actions)
-            self._waiting.leave()
+            self.waiting.leave()
             self.obs, self.rewards = self._plain(obs), self._rewards(rewards, live)
             flags = self._flags(terminated, live), self._flags(truncated, live)
             if infos or self.infos is not None:
@@ -154,14 +145,7 @@ class OwnVectorSlots:
             return
         self._final = map_leaves(np.array, self.obs), None if self.infos is None else self.infos.copy()
         kept = self.infos
-        try:
-            self._waiting.enter("reset")
-            obs, infos = self._vector.reset(options={"reset_mask": self.ended.copy()})
-            self._waiting.leave()
-            self.obs = self._plain(obs)
-            self._keep(infos)
-        except RAISED as err:
-            raise SlotFailure(None, "reset", repr(err)) from err
+        self._reset(options={"reset_mask": self.ended.copy()})
         if self.infos is not None and kept is not None:  # the others are still where their step has left them
             self.infos = np.where(self.ended, self.infos, kept)
 
@@ -188,9 +172,6 @@ class OwnVectorSlots:
         )
         return taken, None if infos is None else infos[slots]
 
-    def close(self) -> None:
-        """Nothing: the vector is closed by its opener."""
-
 
 class RoundSlots(OwnVectorSlots):
     """The same in rounds: all slots begin at once, from one seed, and none begins again before all their episodes have ended.
@@ -201,21 +182,14 @@ class RoundSlots(OwnVectorSlots):
 
     def __init__(self, vector: Any, observation_space: Space, name: str) -> None:
         """Raises nothing for a class that does not say how it resets itself."""
-        try:
-            self._mode = resets_by(vector, name)
-        except BadConfig:
-            self._mode = AutoresetMode.NEXT_STEP
-        self._make_ready(vector, observation_space)
+        mode = AutoresetMode.NEXT_STEP
+        with suppress(BadConfig):
+            mode = resets_by(vector, name)
+        self._make_ready(vector, observation_space, mode)
 
     def begin(self, slots: Index, seeds: list[int]) -> None:
         """See Slots; the seed is one."""
-        try:
-            self._waiting.enter("reset")
-            obs, _ = self._vector.reset(seed=seeds[0])
-            self._waiting.leave()
-            self.obs = self._plain(obs)
-        except RAISED as err:
-            raise SlotFailure(None, "reset", repr(err)) from err
+        self._reset(seed=seeds[0])
         self.ready[:] = self.any_ready = False
 
     def _turn(self, infos: Mapping[str, Any], live: NDArray[np.bool_]) -> None:

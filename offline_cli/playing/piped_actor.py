@@ -6,8 +6,7 @@ have in the dataset. Actions and model outputs that cannot be recorded are an er
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -82,9 +81,10 @@ class PipedActor:
         except RAISED as err:
             raise _failure(self._first_bad(numbers), err) from err
         first = 0 if self._all else int(np.argmax(self._live))
-        if self._records:
-            with _blaming(first):
-                self._check_extra(acts)
+        try:
+            self._check_extra(acts)
+        except RAISED as err:
+            raise _failure(first, err) from err
         self._last = Acted(acts.actions, self._filled(acts.actions_for_env, first), acts.extra)
         return self._last
 
@@ -96,7 +96,7 @@ class PipedActor:
 
     def _check_extra(self, acts: Acts) -> None:
         """Raise BadPiece for model outputs that are not numbers, or are not those of the steps before."""
-        found = [(path, leaf.shape[1:], leaf.dtype) for path, leaf in flatten(dict(acts.extra))]
+        found = [(path, leaf.shape[1:], leaf.dtype) for path, leaf in flatten(dict(acts.extra))] if self._records else []
         if found == self._like:
             return
         strange = [path for path, _, dtype in found if dtype.kind not in NUMBERS]
@@ -131,14 +131,6 @@ def _infos(infos: NDArray[Any] | None, rows: Any) -> NDArray[Any] | None:
 
 def _told(found: list[tuple[str, tuple[int, ...], Any]]) -> str:
     return ", ".join(f"{path} {dtype}{list(shape)}" for path, shape, dtype in found)
-
-
-@contextmanager
-def _blaming(slot: int) -> Iterator[None]:
-    try:
-        yield
-    except RAISED as err:
-        raise _failure(slot, err) from err
 
 
 def _failure(slot: int, cause: BaseException) -> PolicyFailure:

@@ -1,7 +1,10 @@
 """What determines the episodes of a recording (`Plan`) or an evaluation (`EvaluationPlan`), as one value sent to processes.
 
+Every random choice of a policy is a function of uniform numbers in [0, 1) (`Chance`), so that episodes keep theirs whichever
+slot and block they are played in.
+
 Seeds of a recording. Episode i, counted from 0 over the whole recording, is reset with `environment_seed(seed, i)`, and the
-policy's random numbers come from a generator of its own, seeded with `chance_seed(seed, i)`. Nothing else goes in, so the
+policy's random numbers come from a generator of its own, seeded with `chance_key(i)`. Nothing else goes in, so the
 number of slots and of runners cannot matter. Environment seeds of one recording never repeat, and their highest two bits keep
 them apart from those that `evaluate` and `train_bc` play with. An environment's own vector class has one generator for all its
 slots, seeded per runner; episodes then follow from the number of slots and runners too, and from where a resumed recording
@@ -26,9 +29,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +44,17 @@ from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.policy import BLOCK_ROWS
 from offline_cli.policies.run_policy import RunFiles
 
-__all__ = ["BLOCK", "OWN_CLASS", "ROUND", "EvaluationPlan", "Plan", "chance_seed", "environment_seed"]
+__all__ = [
+    "BLOCK",
+    "OWN_CLASS",
+    "ROUND",
+    "Chance",
+    "EpisodeChance",
+    "EvaluationPlan",
+    "Plan",
+    "SharedChance",
+    "environment_seed",
+]
 
 OWN_CLASS: Final = "vector_entry_point"
 CHANCE, VECTOR = 1, 2  # what a seed is for, besides recording
@@ -49,16 +62,12 @@ Index = NDArray[np.int64]
 
 BLOCK: Final = 16  # rows that the policy sees at once, and
 ROUND: Final = 128  # slots of an own vector class, in evaluations of as many episodes and more
+AHEAD: Final = 64  # steps that numbers are drawn ahead: one call instead of so many, which gives the same
 
 
 def environment_seed(seed: int, episode: int) -> int:
     """The seed, of 31 bits, that episode `episode` of a recording is reset with."""
     return (int(Purpose.RECORD) << BITS_BELOW_PURPOSE) | ((draw(seed, Purpose.RECORD) + episode) % (1 << BITS_BELOW_PURPOSE))
-
-
-def chance_seed(seed: int, episode: int) -> list[int]:
-    """Entropy of the generator of the policy's random numbers in episode `episode`."""
-    return [seed, int(Purpose.RECORD), CHANCE, episode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +95,18 @@ class Plan:
     threads: int | None = 1  # of torch, per runner; None: as many as there are
     files: RunFiles | None = None  # the policy, where its run folder has been read already
 
+    records: ClassVar[bool] = True  # whether steps are kept, and not returns and lengths alone
+    keeps_what_is_whole: ClassVar[bool] = True  # whether episodes that are whole count where playing is interrupted
+
     @property
     def own_class(self) -> bool:
         """Whether the environment's own vector class plays, so that episodes have no seed of their own."""
         return self.vectorize == OWN_CLASS
 
     @property
-    def records(self) -> bool:
-        """Whether steps are kept, and not returns and lengths alone."""
-        return True
-
-    @property
     def block(self) -> int:
         """Rows that the policy sees at once."""
         return BLOCK_ROWS
-
-    @property
-    def keeps_what_is_whole(self) -> bool:
-        """Whether episodes that are whole count where playing is interrupted."""
-        return True
 
     # ---- episodes ----
 
@@ -147,7 +149,7 @@ class Plan:
 
     def chance_key(self, episode: int) -> list[int]:
         """Entropy of the generator of the policy's random numbers in an episode."""
-        return chance_seed(self.seed, episode)
+        return [self.seed, int(Purpose.RECORD), CHANCE, episode]
 
     def vector_seed(self, runner: int) -> int:
         """The seed, of 31 bits, of runner `runner`'s own vector class, from episode `first` on."""
@@ -182,16 +184,14 @@ class EvaluationPlan(Plan):
     purpose: Purpose = Purpose.EVALUATE
     round_: int = 0  # distinguishes the checks of one run
 
+    records: ClassVar[bool] = False
+    keeps_what_is_whole: ClassVar[bool] = False
+
     @property
     def count(self) -> int:
         """How many episodes."""
         assert self.episodes is not None, "an evaluation is of episodes"
         return self.episodes
-
-    @property
-    def records(self) -> bool:
-        """See Plan: returns and lengths are all that is kept."""
-        return False
 
     @property
     def block(self) -> int:
@@ -202,11 +202,6 @@ class EvaluationPlan(Plan):
     def round_slots(self) -> int:
         """Slots that an own vector class plays in."""
         return min(self.count, ROUND)
-
-    @property
-    def keeps_what_is_whole(self) -> bool:
-        """Whether episodes that are whole count where playing is interrupted: only all of them do."""
-        return False
 
     # ---- episodes ----
 
@@ -258,3 +253,64 @@ class EvaluationPlan(Plan):
             return cause
         fix = f"fix the piece; --debug shows the line that raised{seed}"
         return BadData(f"connector piece {piece} raised {cause!r}", where=where, fix=fix)
+
+
+class EpisodeChance:
+    """One generator per episode."""
+
+    def __init__(self, plan: Plan, slots: int, size: int) -> None:
+        self._plan = plan
+        self._generators: list[Any] = [None] * slots
+        self._ahead = np.zeros((slots, AHEAD, size))
+        self._t = np.ones(slots, np.int64)  # steps into the numbers drawn; a slot that has not begun never gets to 0
+        self._slots = np.arange(slots)
+        self._none = None if size else np.zeros((slots, 0))
+
+    def begin(self, slots: Index, episodes: Index) -> None:
+        """See Actor: these slots begin these episodes."""
+        if self._none is not None:
+            return
+        for slot, episode in zip(slots.tolist(), episodes.tolist(), strict=True):
+            self._generators[slot] = np.random.Generator(np.random.PCG64(self._plan.chance_key(episode)))
+        self._t[slots] = 0
+
+    def draw(self) -> NDArray[np.float64]:
+        """(slots, size) for the next step."""
+        if self._none is not None:
+            return self._none
+        at = self._t % AHEAD
+        for slot in np.flatnonzero(at == 0).tolist():
+            if self._generators[slot] is not None:
+                self._generators[slot].random(out=self._ahead[slot])
+        self._t += 1
+        drawn: NDArray[np.float64] = self._ahead[self._slots, at]
+        return drawn
+
+
+class SharedChance:
+    """One generator for all slots of an environment's own vector class, which share its own chance too; of an evaluation one
+    for each round.
+    """
+
+    def __init__(self, plan: Plan, runner: int, slots: int, size: int) -> None:
+        self._plan, self._shape = plan, (AHEAD, slots, size)
+        self._ahead = _ahead(plan.vector_seed(runner), self._shape)
+
+    def begin(self, slots: Index, episodes: Index) -> None:
+        """See Actor; of an evaluation, these are all the episodes of the next round."""
+        if not self._plan.records:
+            self._ahead = _ahead(self._plan.chance_key(int(episodes[0])), self._shape)
+
+    def draw(self) -> NDArray[np.float64]:
+        """(slots, size) for the next step."""
+        return next(self._ahead)
+
+
+def _ahead(seed: int | list[int], shape: tuple[int, int, int]) -> Iterator[NDArray[np.float64]]:
+    generator = np.random.default_rng(seed)
+    while True:
+        yield from generator.random(shape)
+
+
+Chance = EpisodeChance | SharedChance
+"""A policy's uniform numbers for each step."""

@@ -27,7 +27,7 @@ from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["EvaluateResult", "Outcomes", "Played", "Returns", "play", "played_by_runners", "way_to_step"]
+__all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "way_to_step"]
 
 Each = Callable[[int], None]
 
@@ -67,9 +67,8 @@ class Outcomes:
     @classmethod
     def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
         """All episodes, by index."""
-        indices, returns, lengths = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "returns", "lengths")
-        )
+        fields = ("indices", "returns", "lengths")
+        indices, returns, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in fields)
         order = np.argsort(indices)
         return cls(indices[order], returns[order], lengths[order])
 
@@ -180,12 +179,26 @@ def play(
         round_=round_,
     )
 
+    return played_here(plan, module, environment, pieces, on_step=on_step, on_episodes=on_episodes)
+
+
+def played_here(
+    plan: EvaluationPlan,
+    module: RLModule,
+    environment: Environment,
+    pieces: PlaySpec | None,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+    on_episodes: Each = lambda done: None,
+) -> Played:
+    """The plan's episodes, in this process: see `play`."""
+
     def stopped() -> bool:
         on_step()
         return False
 
     with evaluating(module):
-        policy = _policy(module, environment, pieces, explore=explore)
+        policy = _policy(module, environment, pieces, explore=plan.explore)
         with open_runner(plan, 0, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
             return _checked(plan, runner.batches(), on_episodes)
 

@@ -14,11 +14,10 @@ from offline_cli.errors import BadData
 from offline_cli.modules.devices import use_threads
 from offline_cli.playing.async_slots import AsyncSlots
 from offline_cli.playing.blocks import Actor, Blocks
-from offline_cli.playing.chance import Chance, EpisodeChance, RoundChance, SharedChance
 from offline_cli.playing.env_runner import EnvRunner
 from offline_cli.playing.own_vector_slots import MakeSink, OwnVectorSlots, RoundSlots
 from offline_cli.playing.piped_actor import PipedActor
-from offline_cli.playing.plan import Plan
+from offline_cli.playing.plan import EpisodeChance, Plan, SharedChance
 from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots, unchecked
 from offline_cli.policies.by_name import open_policy, policy_of_run
 from offline_cli.policies.piped_policy import PipedPolicy
@@ -66,30 +65,19 @@ def open_runner(
     Raises as `open_environment` does.
     """
     spaces = environment.observation_space, environment.action_space
-    with nullcontext() if plan.threads is None else use_threads(plan.threads), _words_kept():
+    with nullcontext() if plan.threads is None else use_threads(plan.threads), current().words_kept():
         actor = _actor(plan, policy, spaces[0], plan.slots(runner))
         with _slots(plan, runner, environment, policy, actor.padded) as slots:
-            count = len(slots.ready)
+            count, size = len(slots.ready), policy.chance_size
             yield EnvRunner(
                 plan,
                 runner,
                 slots,
                 actor,
-                _chance(plan, runner, count, policy.chance_size),
+                SharedChance(plan, runner, count, size) if plan.own_class else EpisodeChance(plan, count, size),
                 sink(plan, runner, count, spaces, policy.fingerprint),
                 stopped=stopped,
             )
-
-
-@contextmanager
-def _words_kept() -> Iterator[None]:
-    """What is registered within it as waited for is unregistered at the end."""
-    waiting = current()
-    before = waiting.words
-    try:
-        yield
-    finally:
-        waiting.words = before
 
 
 def _actor(plan: Plan, policy: Policy | PipedPolicy, observation_space: Space, slots: int) -> Actor:
@@ -123,9 +111,3 @@ def _slots(
     if plan.vectorize == "async":
         return closing(AsyncSlots(plan.env, plan.env_kwargs, plan.wrappers, count, space, padded))
     return closing(SyncSlots(environment.singles(count), space, padded))
-
-
-def _chance(plan: Plan, runner: int, slots: int, size: int) -> Chance:
-    if not plan.own_class:
-        return EpisodeChance(plan, slots, size)
-    return SharedChance(plan.vector_seed(runner), slots, size) if plan.records else RoundChance(plan, slots, size)

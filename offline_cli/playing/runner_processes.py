@@ -46,13 +46,6 @@ Taken = TypeVar("Taken")
 HELD: Final = 5.0  # seconds without a sign of life, beyond --step-timeout, after which a runner's interpreter is held
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What the pieces of a runner have learned: what it says last but one."""
-
-    state: Mapping[str, Any] | str  # text: why it cannot be sent
-
-
 def played_by_processes(
     plan: Plan,
     sink: MakeSink[EpisodeBatch],
@@ -90,8 +83,8 @@ def _played(
         for number in range(plan.runners):
             ours, theirs = context.Pipe(duplex=False)
             seen = context.RawArray("d", 4)
-            args = (plan, number, sink, theirs, stop.value, states is not None, seen)
-            process = context.Process(target=_run, args=args, name=f"runner-{number}")
+            runner = _Runner(plan, number, sink, theirs, stop.value, states is not None, seen)
+            process = context.Process(target=runner.main, name=f"runner-{number}")
             started(process)  # no daemon: asynchronous slots are processes of its own
             theirs.close()
             inboxes.append(_Inbox(process, ours, _Sight(plan, number, seen)))
@@ -106,7 +99,7 @@ def _played(
             until = time.monotonic() + LAST_STEP
             states += [inbox.state(until, stop) for inbox in inboxes]
         for inbox in inboxes:
-            inbox.close()
+            inbox.pipe.close()
         waiting.leave()
         ended([inbox.process for inbox in inboxes], HURRIED if stop.since or any(it.is_held for it in inboxes) else GRACE)
         waiting.words = words
@@ -174,12 +167,12 @@ class _Inbox(Generic[Taken]):
     def __init__(self, process: Any, pipe: Connection, sight: _Sight) -> None:
         self.process, self.pipe, self.sight = process, pipe, sight
         self.is_held = False  # whether it was given up because it hangs
-        self._waiting: list[Taken] = []  # one or none
-        self._state: Mapping[str, Any] | str | None = None
+        self.batch: Taken | None = None
+        self._state: Mapping[str, Any] | str | None = None  # text: why it is not known
 
     def wait(self, stop: _Stop) -> bool:
         """Have a batch; False: the runner has no more, or does not come back after a stop. Raises what the runner raised."""
-        while not self._waiting:
+        while self.batch is None:
             while not self.pipe.poll(PATIENCE):
                 if stop.is_over():
                     self.is_held = True
@@ -201,10 +194,10 @@ class _Inbox(Generic[Taken]):
                 return False
             if isinstance(message, OfflineCliError):
                 raise message
-            if isinstance(message, _Told):
-                self._state = message.state
+            if isinstance(message, tuple):  # what the runner's pieces have learned, which it says last but one
+                (self._state,) = message
             else:
-                self._waiting.append(message)
+                self.batch = message
         return True
 
     def state(self, until: float, stop: _Stop) -> Mapping[str, Any] | str:
@@ -218,22 +211,15 @@ class _Inbox(Generic[Taken]):
                 message = self.pipe.recv()
             except (EOFError, OSError):
                 return f"{self.process.name} has died"
-            if isinstance(message, _Told):
-                self._state = message.state
+            if isinstance(message, tuple):
+                (self._state,) = message
         return self._state
 
-    def look(self) -> Taken:
+    def take(self) -> Taken:
         """What `wait` has found."""
-        return self._waiting[0]
-
-    def take(self, left: Taken | None = None) -> Taken:
-        """The same, to be dealt with; `left` of it is looked at again."""
-        [found] = self._waiting
-        self._waiting = [] if left is None else [left]
+        found, self.batch = self.batch, None
+        assert found is not None, "waited for"
         return found
-
-    def close(self) -> None:
-        self.pipe.close()
 
 
 def _going_on(plan: Plan) -> str:
@@ -251,15 +237,16 @@ def _merged(inboxes: list[_Inbox[EpisodeBatch]], stop: _Stop) -> Iterator[Episod
             if failure is not None:
                 raise failure
             return
-        rounds = min(len(inbox.look()) for inbox in inboxes)
+        rounds = min(len(inbox.batch or ()) for inbox in inboxes)
         together = EpisodeBatch.concat([_first_of(inbox, rounds) for inbox in inboxes])
         yield together.select(np.arange(len(together)).reshape(len(inboxes), rounds).T.ravel())
 
 
 def _first_of(inbox: _Inbox[EpisodeBatch], count: int) -> EpisodeBatch:
     """The first episodes of an inbox, which keeps the others."""
-    batch = inbox.look()
-    return inbox.take(batch.select(slice(count, len(batch))) if count < len(batch) else None).select(slice(0, count))
+    batch = inbox.take()
+    inbox.batch = batch.select(slice(count, len(batch))) if count < len(batch) else None
+    return batch.select(slice(0, count))
 
 
 def _gathered(inboxes: list[_Inbox[Taken]], stop: _Stop) -> Iterator[Taken]:
@@ -287,78 +274,77 @@ def _waited(inboxes: list[_Inbox[Any]], stop: _Stop) -> tuple[int, OfflineCliErr
     return len(inboxes), None
 
 
-def _run(plan: Plan, number: int, sink: MakeSink[Any], pipe: Connection, stop: Any, tells: bool, seen: Any) -> None:
-    """A runner process; `tells`: what its pieces have learned, too."""
-    signals_are_its_parents()
-    ends_with_parent()
-    runner = _Runner(plan, number, sink, pipe, stop, tells, _Sight(plan, number, seen))
-    with suppress(BrokenPipeError, ConnectionResetError):  # the parent has enough, or is gone
-        runner.run()
-    pipe.close()
-
-
+@dataclass(slots=True)
 class _Runner:
     """What a runner process does."""
 
-    def __init__(
-        self, plan: Plan, number: int, sink: MakeSink[Any], pipe: Connection, stop: Any, tells: bool, sight: _Sight
-    ) -> None:
-        self._plan, self._number, self._sink, self._pipe = plan, number, sink, pipe
-        self._stop, self._tells, self._sight = stop, tells, sight
-        self._policy: Policy | PipedPolicy | None = None
-        self._playing: EnvRunner[Any] | None = None
+    plan: Plan
+    number: int
+    sink: MakeSink[Any]
+    pipe: Connection
+    stop: Any
+    tells: bool  # what its pieces have learned, too
+    seen: Any
+    policy: Policy | PipedPolicy | None = None
+    playing: EnvRunner[Any] | None = None
+
+    def main(self) -> None:
+        """The process."""
+        signals_are_its_parents()
+        ends_with_parent()
+        with suppress(BrokenPipeError, ConnectionResetError):  # the parent has enough, or is gone
+            self.run()
+        self.pipe.close()
 
     def run(self) -> None:
         """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where the parent is gone."""
-        plan, failure = self._plan, None
+        plan, failure, sight = self.plan, None, _Sight(self.plan, self.number, self.seen)
         Ending.is_ours = True
-        self._sight.look(None)  # the first sign of life
+        sight.look(None)  # the first sign of life
         if plan.step_timeout is not None:
-            use(Mirrored(lambda slot: self._sight.put(None if slot is None else self._playing)))
+            use(Mirrored(lambda slot: sight.put(None if slot is None else self.playing)))
         overseer = Overseer(
             plan.env,
             step_timeout=plan.step_timeout,
-            asked=lambda: int(self._stop.value),
-            on_look=lambda: self._sight.look(self._playing),
+            asked=lambda: int(self.stop.value),
+            on_look=lambda: sight.look(self.playing),
             is_watched=False,
         )
         overseer.on_stuck = self._left_behind
         with overseer:
             try:
                 with open_planned(plan) as environment:
-                    self._policy = policy_of(plan, environment)
-                    given: dict[str, Any] = {"environment": environment, "policy": self._policy}
-                    with open_runner(
-                        plan, self._number, sink=self._sink, stopped=_to_stop(self._stop), **given
-                    ) as self._playing:
-                        for batch in self._playing.batches():
-                            self._pipe.send(batch)
-                    self._playing = None
+                    self.policy = policy_of(plan, environment)
+                    given: dict[str, Any] = {"environment": environment, "policy": self.policy}
+                    with open_runner(plan, self.number, sink=self.sink, stopped=_to_stop(self.stop), **given) as self.playing:
+                        for batch in self.playing.batches():
+                            self.pipe.send(batch)
+                    self.playing = None
             except OfflineCliError as err:
                 failure = err
             except Overdue as err:  # before a runner was there
-                failure = too_long(plan, plan.env) if err.timed_out and not self._stop.value else None
+                failure = too_long(plan, plan.env) if err.timed_out and not self.stop.value else None
             self._end(failure)
 
     def _end(self, failure: OfflineCliError | None) -> None:
-        if self._tells:
-            _tell(self._policy.pipelines.get_state() if isinstance(self._policy, PipedPolicy) else {}, self._pipe)
-        self._pipe.send(failure)
+        if self.tells:
+            _tell(self.policy.pipelines.get_state() if isinstance(self.policy, PipedPolicy) else {}, self.pipe)
+        self.pipe.send(failure)
 
     def _left_behind(self, error: OfflineCliError) -> OfflineCliError:
         """In another thread, where the one that plays does not come back: send what is whole, and end."""
         with suppress(OSError):
-            for batch in () if self._playing is None else self._playing.left():
-                self._pipe.send(batch)
+            for batch in () if self.playing is None else self.playing.left():
+                self.pipe.send(batch)
             self._end(error if isinstance(error, BadData) else None)
         os._exit(1)
 
 
 def _tell(state: Mapping[str, Any], pipe: Connection) -> None:
     try:
-        told = ForkingPickler.dumps(_Told(state))
+        told = ForkingPickler.dumps((state,))
     except Exception as err:  # noqa: BLE001  states may be anything
-        told = ForkingPickler.dumps(_Told(f"a state that cannot leave its process: {err!r}"))
+        told = ForkingPickler.dumps((f"a state that cannot leave its process: {err!r}",))
     pipe.send_bytes(told)
 
 

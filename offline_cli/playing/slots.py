@@ -5,7 +5,7 @@ vector class). No episode is stepped beyond its end. gymnasium's SyncVectorEnv a
 leave a slot alone that has no episode to play, do not say which copy raised, and turn infos into arrays. Per-episode seeds,
 order of calls and results are the same.
 
-* `episode_seed`, `episode_seeds`: one random seed per purpose and number, derived from the run's. A seed for an environment has
+* `episode_seed`: one random seed per purpose and number, derived from the run's. A seed for an environment has
   31 bits, since some environments take no more. Its highest two bits are the purpose, so that checks during training,
   confirmations, `evaluate` and `record` never play the same episode.
 * `owned`, `unchecked`: infos of environments as they are kept until they are written. Values that cannot be written are an
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from offline_cli.engines.watchdog import guards
 from offline_cli.environments import Env
 from offline_cli.episodes.codec.steps import plain_mapping
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadData
-from offline_cli.policies.policy import row_writer, rows_of, zero_rows
+from offline_cli.policies.policy import row_writer, rows_of
 from offline_cli.spaces import Space
 from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
 from offline_cli.tally import Tally
@@ -48,7 +49,6 @@ __all__ = [
     "copied",
     "draw",
     "episode_seed",
-    "episode_seeds",
     "for_torch",
     "guard_hint",
     "owned",
@@ -110,11 +110,6 @@ class Purpose(IntEnum):
 def episode_seed(seed: int, purpose: Purpose, index: int, round_: int = 0) -> int:
     """The environment's seed for the `index`-th episode started; `round_` distinguishes the checks of one run."""
     return (int(purpose) << BITS_BELOW_PURPOSE) | (draw(seed, purpose, round_, index) & ((1 << BITS_BELOW_PURPOSE) - 1))
-
-
-def episode_seeds(seed: int, purpose: Purpose, count: int, round_: int = 0) -> list[int]:
-    """The seeds of `count` episodes."""
-    return [episode_seed(seed, purpose, index, round_) for index in range(count)]
 
 
 def draw(*key: int) -> int:
@@ -186,51 +181,60 @@ class SlotFailure(Exception):
         self.slot, self.doing, self.cause = slot, doing, cause
 
 
-class Slots(Protocol):
-    """S slots, and the state of each."""
+class Slots:
+    """S slots, and the state of each. Subclasses define `begin` and `step`."""
 
-    obs: Tree  # leaves (padded, *shape): the observation each slot is at; may be other arrays after each call
-    infos: NDArray[np.object_] | None  # (S,) the info that came with it, or None; None: there never was any
-    rewards: NDArray[np.float64]  # (S,) of the last step, as are the flags
-    terminated: NDArray[np.bool_]  # (S,)
-    truncated: NDArray[np.bool_]  # (S,)
-    ended: NDArray[np.bool_]  # (S,) slots whose last step was the end of an episode, recorded or not
-    ready: NDArray[np.bool_]  # (S,) slots that may begin an episode now
-    any_ended: bool
-    any_ready: bool
+    def __init__(self, count: int, obs: Tree) -> None:
+        self.obs = obs  # leaves (padded, *shape): the observation each slot is at; may be other arrays after each call
+        self.infos: NDArray[np.object_] | None = None  # (S,) the info that came with it, or None; None: there never was any
+        self.rewards = np.zeros(count)  # (S,) of the last step, as are the flags
+        self.terminated, self.truncated = np.zeros((2, count), np.bool_)  # (S,)
+        self.ended = np.zeros(count, np.bool_)  # (S,) slots whose last step was the end of an episode, recorded or not
+        self.ready = np.ones(count, np.bool_)  # (S,) slots that may begin an episode now
+        self.any_ended, self.any_ready = False, True
+        self.waiting = current()
 
     def begin(self, slots: Index, seeds: list[int]) -> None:
         """Begin an episode in each of these, which are ready. Raises SlotFailure."""
+        self.ready[slots] = False
+        self.any_ready = any_of(self.ready)
 
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """One step in the slots that are `live`; actions: leaves (S, ...). Raises SlotFailure."""
+        self.ended = (self.terminated | self.truncated) & live
+        self.any_ended = any_of(self.ended)
+        if self.any_ended:
+            self.ready |= self.ended
+            self.any_ready = True
 
     def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
         """The real last observations, leaves (k, *shape), and infos of slots that ended in the last step: new arrays."""
+        return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
+
+    def keep(self, slot: int, info: Mapping[str, Any] | None) -> None:
+        """Have the info of a slot."""
+        if self.infos is None:
+            if not info:
+                return
+            self.infos = np.full(len(self.ready), None)
+        self.infos[slot] = info or None
 
     def close(self) -> None:
-        """Release everything."""
+        """Release what is the slots' own: copies, and an own vector class, are closed by their opener."""
 
 
-class SyncSlots:
+class SyncSlots(Slots):
     """Single copies, stepped in turn in this process."""
 
     def __init__(self, envs: list[Env], observation_space: Space, padded: int, info: KeepInfo | None = owned) -> None:
         """`info`: what is kept of an info; None: nothing."""
-        count = len(envs)
+        super().__init__(len(envs), zero_rows(observation_space, padded))
         self._envs, self._info = envs, info
-        self._waiting = current()
-        self.obs = zero_rows(observation_space, padded)
         self._write = row_writer(self.obs)
-        self.infos: NDArray[np.object_] | None = None
-        self.rewards = np.zeros(count)
-        self.terminated, self.truncated, self.ended = np.zeros((3, count), np.bool_)
-        self.ready = np.ones(count, np.bool_)
-        self.any_ended, self.any_ready = False, True
 
     def begin(self, slots: Index, seeds: list[int]) -> None:
         """See Slots."""
-        waiting = self._waiting
+        waiting = self.waiting
         waiting.enter("reset")
         for slot, seed in zip(slots.tolist(), seeds, strict=True):
             waiting.slot = slot
@@ -242,13 +246,12 @@ class SyncSlots:
             except RAISED as err:
                 raise SlotFailure(slot, "reset", repr(err)) from err
         waiting.leave()
-        self.ready[slots] = False
-        self.any_ready = any_of(self.ready)
+        super().begin(slots, seeds)
 
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots."""
         envs, write, rewards, terminated, truncated = self._envs, self._write, self.rewards, self.terminated, self.truncated
-        plain, waiting = isinstance(actions, np.ndarray), self._waiting
+        plain, waiting = isinstance(actions, np.ndarray), self.waiting
         waiting.enter("step")
         for slot in np.flatnonzero(live).tolist():
             waiting.slot = slot
@@ -265,24 +268,8 @@ class SyncSlots:
             except RAISED as err:
                 raise SlotFailure(slot, "step", repr(err)) from err
         waiting.leave()
-        self.ended = (terminated | truncated) & live
-        self.any_ended = any_of(self.ended)
-        if self.any_ended:
-            self.ready |= self.ended
-            self.any_ready = True
+        super().step(actions, live)
 
     def _keep(self, slot: int, info: Mapping[str, Any]) -> None:
-        if self._info is None:
-            return
-        if self.infos is None:
-            if not info:
-                return
-            self.infos = np.full(len(self._envs), None)
-        self.infos[slot] = self._info(info) or None
-
-    def finals(self, slots: Index) -> tuple[Tree, NDArray[np.object_] | None]:
-        """See Slots."""
-        return rows_of(self.obs, slots), None if self.infos is None else self.infos[slots]
-
-    def close(self) -> None:
-        """Nothing: the copies are closed by their opener."""
+        if self._info is not None and (info or self.infos is not None):
+            self.keep(slot, self._info(info))

@@ -16,12 +16,13 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
-from offline_cli.policies.policy import Policy, RandomPolicy, zero_rows
+from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.trees import Tree, map_leaves

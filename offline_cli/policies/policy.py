@@ -24,6 +24,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 
@@ -41,7 +42,6 @@ __all__ = [
     "uniform_drawer",
     "uniform_size",
     "uniform_values",
-    "zero_rows",
 ]
 
 EDGE = 2.0**-53
@@ -79,18 +79,6 @@ class Policy(Protocol):
 def rows_of(tree: Tree, rows: Any) -> Tree:
     """These rows of every leaf."""
     return tree[rows] if isinstance(tree, np.ndarray) else map_leaves(lambda leaf: leaf[rows], tree)
-
-
-def zero_rows(space: Space, count: int) -> Tree:
-    """Zeros for `count` values of `space`: leaves (count, *shape)."""
-    return _by_leaf(space, lambda leaf: np.zeros((count, *(leaf.shape or ())), leaf.dtype))
-
-
-def _by_leaf(space: Space, make: Callable[[Space], Any]) -> Tree:
-    """What `make` gives for each leaf of `space`, depth first, in its structure."""
-    if isinstance(space, spaces.Dict):
-        return {key: _by_leaf(part, make) for key, part in space.spaces.items()}
-    return tuple(_by_leaf(part, make) for part in space.spaces) if isinstance(space, spaces.Tuple) else make(space)
 
 
 def row_writer(rows: Tree) -> Callable[[int, Tree], None]:
@@ -157,7 +145,7 @@ def uniform_values(space: Space, chance: Chance) -> Tree:
     """Values: leaves (B, *shape), for `chance` (B, uniform_size(space)), uniform in [0, 1)."""
     cuts = np.cumsum([uniform_size(leaf) for leaf in leaf_spaces(space).values()])[:-1]
     columns = iter(np.split(chance, cuts, axis=1))
-    return _by_leaf(space, lambda leaf: _leaf(leaf)(next(columns).reshape(-1, *(leaf.shape or ()))))
+    return map_leaves(lambda leaf: _leaf(leaf)(next(columns).reshape(-1, *(leaf.shape or ()))), space_tree(space))
 
 
 def sampled(space: Space, count: int) -> Tree:
@@ -169,7 +157,7 @@ def sampled(space: Space, count: int) -> Tree:
             return np.clip(rng.normal(size=(count, *leaf.shape)), leaf.low, leaf.high).astype(leaf.dtype)
         return _leaf(leaf)(rng.random((count, uniform_size(leaf))).reshape(-1, *(leaf.shape or ())))
 
-    return _by_leaf(space, typical)
+    return map_leaves(typical, space_tree(space))
 
 
 def _leaf(space: Space) -> Callable[[Chance], NDArray[Any]]:

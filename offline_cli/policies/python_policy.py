@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadData, OfflineCliError, SpaceMismatch
 from offline_cli.import_path import named_object
-from offline_cli.policies.policy import Acted, row_writer, rows_of, sampled, zero_rows
+from offline_cli.policies.policy import Acted, row_writer, rows_of, sampled
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, flatten, map_leaves, paths, unflatten_like
 

@@ -95,15 +95,12 @@ def from_plain(plain: Any, *, where: str) -> Any:
             dtype = np.dtype(str(plain["dtype"]))
             if dtype.kind not in KINDS:
                 raise ValueError(f"an array of {dtype}")
-            return np.array([_value(value, dtype) for value in plain["values"]], dtype).reshape(plain["shape"])
+            values = [float(value) if dtype.kind == "f" else value for value in plain["values"]]
+            return np.array(values, dtype).reshape(plain["shape"])
     except (TypeError, ValueError, OverflowError) as err:
         fix = "record again, or leave the state aside"
         raise BadData(f"the state of a piece cannot be read: {err}", where=where, fix=fix) from err
     return {key: from_plain(value, where=where) for key, value in plain.items()}
-
-
-def _value(value: Any, dtype: np.dtype[Any]) -> Any:
-    return float(value) if dtype.kind == "f" else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +177,8 @@ def learned_before(target: Location, note: WritingNote | None) -> dict[str, Any]
     if manifest is not None and ours and not target.join(WRITING).exists():
         if LEARNED not in manifest.provenance or manifest.provenance[LEARNED] is not None:
             return _state_in(manifest, place.url)
-    elif not _has_shards(target, note):
+    elif not (target.join(DATA).exists() and any(note.generation in file.name for file in target.join(DATA).files())):
         return None
     what = "the episodes here are whole, but what the connector pieces had learned while they were played is lost"
     fix = "--overwrite to begin again, or the rest to another --out with --first-episode"
     raise BadConfig(what, where=target.url, fix=fix)
-
-
-def _has_shards(target: Location, note: WritingNote) -> bool:
-    data = target.join(DATA)
-    return data.exists() and any(note.generation in file.name for file in data.files())

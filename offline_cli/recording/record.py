@@ -217,11 +217,14 @@ class _Recording:
         if not complete and not have.episodes:
             raise nothing_kept(self._out, failure, stopped_by)
         learned = self._player.learned()
-        manifest = self._writer.commit(
-            complete=complete, provenance=learned.provenance(), episodes_lost=0, count_not_finite=True
-        )
+        known = learned.provenance()
+        manifest = self._writer.commit(complete=complete, provenance=known, episodes_lost=0, count_not_finite=True)
         result = self._fill(manifest, new_steps=have.steps - self._before.steps)
-        _say_not_finite(result)
+        counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
+        if counts:
+            _log.warning(
+                "note: values that are not finite are recorded as the environment and the policy gave them: %s", counts
+            )
         if not complete:
             return result, partly_kept(result, failure, stopped_by, learned.lost, self._left_out)
         return result, None if learned.lost is None else state_lost(result, learned.lost)
@@ -239,9 +242,3 @@ class _Recording:
         except OfflineCliError as failed:
             return failed
         return ended or error
-
-
-def _say_not_finite(result: RecordResult) -> None:
-    counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
-    if counts:
-        _log.warning("note: values that are not finite are recorded as the environment and the policy gave them: %s", counts)

@@ -14,11 +14,11 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.engines.overseer import exit_code_of
@@ -86,19 +86,12 @@ def limited(batches: Iterator[EpisodeBatch], plan: Plan) -> Iterator[EpisodeBatc
     """The first of the episodes, as many as `plan` asks for."""
     have = Amount()
     for batch in batches:
-        kept = batch.select(slice(0, _wanted(batch, plan, have)))
+        last = int(np.searchsorted(np.cumsum(batch.lengths), (plan.steps or 0) - have.steps))  # the one that reaches them
+        kept = batch.select(slice(0, last + 1 if plan.episodes is None else plan.episodes - have.episodes))
         have = have.plus(kept)
         yield kept
         if is_enough(plan, have):
             return
-
-
-def _wanted(batch: EpisodeBatch, plan: Plan, have: Amount) -> int:
-    """How many of the batch's episodes are wanted."""
-    if plan.episodes is not None:
-        return min(len(batch), plan.episodes - have.episodes)
-    last = int(np.searchsorted(np.cumsum(batch.lengths), (plan.steps or 0) - have.steps))  # the one that reaches them
-    return min(len(batch), last + 1)
 
 
 def progress_at(plan: Plan, have: Amount, batch: EpisodeBatch) -> Progress:
@@ -181,10 +174,9 @@ def resolved_plan(plan: Plan, environment: Environment) -> Plan:
 
 def _can_use_own_class(environment: Environment) -> bool:
     """Whether it has one that plays in the environment's spaces and says how it resets itself."""
-    if not environment.vector_class_fits:
-        return False
-    said = (environment.vector(1).metadata or {}).get("autoreset_mode")
-    return isinstance(said, AutoresetMode) or said in {mode.value for mode in AutoresetMode}
+    with suppress(BadConfig):
+        return environment.vector_class_fits and bool(resets_by(environment.vector(1), environment.name))
+    return False
 
 
 def partly_kept(
@@ -239,20 +231,20 @@ def _exit_code(signal_number: int | None) -> Mapping[str, Any]:
     return {} if signal_number is None else {"exit_code": exit_code_of(signal_number)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordResult:
     """A recording. Counts and returns are of the whole dataset, what an earlier, interrupted call had written included."""
 
     out: str
-    episodes: int
-    steps: int
-    shards: int
-    return_mean: float | None  # undiscounted, in the environment's units; None: nothing was recorded
-    return_std: float | None  # of the population
-    length_mean: float | None  # steps
-    seconds: float  # of this call, from opening the environment to the commit
-    steps_per_second: float  # recorded by this call
-    complete: bool  # whether all that was asked for is in the dataset
+    episodes: int = 0
+    steps: int = 0
+    shards: int = 0
+    return_mean: float | None = None  # undiscounted, in the environment's units; None: nothing was recorded
+    return_std: float | None = None  # of the population
+    length_mean: float | None = None  # steps
+    seconds: float = 0.0  # of this call, from opening the environment to the commit
+    steps_per_second: float = 0.0  # recorded by this call
+    complete: bool = False  # whether all that was asked for is in the dataset
     format: str  # "episodes" | "columns"
     environment: str
     policy: str
@@ -262,7 +254,7 @@ class RecordResult:
     seed: int
     env_to_module: list[str] | None  # names of the pieces that it was played through; None: through none
     module_to_env: list[str] | None
-    dry_run: bool  # everything was checked, nothing was written
+    dry_run: bool = True  # everything was checked, nothing was written
     assumptions: Mapping[str, int] = field(default_factory=dict)  # NaN and infinite values by kind: "nan-in-rewards"
 
     def as_dict(self) -> dict[str, Any]:
@@ -276,15 +268,6 @@ def nothing_recorded(plan: Plan, policy: Policy | PipedPolicy, *, out: str, form
     pieces = {side: [name for name, _ in pipeline.named()] for side, pipeline in sides.items()}
     return RecordResult(
         out=out,
-        episodes=0,
-        steps=0,
-        shards=0,
-        return_mean=None,
-        return_std=None,
-        length_mean=None,
-        seconds=0.0,
-        steps_per_second=0.0,
-        complete=False,
         format=format,
         environment=plan.env,
         policy=plan.policy,
@@ -294,7 +277,6 @@ def nothing_recorded(plan: Plan, policy: Policy | PipedPolicy, *, out: str, form
         seed=plan.seed,
         env_to_module=pieces.get("env_to_module"),
         module_to_env=pieces.get("module_to_env"),
-        dry_run=True,
     )
 
 

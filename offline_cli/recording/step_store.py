@@ -9,7 +9,6 @@ on its way, and the store is packed when less than half of it is still needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -21,43 +20,29 @@ from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, unflatten_like
 
-__all__ = ["StepStore", "bytes_per_row", "steps_of_plan"]
+__all__ = ["StepStore", "steps_of_plan"]
 
 CHUNK_BYTES: Final = 8 << 20
 MIN_STEPS, MAX_STEPS = 8, 1024  # C
+EPISODE, ORDER, ROW, LENGTH = range(4)  # of a run of rows: episode, number among the episode's runs, first row, number of rows
 Index = NDArray[np.int64]
 Rows = NDArray[Any]
 
 
-def bytes_per_row(obs: Tree, acted: Acted) -> int:
-    """Bytes of one step of one slot."""
-    trees = (obs, acted.actions, *acted.extras.values())
-    return 8 + sum(int(leaf.nbytes) // max(1, len(leaf)) for tree in trees for leaf in leaves(tree))
+def _rows(runs: Index, stride: Index | int = 1) -> Index:
+    """The rows of all `runs` (4, n), one after the other; `stride` between two rows of a run."""
+    first, length = runs[ROW], runs[LENGTH]
+    ends = np.cumsum(length)
+    within: Index = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - length, length)
+    strides = np.repeat(stride, length) if isinstance(stride, np.ndarray) else stride
+    rows: Index = np.repeat(first, length) + within * strides
+    return rows
 
 
-@dataclass(slots=True)
-class _Runs:
-    """Runs of rows, one row of arrays for each."""
-
-    episode: Index
-    order: Index  # of the runs of one episode
-    row: Index  # of its first row
-    length: Index
-
-    def part(self, chosen: Any) -> _Runs:
-        return _Runs(self.episode[chosen], self.order[chosen], self.row[chosen], self.length[chosen])
-
-    def rows(self, stride: Index | int = 1) -> Index:
-        """The rows of all runs, one after the other; `stride` between two rows of a run."""
-        ends = np.cumsum(self.length)
-        within: Index = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - self.length, self.length)
-        strides = np.repeat(stride, self.length) if isinstance(stride, np.ndarray) else stride
-        rows: Index = np.repeat(self.row, self.length) + within * strides
-        return rows
-
-
-def _no_runs() -> _Runs:
-    return _Runs(*(np.zeros(0, np.int64) for _ in range(4)))
+def _packed(runs: Index, first: int = 0) -> Index:
+    """`runs` with their rows one after the other, from row `first` on."""
+    lengths = runs[LENGTH]
+    return np.stack([runs[EPISODE], runs[ORDER], first + np.cumsum(lengths) - lengths, lengths])
 
 
 class _Column:
@@ -109,13 +94,14 @@ class StepStore:
         self._ends: list[tuple[Index, int]] = []  # slots, and the row after the last
         self._flags: list[tuple[Rows, Rows]] = []  # terminated and truncated of the same, and
         self._last: list[tuple[Tree, Rows | None]] = []  # their last observations and infos
-        self._runs = _no_runs()
+        self._runs = np.zeros((4, 0), np.int64)
         self._ended = np.zeros((3, 0), np.int64)  # of whole episodes not given out: number, terminated, truncated
         self._next = 0  # episode to give out
 
     def _make_columns(self, obs: Tree, acted: Acted) -> None:
         """`obs` and `acted` show what a row is made of: leaves (at least S, ...)."""
-        self.row_bytes = bytes_per_row(obs, acted)
+        trees = (obs, acted.actions, *acted.extras.values())
+        self.row_bytes = 8 + sum(int(leaf.nbytes) // max(1, len(leaf)) for tree in trees for leaf in leaves(tree))
         self._steps = int(np.clip(CHUNK_BYTES // (self.row_bytes * self._slots), MIN_STEPS, MAX_STEPS))
         self._spare = self._slots * max(1, self._steps // 8)
         self._obs_like, self._actions_like, self._extras_like = obs, acted.actions, dict(acted.extras)
@@ -203,17 +189,14 @@ class StepStore:
         if ends:
             flags = [np.concatenate(parts) for parts in zip(*self._flags, strict=True)]
             self._ended = np.concatenate([self._ended, np.stack([last, *flags])], axis=1)
-        runs = _Runs(
-            episode=np.concatenate([episodes, last]),
-            order=np.repeat([2 * self._chunks, 2 * self._chunks + 1], [steps, ends]),
-            row=np.concatenate([first * self._slots + slots, np.arange(ends) + self._steps * self._slots]),
-            length=np.concatenate([stop - first, np.ones(ends, np.int64)]),
-        )
-        rows = runs.rows(np.repeat([self._slots, 1], [steps, ends]))
+        order = np.repeat([2 * self._chunks, 2 * self._chunks + 1], [steps, ends])
+        row = np.concatenate([first * self._slots + slots, np.arange(ends) + self._steps * self._slots])
+        length = np.concatenate([stop - first, np.ones(ends, np.int64)])
+        runs = np.stack([np.concatenate([episodes, last]), order, row, length])
+        rows = _rows(runs, np.repeat([self._slots, 1], [steps, ends]))
         for column in self._columns():
             column.keep(rows, self._used)
-        runs.row = self._used + np.cumsum(runs.length) - runs.length
-        self._runs = _joined(self._runs, runs)
+        self._runs = np.concatenate([self._runs, _packed(runs, self._used)], axis=1)
         self._used += len(rows)
         self._row = self._finals = 0
         self._begins, self._ends, self._flags, self._last = [(slots[ends:], episodes[ends:], 0)], [], [], []
@@ -247,11 +230,11 @@ class StepStore:
         return count if limit is None else max(0, min(count, limit - self._next))
 
     def _given(self, count: int) -> EpisodeBatch:
-        runs = self._runs.part(self._runs.episode < self._next + count)
-        runs = runs.part(np.lexsort((runs.order, runs.episode)))
-        rows = runs.rows()
+        runs = self._runs[:, self._runs[EPISODE] < self._next + count]
+        runs = runs[:, np.lexsort((runs[ORDER], runs[EPISODE]))]
+        rows = _rows(runs)
         observed = np.zeros(count, np.int64)
-        np.add.at(observed, runs.episode - self._next, runs.length)
+        np.add.at(observed, runs[EPISODE] - self._next, runs[LENGTH])
         is_step = np.ones(len(rows), np.bool_)
         is_step[np.cumsum(observed) - 1] = False
         steps = rows[is_step]
@@ -270,23 +253,20 @@ class StepStore:
         )
 
     def _extra(self, steps: Index) -> Mapping[str, Tree]:
-        columns = iter(self._extras)
-        return {
-            name: unflatten_like(like, [next(columns).given(steps) for _ in leaves(like)])
-            for name, like in self._extras_like.items()
-        }
+        columns, forms = iter(self._extras), self._extras_like.items()
+        return {name: unflatten_like(like, [next(columns).given(steps) for _ in leaves(like)]) for name, like in forms}
 
     def _drop(self, first: int) -> None:
         """Drop all episodes before `first`."""
         count, self._next = first - self._next, first
         self._ended = self._ended[:, count:]
-        self._runs = self._runs.part(self._runs.episode >= first)
-        wanted = int(self._runs.length.sum())
+        self._runs = self._runs[:, self._runs[EPISODE] >= first]
+        wanted = int(self._runs[LENGTH].sum())
         if 2 * wanted <= self._used:
-            rows = self._runs.rows()
+            rows = _rows(self._runs)
             for column in self._columns():
                 column.pack(rows)
-            self._runs.row = np.cumsum(self._runs.length) - self._runs.length
+            self._runs = _packed(self._runs)
             self._used = wanted
 
 
@@ -298,11 +278,6 @@ def steps_of_plan(plan: Plan, runner: int, slots: int, spaces: tuple[Space, Spac
 def _flat(tree: Tree) -> list[Rows]:
     """The leaves; fast for a single leaf, because this is called at every step."""
     return [tree] if isinstance(tree, np.ndarray) else leaves(tree)
-
-
-def _joined(left: _Runs, right: _Runs) -> _Runs:
-    names = ("episode", "order", "row", "length")
-    return _Runs(*(np.concatenate([getattr(left, name), getattr(right, name)]) for name in names))
 
 
 def _dicts(infos: Rows) -> list[Mapping[str, Any]] | None:

@@ -129,7 +129,7 @@ def train_bc(
     target = choose_device(resolved.device)
     checkpoint = folder.load_checkpoint() if resume else None
     if checkpoint is not None:
-        setup = setup.with_scaling(scaling_of(folder.policy(), where=folder.url))
+        setup = replace(setup, uint8_scaling=scaling_of(folder.policy(), where=folder.url))
     with contextlib.ExitStack() as held:
         overseer = None
         if resolved.env is not None:
@@ -258,20 +258,16 @@ def _resolve(
     if not (resume and folder.is_run):
         return resolve_config(options, file=file)
     wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins)
-    if options.get("env") is None and (file is None or read_config(file).get("env") is None):
-        _refuse_code(wanted.env, where=folder.url)
+    named = options.get("env") is not None or (file is not None and read_config(file).get("env") is not None)
+    if not named and wanted.env is not None and ":" in wanted.env:  # that is imported for the caller alone
+        env = wanted.env
+        what = f"the run's {CONFIG} names an environment that is code, {env}; no code is imported because a run folder names it"
+        raise BadConfig(what, where=folder.url, fix=f"if that is yours, name it again: --env {shlex.quote(env)}")
     changed = differences(folder.resolved_config(), wanted)
     if changed:
         fix = "leave these options out to resume, or train again with --overwrite"
         raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
-
-
-def _refuse_code(env: str | None, *, where: str) -> None:
-    """Raise BadConfig where the environment that a run folder names is code: that is imported for the caller alone."""
-    if env is not None and ":" in env:
-        what = f"the run's {CONFIG} names an environment that is code, {env}; no code is imported because a run folder names it"
-        raise BadConfig(what, where=where, fix=f"if that is yours, name it again: --env {shlex.quote(env)}")
 
 
 def _finish(session: Session) -> TrainResult:
@@ -317,20 +313,16 @@ def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
     if config.until_return is None or result.stopped_by == "target":
         return result
     best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"
-    raise TargetNotMet(
-        f"no policy was confirmed at a return of {config.until_return:g} in {result.updates} updates; best: {best}",
-        where=result.run,
-        fix=f"--resume with more --{config.bound_name}, more or better data, or another --lr; the run keeps its best policy",
-        details=result.as_dict(),
-    )
+    what = f"no policy was confirmed at a return of {config.until_return:g} in {result.updates} updates; best: {best}"
+    fix = f"--resume with more --{config.bound_name}, more or better data, or another --lr; the run keeps its best policy"
+    raise TargetNotMet(what, where=result.run, fix=fix, details=result.as_dict())
 
 
 def _interrupted(session: Session, number: int) -> Interrupted:
-    update = session.state.update
-    return Interrupted(
+    update, where = session.state.update, session.folder.url
+    what = (
         f"stopped by {signal.Signals(number).name} after {update} updates; all of them are saved, and the policy of this last "
-        "checkpoint can be played until the run is resumed",
-        where=session.folder.url,
-        fix="the same command with --resume continues from there",
-        details={"exit_code": exit_code_of(number), "updates": update, "policy_update": update, "run": session.folder.url},
     )
+    what += "checkpoint can be played until the run is resumed"
+    details = {"exit_code": exit_code_of(number), "updates": update, "policy_update": update, "run": where}
+    return Interrupted(what, where=where, fix="the same command with --resume continues from there", details=details)

@@ -40,7 +40,7 @@ from offline_cli.spaces import space_to_json
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
 
-__all__ = ["Begun", "Best", "Checkpoints", "TrainState", "check_same_learned", "describe_policy", "learned_bytes"]
+__all__ = ["Best", "Checkpoints", "TrainState", "check_same_learned", "describe_policy", "learned_bytes"]
 
 TOLERANCE: Final = 1e-9  # relative: sums of the same numbers differ in the last digits from one processor to the next
 
@@ -152,14 +152,6 @@ def learned_bytes(data: TrainingData) -> bytes | None:
     return None if data.trained is None else data.trained.state_bytes()
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A checkpoint that is not committed yet."""
-
-    folder: Location
-    older: list[Location]  # what it replaces
-
-
 class Checkpoints:
     """Those of the run in the folder `run`, which has them in a folder of their own."""
 
@@ -171,23 +163,23 @@ class Checkpoints:
         """The folder of the newest whole checkpoint; None: there is none. Raises StorageError."""
         return newest_checkpoint(self._run)
 
-    def begin(self, update: int, tensors: bytes) -> Begun:
-        """Write all of a checkpoint but its state. Raises StorageError."""
+    def begin(self, update: int, tensors: bytes) -> tuple[Location, list[Location]]:
+        """Write all of a checkpoint but its state; gives its folder, and those that it replaces. Raises StorageError."""
         older = checkpoint_folders(self._run)
         folder = self._place.join(_new_name(update, {other.name for other in self._place.children()}))
         folder.make_folder()
         write_whole(folder.join(TENSORS), tensors, folder=self._run)
-        return Begun(folder, older)
+        return folder, older
 
-    def commit(self, begun: Begun, state: bytes) -> None:
-        """Write its state, then remove all others. Raises StorageError."""
-        write_whole(begun.folder.join(STATE), state, folder=self._run)
+    def commit(self, folder: Location, older: list[Location], state: bytes) -> None:
+        """Write its state, then remove the older ones. Raises StorageError."""
+        write_whole(folder.join(STATE), state, folder=self._run)
         keep_names(self._place, self._run)
-        for other in begun.older:
+        for other in older:
             _remove(other, STATE)
             _remove(other, TENSORS)
             other.remove_empty_folder()
-        if begun.older:
+        if older:
             keep_names(self._place)
 
     def remove_all(self) -> None:

@@ -74,18 +74,9 @@ class Checks:
 
     def _play(self, episodes: int, purpose: Purpose, update: int, stop: StopSignals) -> Played:
         assert self._environment is not None
-        seed = self._config.seed
+        how: dict[str, Any] = {"seed": self._config.seed, "purpose": purpose, "round_": update, "pieces": self._pieces}
         with stop.playing():
-            return play(
-                self._learner.policy,
-                self._environment,
-                episodes,
-                seed=seed,
-                purpose=purpose,
-                round_=update,
-                pieces=self._pieces,
-                on_step=stop.check,
-            )
+            return play(self._learner.policy, self._environment, episodes, **how, on_step=stop.check)
 
     def decide(self, state: TrainState, figures: Mapping[str, float]) -> bool:
         """Update `state` by `figures`, and end the run where they say so; returns whether this policy is the best so far."""
@@ -121,10 +112,8 @@ class Checks:
 
 
 def _returns(name: str, played: Played) -> dict[str, float]:
-    values = {"mean": played.mean, "std": played.std, "ci95": played.ci95}
-    return {f"{name}_return_{key}": value for key, value in values.items()} | {
-        f"{name}_length_mean": float(played.lengths.mean())
-    }
+    values = {"return_mean": played.mean, "return_std": played.std, "return_ci95": played.ci95}
+    return {f"{name}_{key}": value for key, value in (values | {"length_mean": float(played.lengths.mean())}).items()}
 
 
 def score(learner: Learner, loader: StepLoader, precision: str) -> dict[str, float]:

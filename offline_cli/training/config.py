@@ -27,26 +27,7 @@ from offline_cli.options.cloning import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY
 from offline_cli.options.option import declared_in
 from offline_cli.training.algorithms.algorithm import algorithm_kind
 
-__all__ = [
-    "BOUNDS",
-    "DEFAULTS",
-    "MLP_KEYS",
-    "SCHEMA",
-    "TABLES",
-    "BCConfig",
-    "allowed",
-    "config_mistakes",
-    "differences",
-    "filled",
-    "folded",
-    "key_mistakes",
-    "merged_tables",
-    "option_contradictions",
-    "read_config",
-    "resolve_config",
-    "stored_config",
-    "table_mistakes",
-]
+__all__ = ["SCHEMA", "TABLES", "BCConfig", "allowed", "differences", "filled", "read_config", "resolve_config", "stored_config"]
 
 _HELP, _PAGE = "`offline-cli train-bc --help` lists the options", "docs/config.md lists the keys of the file"
 
@@ -116,9 +97,8 @@ class BCConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """What is not None, with lists for tuples: the content of config.toml."""
-        plain: dict[str, Any] = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
-        }
+        fields_ = asdict(self).items()
+        plain: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in fields_}
         for table in TABLES:  # TOML has no null: what is None by default is so again when it is read
             plain[table] = {name: value for name, value in plain[table].items() if value is not None}
         unused = () if self.network["name"] == MLP else MLP_KEYS
@@ -331,10 +311,8 @@ def table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages:
             continue
         options = {name: value for name, value in given.items() if name != "name"}
         wrong = key_mistakes(options, kind.schema, before=f"{table}.")
-        rest = {
-            name: value for name, value in options.items() if not any(text.startswith(f"{table}.{name}:") for text in wrong)
-        }
-        problems += wrong + _no_json(table, rest)
+        bad = tuple(text.partition(":")[0] for text in wrong)
+        problems += wrong + _no_json(table, {name: value for name, value in options.items() if f"{table}.{name}" not in bad})
         problems += [f"{table}.{text}" for text in _of_all_together(options, kind.schema)]
     network = config.get("network", {})
     if isinstance(network, Mapping) and network.get("name", MLP) != MLP:

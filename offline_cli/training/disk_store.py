@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -86,12 +87,12 @@ class DiskStore:
 
     def append(self, records: Tensor) -> None:
         """Write `records` (n, words) at the end. Raises StorageError, for instance where the disk is full."""
-        self._file.append(_bytes(records))
+        self._file.append(records.numpy().data)
         self.steps += len(records)
 
     def read(self, first: int, target: Tensor) -> None:
         """Fill `target` (n, words) with the records from `first` on; in the store's thread."""
-        self._file.read_into(first * self.record.nbytes, _bytes(target))
+        self._file.read_into(first * self.record.nbytes, target.numpy().data)
 
     def reader(self, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> _DiskReader:
         """See Store. Batches on other devices than the CPU are copied through the host."""
@@ -242,10 +243,6 @@ class _Pools:
         return _Pool(number, int(plan.starts[index]), self._order.of_pool(number, rows), memory)
 
 
-def _bytes(records: Tensor) -> Any:
-    return records.numpy().data
-
-
 # ---- from episodes ----
 
 
@@ -281,7 +278,9 @@ class DiskStoreBuilder:
             raise self._source.no_steps()
         trees = (first.obs, first.actions, *first.extra.values())
         row = sum(leaf.nbytes // len(leaf) for tree in trees for leaf in leaves(tree))
-        return _tidily(grouped(_again(first, batches), max(1, PART_BYTES // max(1, row))))
+        whole = chain([first], batches)
+        del first
+        return _tidily(grouped(whole, max(1, PART_BYTES // max(1, row))))
 
     def add(self, columns: Mapping[str, Tree], *, held_out: bool) -> None:
         """See StoreBuilder; the stores are made for the first columns."""
@@ -340,9 +339,3 @@ def _tidily(batches: Iterator[EpisodeBatch]) -> Iterator[EpisodeBatch]:
         if number % TIDY == TIDY - 1:
             give_back()
         yield batch
-
-
-def _again(first: EpisodeBatch, rest: Iterator[EpisodeBatch]) -> Iterator[EpisodeBatch]:
-    yield first
-    del first
-    yield from rest

@@ -10,7 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import torch
@@ -43,9 +43,8 @@ def check_losses(losses: Any, names: Collection[str], kind: str) -> None:
         raise misnamed(losses, names, kind)
     for name, loss in losses.items():
         if not isinstance(loss, Tensor):
-            raise _wrong(
-                kind, f"loss {name!r} is {_said(loss)}; {WANTED}", "return it as torch made it, without float() or .item()"
-            )
+            fix = "return it as torch made it, without float() or .item()"
+            raise _wrong(kind, f"loss {name!r} is {_said(loss)}; {WANTED}", fix)
         if loss.shape != ():
             what = f"loss {name!r} has shape {tuple(loss.shape)}; {WANTED}"
             raise _wrong(kind, what, 'sum it over rows, weighted: torch.dot(rows, batch["weights"])')
@@ -106,10 +105,6 @@ class Setup:
         self.algorithm.check(observation_space, action_space)
         task = Task(observation_space, action_space, action_scale, self.network, self.seed, self.uint8_scaling)
         return Learner.of(self.algorithm, task)
-
-    def with_scaling(self, uint8_scaling: str) -> Setup:
-        """The same, for policies that take uint8 observations so."""
-        return replace(self, uint8_scaling=uint8_scaling)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,9 +186,8 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers of all modules, by `module.name`, in place: `copy_` into them."""
-        return {
-            f"{module}.{name}": tensor for module, part in self.modules.items() for name, tensor in part.state_dict().items()
-        }
+        states = {module: part.state_dict() for module, part in self.modules.items()}
+        return {f"{module}.{name}": tensor for module, state in states.items() for name, tensor in state.items()}
 
     def others(self) -> dict[str, Tensor]:
         """Of `state` what belongs to no group: target copies and buffers."""

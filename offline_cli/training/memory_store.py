@@ -105,12 +105,8 @@ def _network_bytes(learner: Learner, store: Store, rows: int) -> int:
     hooks = [part.register_forward_hook(see) for part in layers]
     step = {**store.first(), WEIGHTS: torch.ones(1)}
     try:
-        with (
-            unchanged([*learner.others().values()]),
-            evaluating(learner.whole),
-            checking_features(learner.whole),
-            torch.random.fork_rng(devices=[]),
-        ):
+        whole = learner.whole
+        with unchanged([*learner.others().values()]), evaluating(whole), checking_features(whole), torch.random.fork_rng([]):
             for group in learner.groups:
                 group.loss(step)
     finally:
@@ -282,7 +278,6 @@ class _MemoryReader:
     def in_order(self, rows: int) -> Iterator[tuple[dict[str, Any], int]]:
         for first in range(0, self._steps, rows):
             part = slice(first, first + rows)
-            batch = {
-                name: map_leaves(lambda leaf, p=part: leaf[p].to(self._device), tree) for name, tree in self._columns.items()
-            }
+            columns = self._columns.items()
+            batch = {name: map_leaves(lambda leaf, p=part: leaf[p].to(self._device), tree) for name, tree in columns}
             yield batch, min(rows, self._steps - first)

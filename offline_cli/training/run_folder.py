@@ -283,9 +283,9 @@ class RunFolder:
             with self._guard():
                 self._metrics.flush()
                 content = tensor_bytes(tensors)
-                begun = self._checkpoints.begin(state.update, content)
+                folder, older = self._checkpoints.begin(state.update, content)
             with self._guard():
-                self._checkpoints.commit(begun, json_bytes({**state.as_dict(), OF_TENSORS: seal_of(content)}))
+                self._checkpoints.commit(folder, older, json_bytes({**state.as_dict(), OF_TENSORS: seal_of(content)}))
         self._saved = state.update
 
     def load_checkpoint(self) -> tuple[TrainState, dict[str, Tensor]] | None:

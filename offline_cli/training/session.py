@@ -78,13 +78,17 @@ class Session:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a checkpoint. Raises BadData where they are not those of such a run."""
         if is_of_version_1(tensors):
-            tensors = self._upgraded(tensors)
+            try:
+                tensors = upgraded(tensors, self.learner.policy, loss=self.learner.losses[0])
+            except ValueError as err:
+                raise self._misfit(str(err)) from err
             self.state.losses = {} if self.state.loss is None else {self.learner.losses[0]: self.state.loss}
         own = self._changing() | self._generators()
         best, refreshed = part(tensors, BEST), part(tensors, REFRESHED)
         wanted = own | (prefixed(BEST, self.learner.policy.state_dict()) if best else {})
         wanted |= prefixed(REFRESHED, self.learner.state()) if refreshed else {}
-        wrong = [name for name, tensor in wanted.items() if name not in tensors or not _alike(tensors[name], tensor)]
+        forms = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        wrong = [name for name, tensor in wanted.items() if forms.get(name) != (tensor.shape, tensor.dtype)]
         if wrong or (refreshed and self.data.columns_anew is None):
             raise self._misfit(", ".join(wrong) or "recomputed columns")
         self._refreshed = self._held(refreshed)
@@ -99,12 +103,6 @@ class Session:
         except RuntimeError as err:
             raise self._misfit(str(err)) from err
         self._best = self._held(best)
-
-    def _upgraded(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        try:
-            return upgraded(tensors, self.learner.policy, loss=self.learner.losses[0])
-        except ValueError as err:
-            raise self._misfit(str(err)) from err
 
     def _misfit(self, what: str) -> BadData:
         fix = "put config.toml back as it was, or train again with --overwrite"
@@ -190,12 +188,9 @@ class Session:
         """Raise Diverged rather than continue with, or keep, a policy that is not finite. `weights`: look at these, too."""
         if (loss is None or math.isfinite(loss)) and (not weights or self._update.is_finite()):
             return
-        raise Diverged(
-            f"training diverged: the loss is {loss} after {self.state.update} updates",
-            where=self.folder.url,
-            fix=f"train again with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data",
-            details={"update": self.state.update},
-        )
+        what = f"training diverged: the loss is {loss} after {self.state.update} updates"
+        fix = f"train again with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data"
+        raise Diverged(what, where=self.folder.url, fix=fix, details={"update": self.state.update})
 
     def _tick(self) -> None:
         now = time.perf_counter()
@@ -267,10 +262,6 @@ class Session:
             return self.state.update
         copy_into(self.learner.policy.state_dict(), self._best)
         return best.update
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:

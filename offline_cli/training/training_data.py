@@ -137,14 +137,8 @@ class DataSummary:
 
     def figures(self, where: str, module: str | None) -> dict[str, Any]:
         """Plain values; `where`: the sources, `module`: the one that is learned, where that is known."""
-        return {
-            "sources": where,
-            "module": module,
-            "episodes": self.episodes,
-            "steps": self.steps,
-            "ids": self._ids.hexdigest(),
-            "ids_in_any_order": f"{self._ids_in_any_order:016x}",
-        }
+        ids = {"ids": self._ids.hexdigest(), "ids_in_any_order": f"{self._ids_in_any_order:016x}"}
+        return {"sources": where, "module": module, "episodes": self.episodes, "steps": self.steps, **ids}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

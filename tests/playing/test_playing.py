@@ -13,7 +13,7 @@ from offline_cli.errors import BadData
 from offline_cli.modules.policy import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.returns import Played, play
-from offline_cli.playing.slots import Purpose, episode_seed, episode_seeds
+from offline_cli.playing.slots import Purpose, episode_seed
 from offline_cli.spaces import Space
 from offline_cli.training.signals import StopRequested
 
@@ -32,7 +32,7 @@ def test_exactly_the_first_n_started_count_each_with_its_own_seed(seeds: list[in
     env = open_environment("Sign-v0")
     played = play(policy_for("Sign-v0"), env, 50, seed=3, purpose=Purpose.EVALUATE)
     assert played.lengths.tolist() == lengths_by_hand(50, 3)
-    assert sorted(filter(None, seeds)) == sorted(episode_seeds(3, Purpose.EVALUATE, 50))
+    assert sorted(filter(None, seeds)) == sorted(episode_seed(3, Purpose.EVALUATE, index) for index in range(50))
 
 
 def test_the_first_episodes_are_the_same_however_many_are_played() -> None:
@@ -91,7 +91,7 @@ def test_a_vector_class_of_other_spaces_does_not_play() -> None:
 
 
 def test_no_two_purposes_share_a_seed() -> None:
-    drawn = [set(episode_seeds(0, purpose, 5000)) for purpose in Purpose]
+    drawn = [{episode_seed(0, purpose, index) for index in range(5000)} for purpose in Purpose]
     assert sum(map(len, drawn)) == len(set().union(*drawn))
     assert all(0 <= seed < 2**31 for seeds in drawn for seed in seeds)
 

@@ -23,7 +23,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.episodes.buffers.stacking import has_tuple, tuples_for
-from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
+from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf, space_tree
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, map_leaves, paths, unflatten_like
@@ -43,20 +43,22 @@ __all__ = [
     "position_range",
     "positions",
     "records_from_state",
-    "space_tree",
     "with_filled",
 ]
 
 Indices = int | list[int] | slice | None
 """What getters and setters take: one timestep, several, a range, or None for all but the lookback buffer."""
 
+ASKED, INDICES = "the indices asked for", "an int, a list of ints, a slice, or None for all"
 Rows = int | slice | NDArray[np.int64]
 RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds: a value of higher rank loses precision in a lower one
 
 
-def position(index: int, length: int, lookback: int, neg_index_as_lookback: bool) -> int:
-    """The position of one index; below 0 or at least `length` where there is no record."""
-    return index + (lookback if index >= 0 or neg_index_as_lookback else length)
+def position(index: Any, length: int, lookback: int, neg_index_as_lookback: bool) -> int:
+    """The position of one index, an integer; outside `length` where there is no record. Raises EpisodeIndexError."""
+    if not hasattr(index, "__index__"):
+        raise EpisodeIndexError(f"index {index!r}", where=ASKED, fix=INDICES)
+    return int(index) + (lookback if index >= 0 or neg_index_as_lookback else length)
 
 
 def positions(indices: Any, length: int, lookback: int, neg_index_as_lookback: bool) -> NDArray[np.int64]:
@@ -65,9 +67,7 @@ def positions(indices: Any, length: int, lookback: int, neg_index_as_lookback: b
     if index.size == 0:
         return np.zeros(0, np.int64)
     if index.ndim != 1 or index.dtype.kind not in "iu":
-        raise EpisodeIndexError(
-            f"indices {indices!r}", where="the indices asked for", fix="an int, a list of ints, a slice, or None for all"
-        )
+        raise EpisodeIndexError(f"indices {indices!r}", where=ASKED, fix=INDICES)
     offset = lookback if neg_index_as_lookback else np.where(index >= 0, lookback, length)
     return (index + offset).astype(np.int64)
 
@@ -82,7 +82,7 @@ def position_range(part: slice, length: int, lookback: int, neg_index_as_lookbac
     stop = length if part.stop is None else part.stop + (lookback if part.stop >= 0 else below)
     step = 1 if part.step is None else part.step
     if step == 0:
-        raise EpisodeIndexError("a slice with a step of 0", where="the indices asked for", fix="a step of 1 or more, or none")
+        raise EpisodeIndexError("a slice with a step of 0", where=ASKED, fix="a step of 1 or more, or none")
     return range(start, stop, step)
 
 
@@ -99,15 +99,6 @@ def clip(wanted: range, length: int) -> slice:
     if start < 0:
         return slice(0, 0)
     return slice(start, wanted.stop if wanted.stop >= 0 else None, wanted.step)
-
-
-def space_tree(space: Space) -> Tree:
-    """`space` as a tree: dicts and tuples with leaf spaces."""
-    if isinstance(space, spaces.Dict):
-        return {key: space_tree(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(space_tree(part) for part in space.spaces)
-    return space
 
 
 def filled_item(space: Space, fill: Any, *, one_hot_discrete: bool) -> Tree:
@@ -168,9 +159,8 @@ def _full(shape: tuple[int, ...], fill: Any, dtype: Any) -> NDArray[Any]:
     try:
         return np.full(shape, fill, dtype)
     except (TypeError, ValueError, OverflowError) as err:
-        raise BadEpisode(
-            f"cannot fill with {fill!r}: {err}", where=f"data of {dtype}{shape}", fix="a number that this type can hold"
-        ) from err
+        where, fix = f"data of {dtype}{shape}", "a number that this type can hold"
+        raise BadEpisode(f"cannot fill with {fill!r}: {err}", where=where, fix=fix) from err
 
 
 def _one_hot_leaf(value: Any, space: Space, path: str) -> Any:
@@ -186,10 +176,7 @@ def overwrite(data: Tree, rows: Rows, new: Tree, space: Space | None) -> None:
     """
     checked = _checked(data, rows, new, space)
 
-    def write(leaf: NDArray[Any], value: NDArray[Any]) -> None:
-        leaf[rows] = value
-
-    map_leaves(write, data, checked)
+    map_leaves(lambda leaf, value: leaf.__setitem__(rows, value), data, checked)
 
 
 def check_item(item: Tree, space: Space | None, *, where: str) -> None:
@@ -215,11 +202,8 @@ def _checked(data: Tree, rows: Rows, new: Tree, space: Space | None) -> Tree:
 def _value_for(leaf: NDArray[Any], rows: Rows, new: Any) -> NDArray[Any]:
     value, target = np.asarray(new), np.shape(leaf[rows])
     if not isinstance(rows, int) and (not value.ndim or len(value) != target[0]):
-        raise EpisodeIndexError(
-            f"{len(value) if value.ndim else 'a single value'} for {target[0]} timesteps",
-            where="new_data",
-            fix="give one value per timestep that is overwritten",
-        )
+        what = f"{len(value) if value.ndim else 'a single value'} for {target[0]} timesteps"
+        raise EpisodeIndexError(what, where="new_data", fix="give one value per timestep that is overwritten")
     if RANK.get(value.dtype.kind, 4) > RANK.get(leaf.dtype.kind, 4):
         raise BadEpisode(f"{value.dtype} values into {leaf.dtype} data", where="new_data", fix="round them first")
     if not isinstance(new, (np.ndarray, np.generic)):  # Python's numbers have no dtype of their own
@@ -227,9 +211,8 @@ def _value_for(leaf: NDArray[Any], rows: Rows, new: Any) -> NDArray[Any]:
     try:
         return np.broadcast_to(value, target)
     except ValueError:
-        raise BadEpisode(
-            f"new data of shape {value.shape} into data of shape {target}", where="new_data", fix="give the shape that is there"
-        ) from None
+        what = f"new data of shape {value.shape} into data of shape {target}"
+        raise BadEpisode(what, where="new_data", fix="give the shape that is there") from None
 
 
 def _check_sample(space: Space, rows: Rows, value: NDArray[Any]) -> None:

@@ -10,11 +10,12 @@ Arrays are copied before the first write when somebody else may hold them too: b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from offline_cli.episodes.buffers.indexing import (
+    ASKED,
     Indices,
     arrays_from_state,
     clip,
@@ -27,16 +28,32 @@ from offline_cli.episodes.buffers.indexing import (
     position_range,
     positions,
     records_from_state,
-    space_tree,
     with_filled,
 )
 from offline_cli.episodes.buffers.stacking import concatenate, row_count, same_records, stack, unstack
-from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib, space_tree
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["InfiniteLookbackBuffer"]
+__all__ = ["FILL", "InfiniteLookbackBuffer", "Reading", "Writing"]
+
+FILL = "pass fill=... for a value that stands for missing records"
+
+
+class Reading(TypedDict, total=False):
+    """Options of getters: see `InfiniteLookbackBuffer.get`."""
+
+    neg_index_as_lookback: bool
+    fill: Any
+    one_hot_discrete: bool
+
+
+class Writing(TypedDict, total=False):
+    """Options of setters: see `InfiniteLookbackBuffer.set`."""
+
+    at_indices: Indices
+    neg_index_as_lookback: bool
 
 
 class InfiniteLookbackBuffer:
@@ -181,7 +198,7 @@ class InfiniteLookbackBuffer:
             return self._gather(np.array(wanted, np.int64), length, fill, one_hot_discrete)
         if isinstance(indices, (list, np.ndarray)):
             return self._gather(positions(indices, *frame), length, fill, one_hot_discrete)
-        return self._one(self._position(indices, *frame), length, fill, one_hot_discrete)
+        return self._one(position(indices, *frame), length, fill, one_hot_discrete)
 
     def _rows(self, rows: Any) -> Any:
         if type(self.data) is np.ndarray:  # by far the most frequent case
@@ -217,29 +234,12 @@ class InfiniteLookbackBuffer:
         if not self.finalized:
             return [self._one(at, length, fill, one_hot_discrete) for at in wanted.tolist()]
         found = self._shown(map_leaves(lambda leaf: leaf[wanted[there]], self.data), one_hot_discrete)
-        return found if there.all() else self._merged(found, there, fill, one_hot_discrete)
-
-    def _merged(self, found: Tree, there: Any, fill: Any, one_hot_discrete: bool) -> Tree:
-        if self.space is None:
-            filled = filled_like(self.data, fill)
-        else:
-            filled = filled_item(self.space, fill, one_hot_discrete=one_hot_discrete)
-        return with_filled(found, there, filled)
-
-    def _position(self, index: Any, *frame: Any) -> int:
-        if not isinstance(index, (int, np.integer)):
-            raise EpisodeIndexError(
-                f"index {index!r}", where="the indices asked for", fix="an int, a list of ints, a slice, or None for all"
-            )
-        return position(int(index), *frame)
+        return found if there.all() else with_filled(found, there, map_leaves(np.asarray, self._filled(fill, one_hot_discrete)))
 
     def _missing(self, at: int, length: int) -> EpisodeIndexError:
-        timestep = at - self.lookback
-        return EpisodeIndexError(
-            f"no record at timestep {timestep}: there are {length - self.lookback} from 0 on, {self.lookback} before",
-            where="the indices asked for",
-            fix="pass fill=... for a value that stands for missing records",
-        )
+        before = self.lookback
+        what = f"no record at timestep {at - before}: there are {length - before} from 0 on, {before} before"
+        return EpisodeIndexError(what, where=ASKED, fix=FILL)
 
     def __getitem__(self, item: Indices) -> Any:
         """`buffer[3]`, `buffer[:5]`, `buffer[[0, 2]]`: as `get` without options."""
@@ -271,17 +271,12 @@ class InfiniteLookbackBuffer:
             self._set_rows(clip(position_range(slice(0, None) if at_indices is None else at_indices, *frame), length), new_data)
         elif isinstance(at_indices, (list, np.ndarray)):
             rows = positions(at_indices, *frame)
-            self._check_there(rows, length)
+            outside = rows[(rows < 0) | (rows >= length)]
+            if outside.size:
+                raise self._missing(int(outside[0]), length)
             self._set_rows(rows, new_data)
         else:
-            row = self._position(at_indices, *frame)
-            self._check_there(np.array([row]), length)
-            self._set_rows(row, new_data)
-
-    def _check_there(self, rows: Any, length: int) -> None:
-        outside = rows[(rows < 0) | (rows >= length)]
-        if outside.size:
-            raise self._missing(int(outside[0]), length)
+            self.set(new_data, at_indices=position(at_indices, *frame) - self.lookback, neg_index_as_lookback=True)
 
     def _set_rows(self, rows: Any, new: Any) -> None:
         if not self.finalized:
@@ -304,9 +299,8 @@ class InfiniteLookbackBuffer:
         at = range(len(self.data))[rows] if isinstance(rows, slice) else rows.tolist()
         if isinstance(new, dict) or not isinstance(new, (Sequence, np.ndarray)) or len(new) != len(at):
             count = len(new) if isinstance(new, (Sequence, np.ndarray)) else f"a {type(new).__name__}"
-            raise EpisodeIndexError(
-                f"{count} for {len(at)} timesteps", where="new_data", fix="give a list with one record per timestep overwritten"
-            )
+            fix = "give a list with one record per timestep overwritten"
+            raise EpisodeIndexError(f"{count} for {len(at)} timesteps", where="new_data", fix=fix)
         for row, record in zip(at, new, strict=True):
             self.data[row] = record
 
@@ -351,9 +345,8 @@ class InfiniteLookbackBuffer:
         Raises BadEpisode for numpy'ized buffers.
         """
         if self.finalized or (isinstance(other, InfiniteLookbackBuffer) and other.finalized):
-            raise BadEpisode(
-                "a numpy'ized buffer cannot be added to", where="buffer + ...", fix="use extend, or numpy on get()"
-            )
+            fix = "use extend, or numpy on get()"
+            raise BadEpisode("a numpy'ized buffer cannot be added to", where="buffer + ...", fix=fix)
         if isinstance(other, (int, float, complex)):
             data = [item + other if isinstance(item, (int, float, complex)) else item for item in self.data]
         else:

@@ -66,9 +66,8 @@ def concatenate(*trees: Tree) -> Tree:
     try:
         return map_leaves(lambda *parts: np.concatenate(parts), *trees)
     except ValueError as err:
-        raise BadEpisode(
-            f"steps that differ from those before: {err}", where="steps added", fix="give every step one structure and shape"
-        ) from err
+        what = f"steps that differ from those before: {err}"
+        raise BadEpisode(what, where="steps added", fix="give every step one structure and shape") from err
 
 
 def row_count(tree: Tree) -> int:
@@ -81,9 +80,8 @@ def row_count(tree: Tree) -> int:
 def same_records(left: Any, right: Any) -> bool:
     """Whether two lists of records, or two trees of arrays, hold equal values in one structure."""
     if isinstance(left, dict):
-        return (
-            isinstance(right, dict) and left.keys() == right.keys() and all(same_records(left[key], right[key]) for key in left)
-        )
+        same = isinstance(right, dict) and left.keys() == right.keys()
+        return same and all(same_records(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
         return type(left) is type(right) and len(left) == len(right) and all(map(same_records, left, right))
     return bool(np.array_equal(left, right))

@@ -8,8 +8,8 @@ reads it or reports what is wrong with it. Lookback buffers are dropped: their s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from offline_cli.episodes.codec.arrays import check_values
 from offline_cli.episodes.codec.fields import INSIDE
 from offline_cli.episodes.codec.plans import BufferSlots, ItemPlan, plan_of
 from offline_cli.episodes.codec.states import DATA_BUFFERS, unpack_state
-from offline_cli.episodes.codec.steps import Steps, empty_rows
+from offline_cli.episodes.codec.steps import Steps
 from offline_cli.episodes.codec.strided_lists import ItemTemplate
-from offline_cli.episodes.episode_spaces import in_space, space_in_state
+from offline_cli.episodes.episode_spaces import in_space, space_in_state, zero_rows
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
 from offline_cli.spaces import Space, bound_bytes
 from offline_cli.tally import Lost, Rejects, Tally
@@ -173,7 +173,8 @@ def batch_of_rows(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatch
     columns = _Columns(plan, rows)
     if not columns.sound():
         return None
-    trees = {name: columns.tree(slots, name, space) for name, slots, space in _data_buffers(plan)}
+    spaces = {"observations": plan.observation_space, "actions": plan.action_space, "rewards": None}
+    trees = {name: columns.tree(plan.buffers[name], name, space) for name, space in spaces.items()}
     return EpisodeBatch(
         ids=tuple(columns.values("id_")),
         starts=np.concatenate([[0], np.cumsum(columns.steps)]),
@@ -193,11 +194,6 @@ def batch_of_rows(plan: ItemPlan, rows: Sequence[Sequence[Any]]) -> EpisodeBatch
         observation_space=plan.observation_space,
         action_space=plan.action_space,
     )
-
-
-def _data_buffers(plan: ItemPlan) -> list[tuple[str, BufferSlots, Space | None]]:
-    own = {"observations": plan.observation_space, "actions": plan.action_space, "rewards": None}
-    return [(name, plan.buffers[name], space) for name, space in own.items()]
 
 
 class _Columns:
@@ -244,7 +240,7 @@ class _Columns:
         trees: list[Tree] = [field.empty]
         for template, group in groupby(zip(self.columns[index], skip, strict=True), key=lambda value: value[0][1]):
             if template is None:
-                trees += [map_leaves(partial(_rows_from, k), tree) for (_, _, tree), k in group]
+                trees += [map_leaves(itemgetter(slice(k, None)), tree) for (_, _, tree), k in group]
             else:
                 trees.append(field.structured(_joined(template, [(rows, k) for (_, _, rows), k in group])))
         return map_leaves(lambda *parts: np.concatenate(parts), *trees) if len(trees) > 2 else trees[-1]
@@ -275,10 +271,6 @@ class _Columns:
         columns = [unknown if slot is None else self.columns[slot] for slot in slots]
         clock = np.array(columns, np.float64).T.copy()
         return None if np.isnan(clock).all() else clock
-
-
-def _rows_from(first: int, leaf: NDArray[Any]) -> NDArray[Any]:
-    return leaf[first:]
 
 
 def _joined(template: ItemTemplate, parts: Sequence[tuple[bytes | memoryview, int]]) -> Tree:
@@ -331,7 +323,7 @@ def _tree(buffer: Mapping[str, Any], name: str, space: Space | None, where: str,
     if buffer["finalized"]:
         return map_leaves(lambda leaf: leaf[skip:], in_space(data, space, name=name, where=where))
     if len(data) == skip:
-        return empty_rows(space)
+        return zero_rows(space, 0)
     steps = Steps(name, where, tally)
     return steps.in_space(steps.stack(data[skip:]), space)
 

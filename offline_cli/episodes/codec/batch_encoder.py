@@ -60,15 +60,17 @@ def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes
 
 def _layout_of(batch: EpisodeBatch) -> EpisodeBatch:
     """One episode without steps that is laid out as those of `batch` are."""
+
+    def first(tree: Tree, rows: int) -> Tree:
+        return map_leaves(lambda leaf: leaf[:rows], tree)
+
     return EpisodeBatch(
-        ids=batch.ids[:1],
-        starts=np.zeros(2, np.int64),
-        obs=map_leaves(lambda leaf: leaf[:1], batch.obs),
-        actions=map_leaves(lambda leaf: leaf[:0], batch.actions),
-        rewards=batch.rewards[:0],
-        terminated=batch.terminated[:1],
-        truncated=batch.truncated[:1],
-        extra={name: map_leaves(lambda leaf: leaf[:0], tree) for name, tree in batch.extra.items()},
+        batch.ids[:1],
+        np.zeros(2, np.int64),
+        first(batch.obs, 1),
+        first(batch.actions, 0),
+        *(batch.rewards[:0], batch.terminated[:1], batch.truncated[:1]),
+        extra={name: first(tree, 0) for name, tree in batch.extra.items()},
         observation_space=batch.observation_space,
         action_space=batch.action_space,
     )

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import bin_header, pack, unpack_first
-from offline_cli.episodes.codec.steps import Signature, Steps, empty_rows, signature
+from offline_cli.episodes.codec.steps import Signature, Steps, signature
 from offline_cli.episodes.codec.strided_lists import ItemTemplate, learn_template
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadData
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
@@ -266,11 +267,12 @@ class StepsField:
         """Reads every value; learns the template of lists that have none yet."""
         size, first = read_list_size(data, start)
         if not size:
-            return (0, None, self._accept(empty_rows(self.space)) if self.kind is None else self.empty), first
+            return (0, None, self._accept(zero_rows(self.space, 0)) if self.kind is None else self.empty), first
         template = learn_template(data, first, where=INSIDE)
         tree = template.read(data, first, size) if template else None
         if template is None or tree is None:
-            return self._read_each(data, start)
+            values, stop = unpack_first(data, start, where=INSIDE)
+            return (len(values), None, self._accept(self.structured(self._steps.stack(values)))), stop
         accepted = self._accept(self.structured(tree))
         self.template = template
         return (size, None, accepted), first + size * template.size
@@ -278,10 +280,6 @@ class StepsField:
     def structured(self, tree: Tree) -> Tree:
         """`tree` with tuples for lists, as the space has them."""
         return self._steps.in_space(tree, self.space)
-
-    def _read_each(self, data: bytes, start: int) -> tuple[StepRows, int]:
-        values, stop = unpack_first(data, start, where=INSIDE)
-        return (len(values), None, self._accept(self.structured(self._steps.stack(values)))), stop
 
     @property
     def _steps(self) -> Steps:

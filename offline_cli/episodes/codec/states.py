@@ -123,10 +123,8 @@ def unpack_state(data: bytes, *, where: str) -> dict[str, Any]:
     _check_scalars(checked, where)
     here = f"{where}, episode {checked['id_']}"
     checked["custom_data"] = _mapping(state.get("custom_data", state.get(OLD_CUSTOM_DATA)), "custom_data", here)
-    checked["_observation_space"], checked["_action_space"] = (
-        space_node(checked, "observations"),
-        space_node(checked, "actions"),
-    )
+    spaces = space_node(checked, "observations"), space_node(checked, "actions")
+    checked["_observation_space"], checked["_action_space"] = spaces
     _check_buffers(checked, here)
     return checked
 
@@ -155,9 +153,8 @@ def _check_buffers(state: dict[str, Any], where: str) -> None:
     extra = _mapping(state["extra_model_outputs"], "extra_model_outputs", where)
     if not all(isinstance(name, str) for name in extra):
         raise BadEpisode("extra model outputs whose names are not text", where=where, fix=FIX)
-    state["extra_model_outputs"] = {
-        name: _buffer(part, f"extra model output {name}", steps, where) for name, part in extra.items()
-    } or None
+    outputs = {name: _buffer(part, f"extra model output {name}", steps, where) for name, part in extra.items()}
+    state["extra_model_outputs"] = outputs or None
 
 
 def _as_arrays(state: dict[str, Any], name: str, where: str) -> Any:

@@ -32,16 +32,7 @@ from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten
 
-__all__ = [
-    "MAX_INFO_DEPTH",
-    "Signature",
-    "Steps",
-    "arrays_from_jsonable",
-    "empty_rows",
-    "is_jsonable",
-    "plain_mapping",
-    "signature",
-]
+__all__ = ["Signature", "Steps", "arrays_from_jsonable", "is_jsonable", "plain_mapping", "signature"]
 
 MAX_INFO_DEPTH = 64  # deeper is a cycle, or not an info
 LOWEST_INT, HIGHEST_INT = -(2**63), 2**64 - 1  # msgpack's
@@ -275,17 +266,3 @@ def _is_numbers(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_numbers(part) for part in value)
     return type(value) in NUMBERS
-
-
-# ---- structure from spaces ----
-
-
-def empty_rows(space: Space | None) -> Tree:
-    """Leaves (0, *shape) as `space` has them; without a space, (0,) of float64."""
-    if space is None:
-        return np.zeros(0, np.float64)
-    if isinstance(space, spaces.Dict):
-        return {key: empty_rows(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(empty_rows(part) for part in space.spaces)
-    return np.zeros((0, *(space.shape or ())), space.dtype)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from offline_cli.episodes.buffers.indexing import Indices
-from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
+from offline_cli.episodes.buffers.lookback_buffer import Reading, Writing
+from offline_cli.episodes.multi_agent.episode_data import SKIP, AgentID, MultiAgentData, last_seen, seen
 from offline_cli.episodes.multi_agent.reading import EXTRA, Question, answer, answer_as_list
 from offline_cli.episodes.multi_agent.stepping import ALL, credit, drop_hanging, enter, hang
-from offline_cli.episodes.multi_agent.timelines import SKIP, last_seen, seen
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import EpisodeKeyError
 
@@ -28,6 +28,13 @@ ByAgent = Mapping[AgentID, Any]
 Flags = Mapping[AgentID, bool] | bool  # a bool holds for every agent
 
 Agents = Collection[AgentID] | AgentID | None
+
+
+class Asking(Reading, total=False):
+    """Options of getters: those of one agent's, and which timesteps are meant, in which form."""
+
+    env_steps: bool  # of the environment; False: each agent's own
+    return_list: bool  # one dict by agent per environment timestep
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +48,11 @@ class Lists:
     extra: Sequence[ByAgent]
 
     @classmethod
-    def of(
-        cls,
-        observations: Sequence[ByAgent] | None,
-        actions: Sequence[ByAgent] | None,
-        rewards: Sequence[ByAgent] | None,
-        infos: Sequence[ByAgent] | None,
-        extra: Sequence[ByAgent] | None,
-    ) -> Lists:
-        """Lists as a caller gives them: None for infos and extra model outputs means that there are none."""
-        seen_steps = list(observations or ())
-        return cls(
-            observations=seen_steps,
-            actions=list(actions or ()),
-            rewards=list(rewards or ()),
-            infos=[{}] * len(seen_steps) if infos is None else list(infos),
-            extra=[{}] * len(seen_steps) if extra is None else list(extra),
-        )
+    def of(cls, *kinds: Sequence[ByAgent] | None) -> Lists:
+        """Lists as a caller gives them, in the order of the fields: None for infos and extra outputs: there are none."""
+        observations, actions, rewards, *others = (None if kind is None else list(kind) for kind in kinds)
+        none: list[ByAgent] = [{}] * len(observations or ())
+        return cls(observations or [], actions or [], rewards or [], *(none if kind is None else kind for kind in others))
 
     def wrong_lengths(self) -> list[str]:
         """The lengths that do not fit the number of observations; empty when all do."""
@@ -69,11 +64,8 @@ class Lists:
             "rewards": (len(self.rewards), steps),
             "extra model outputs": (len(self.extra), steps),
         }
-        return [
-            f"{have} {name} ({' or '.join(map(str, want))} wanted)"
-            for name, (have, want) in lengths.items()
-            if have not in want
-        ]
+        wrong = {name: pair for name, pair in lengths.items() if pair[0] not in pair[1]}
+        return [f"{have} {name} ({' or '.join(map(str, want))} wanted)" for name, (have, want) in wrong.items()]
 
 
 def build(
@@ -82,10 +74,8 @@ def build(
     """Fill an empty episode by its `add_env_step`, all of it after an empty lookback buffer. Raises BadEpisode."""
     wrong = lists.wrong_lengths()
     if wrong:
-        raise episode._bad(
-            f"{len(lists.observations)} observations, {', '.join(wrong)}",
-            fix="give one dict of observations and infos per environment timestep, one of the rest per step between them",
-        )
+        fix = "give one dict of observations and infos per environment timestep, one of the rest per step between them"
+        raise episode._bad(f"{len(lists.observations)} observations, {', '.join(wrong)}", fix=fix)
     for agent, observation in lists.observations[0].items() if lists.observations else ():
         enter(episode, agent, observation, lists.infos[0].get(agent))
     for t, observations in enumerate(lists.observations[1:], 1):
@@ -141,9 +131,8 @@ def _close(episode: MultiAgentData, agent: AgentID, part: SingleAgentEpisode, tr
     """Complete the step under way of a terminated agent with its last observation, at the last environment timestep."""
     timeline = episode.env_t_to_agent_t[agent]
     if truncated or timeline.data[-1] != SKIP:
-        raise episode._bad(
-            f"agent {agent!r} is done, yet acted without an observation after it", fix="give it a last observation"
-        )
+        what = f"agent {agent!r} is done, yet acted without an observation after it"
+        raise episode._bad(what, fix="give it a last observation")
     part.add_env_step(
         part.get_observations(-1),
         episode._hanging_actions_end[agent],
@@ -180,134 +169,81 @@ class MultiAgentAccessors(MultiAgentData):
 
     # ---- getters ----
 
-    def get_observations(
-        self,
-        indices: Indices = None,
-        agent_ids: Agents = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-        return_list: bool = False,
-    ) -> Any:
+    def get_observations(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[Asking]) -> Any:
         """By agent, one observation for an int; several otherwise: a list, or leaves (K, *obs_shape).
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._get(
-            Question(
-                "observations", indices, agent_ids, env_steps, neg_index_as_lookback, fill, one_hot_discrete=one_hot_discrete
-            ),
-            return_list,
-        )
+        return self._get("observations", indices, agent_ids, **options)
 
-    def get_infos(
-        self,
-        indices: Indices = None,
-        agent_ids: Agents = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        return_list: bool = False,
-    ) -> Any:
+    def get_infos(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[Asking]) -> Any:
         """By agent, one info dict for an int; a list of them otherwise, numpy'ized or not.
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._get(Question("infos", indices, agent_ids, env_steps, neg_index_as_lookback, fill), return_list)
+        return self._get("infos", indices, agent_ids, **options)
 
-    def get_actions(
-        self,
-        indices: Indices = None,
-        agent_ids: Agents = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-        return_list: bool = False,
-    ) -> Any:
+    def get_actions(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[Asking]) -> Any:
         """By agent, one action for an int; several otherwise: a list, or leaves (K, *action_shape). Those that hang are there.
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._get(
-            Question("actions", indices, agent_ids, env_steps, neg_index_as_lookback, fill, one_hot_discrete=one_hot_discrete),
-            return_list,
-        )
+        return self._get("actions", indices, agent_ids, **options)
 
-    def get_rewards(
-        self,
-        indices: Indices = None,
-        agent_ids: Agents = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: float | None = None,
-        return_list: bool = False,
-    ) -> Any:
+    def get_rewards(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[Asking]) -> Any:
         """By agent, one reward for an int; several otherwise: a list, or an array (K,) float64; of steps that hang: so far.
 
         Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`.
         """
-        return self._get(Question("rewards", indices, agent_ids, env_steps, neg_index_as_lookback, fill), return_list)
+        return self._get("rewards", indices, agent_ids, **options)
 
     def get_extra_model_outputs(
-        self,
-        key: str | None = None,
-        indices: Indices = None,
-        agent_ids: Agents = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        return_list: bool = False,
+        self, key: str | None = None, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[Asking]
     ) -> Any:
         """By agent, the outputs of name `key`, or a dict of all by name: one for an int, a list or leaves (K, ...) otherwise.
 
         Agents whose module has no such output are left out. Raises EpisodeKeyError where none has, EpisodeIndexError outside
         the episode and its lookback buffer without `fill`.
         """
-        question = Question(EXTRA, indices, agent_ids, env_steps, neg_index_as_lookback, fill, key=key)
-        return self._get(question, return_list)
+        return self._get(EXTRA, indices, agent_ids, key, **options)
 
-    def _get(self, question: Question, return_list: bool) -> Any:
+    def _get(
+        self,
+        kind: str,
+        indices: Indices,
+        agents: Agents,
+        key: str | None = None,
+        *,
+        env_steps: bool = True,
+        return_list: bool = False,
+        **options: Unpack[Reading],
+    ) -> Any:
+        question = Question(kind, indices, agents, env_steps, options, key)
         return answer_as_list(self, question) if return_list else answer(self, question)
 
     # ---- setters: of the agents' own timesteps ----
 
-    def set_observations(
-        self, *, new_data: Mapping[AgentID, Any], at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_observations(self, *, new_data: ByAgent, **where: Unpack[Writing]) -> None:
         """`SingleAgentEpisode.set_observations` for each agent in `new_data`. Raises EpisodeKeyError for unknown agents."""
-        self._set("observations", new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("observations", new_data, **where)
 
-    def set_actions(
-        self, *, new_data: Mapping[AgentID, Any], at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_actions(self, *, new_data: ByAgent, **where: Unpack[Writing]) -> None:
         """`SingleAgentEpisode.set_actions` for each agent in `new_data`. Raises EpisodeKeyError for unknown agents."""
-        self._set("actions", new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("actions", new_data, **where)
 
-    def set_rewards(
-        self, *, new_data: Mapping[AgentID, Any], at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_rewards(self, *, new_data: ByAgent, **where: Unpack[Writing]) -> None:
         """`SingleAgentEpisode.set_rewards` for each agent in `new_data`. Raises EpisodeKeyError for unknown agents."""
-        self._set("rewards", new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("rewards", new_data, **where)
 
-    def set_extra_model_outputs(
-        self, *, key: str, new_data: Mapping[AgentID, Any], at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: ByAgent, **where: Unpack[Writing]) -> None:
         """`SingleAgentEpisode.set_extra_model_outputs` by agent. Raises EpisodeKeyError for unknown agents."""
-        self._set("extra_model_outputs", new_data, key=key, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("extra_model_outputs", new_data, key=key, **where)
 
-    def _set(self, kind: str, new_data: Mapping[AgentID, Any], **options: Any) -> None:
+    def _set(self, kind: str, new_data: ByAgent, **options: Any) -> None:
         unknown = [agent for agent in new_data if agent not in self.agent_episodes]
         if unknown:
             known = ", ".join(map(str, self.agent_episodes)) or "there are none"
-            raise EpisodeKeyError(
-                f"no agent {unknown[0]!r} in this episode", where=f"multi-agent episode {self.id_}", fix=f"one of: {known}"
-            )
+            what = f"no agent {unknown[0]!r} in this episode"
+            raise EpisodeKeyError(what, where=f"multi-agent episode {self.id_}", fix=f"one of: {known}")
         for agent, data in new_data.items():
             getattr(self.agent_episodes[agent], f"set_{kind}")(new_data=data, **options)

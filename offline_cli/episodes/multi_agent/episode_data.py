@@ -1,8 +1,12 @@
-"""The data of a multi-agent episode and its derived properties; nothing here changes it.
+"""The data of a multi-agent episode and its derived properties; nothing here changes it. When agents got observations.
 
 Each agent has a SingleAgentEpisode, and a timeline that says at which environment timesteps it got its observations. Data
 without a place there yet hangs: the action (with its extra model outputs) of an agent that has not seen the next observation,
 the rewards since, and the rewards of agents that have not seen anything yet.
+
+A timeline has one tag per environment timestep, lookback buffer included: the agent's timestep whose observation it got then,
+counted from the agent's first in the whole episode, or SKIP where it got none. All timelines of an episode have one length and
+one lookback, so that an index means the same moment to every agent.
 """
 
 from __future__ import annotations
@@ -10,13 +14,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from offline_cli.episodes.multi_agent.timelines import SKIP, Timeline, seen
+from offline_cli.episodes.buffers.indexing import Indices
+from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
 
-__all__ = ["AgentID", "MappingFn", "MultiAgentData", "default_module"]
+__all__ = [
+    "SKIP",
+    "AgentID",
+    "MappingFn",
+    "MultiAgentData",
+    "Timeline",
+    "default_module",
+    "first_seen",
+    "last_seen",
+    "seen",
+]
 
+SKIP = "S"
+FIX = "write the state again from its source"
 AgentID = Any  # whatever hashable the environment uses
 MappingFn = Callable[[AgentID, Any], str]  # (agent id, episode) to module id
 
@@ -24,6 +41,37 @@ MappingFn = Callable[[AgentID, Any], str]  # (agent id, episode) to module id
 def default_module(agent_id: AgentID, episode: Any) -> str:
     """The default module of every agent; the name is RLlib's."""
     return "default_policy"
+
+
+class Timeline(InfiniteLookbackBuffer):
+    """Tags of one agent: a list that never becomes arrays. RLlib's own code can read it, in states for RLlib."""
+
+    __slots__ = ()
+
+    def get(self, indices: Indices = None, *, _ignore_last_ts: bool = False, **options: Any) -> Any:
+        """As `InfiniteLookbackBuffer.get`. `_ignore_last_ts`, RLlib's word: for data that ends a step earlier."""
+        if _ignore_last_ts:
+            return InfiniteLookbackBuffer(self.data[:-1], self.lookback).get(indices, **options)
+        return super().get(indices, **options)
+
+    def copy(self) -> Timeline:
+        """The same tags, in a list of their own."""
+        return Timeline(self.data, self.lookback)
+
+
+def seen(tags: list[Any]) -> list[int]:
+    """The agent's timesteps among `tags`, in order."""
+    return [tag for tag in tags if tag != SKIP]
+
+
+def first_seen(tags: list[Any]) -> int:
+    """The position of the first observation; the number of tags where there is none."""
+    return next((at for at, tag in enumerate(tags) if tag != SKIP), len(tags))
+
+
+def last_seen(tags: list[Any]) -> int:
+    """The position of the last observation; -1 where there is none."""
+    return next((at for at in range(len(tags) - 1, -1, -1) if tags[at] != SKIP), -1)
 
 
 class MultiAgentData:
@@ -180,27 +228,19 @@ class MultiAgentData:
             self._check_timeline(agent, episode)
         for agent in self._hanging_actions_end:
             if agent in self.agent_episodes and self.agent_episodes[agent].is_done:
-                raise self._bad(
-                    f"agent {agent!r} is done, with an action that hangs", fix="write the state again from its source"
-                )
+                raise self._bad(f"agent {agent!r} is done, with an action that hangs", fix=FIX)
 
     def _check_timeline(self, agent: AgentID, episode: SingleAgentEpisode) -> None:
         if agent not in self.env_t_to_agent_t:
-            raise self._bad(f"agent {agent!r} has no timeline", fix="write the state again from its source")
+            raise self._bad(f"agent {agent!r} has no timeline", fix=FIX)
         timeline = self.env_t_to_agent_t[agent]
         if len(timeline.data) != self.moments or timeline.lookback != self._lookback:
-            raise self._bad(
-                f"agent {agent!r} has a timeline of {timeline.lookback} + {len(timeline)} timesteps, {self._lookback} + "
-                f"{self.moments - self._lookback} wanted",
-                fix="write the state again from its source",
-            )
+            have, wanted = f"{timeline.lookback} + {len(timeline)}", f"{self._lookback} + {self.moments - self._lookback}"
+            raise self._bad(f"agent {agent!r} has a timeline of {have} timesteps, {wanted} wanted", fix=FIX)
         steps, count = seen(timeline.data), episode.observations.len_incl_lookback()
         if steps != list(range(episode.t + 1 - len(steps), episode.t + 1)) or len(steps) > count:
-            raise self._bad(
-                f"agent {agent!r} has observations at its timesteps {_brief(steps)} by its timeline, and {count} that end at "
-                f"{episode.t} by its episode",
-                fix="write the state again from its source",
-            )
+            known = f"{_brief(steps)} by its timeline, and {count} that end at {episode.t} by its episode"
+            raise self._bad(f"agent {agent!r} has observations at its timesteps {known}", fix=FIX)
 
     def _bad(self, what: str, *, fix: str) -> BadEpisode:
         return BadEpisode(what, where=f"multi-agent episode {self.id_}, environment timestep {self.env_t}", fix=fix)

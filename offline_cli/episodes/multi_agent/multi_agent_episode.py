@@ -28,7 +28,7 @@ from offline_cli.episodes.multi_agent.building import ByAgent, Flags, Lists, Mul
 from offline_cli.episodes.multi_agent.episode_data import AgentID, MappingFn, default_module
 from offline_cli.episodes.multi_agent.reading import table
 from offline_cli.episodes.multi_agent.stepping import Step, enter
-from offline_cli.errors import UsageError
+from offline_cli.episodes.pieces import gone
 from offline_cli.spaces import Space
 
 __all__ = ["MultiAgentEpisode"]
@@ -219,10 +219,4 @@ class MultiAgentEpisode(MultiAgentAccessors):
         """Write a table to stdout: which agent got an observation at which environment timestep."""
         sys.stdout.write(table(self) + "\n")
 
-    def add_temporary_timestep_data(self, *_: Any, **__: Any) -> None:
-        """Gone from RLlib. Raises UsageError, naming `custom_data`."""
-        raise UsageError("temporary timestep data is gone", where=f"episode {self.id_}", fix="episode.custom_data[key] = value")
-
-    def get_temporary_timestep_data(self, *_: Any, **__: Any) -> Any:
-        """Gone from RLlib. Raises UsageError, naming `custom_data`."""
-        raise UsageError("temporary timestep data is gone", where=f"episode {self.id_}", fix="episode.custom_data[key]")
+    add_temporary_timestep_data = get_temporary_timestep_data = gone

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 from offline_cli.episodes import pieces
 from offline_cli.episodes.episode_data import REWARD_SPACE
-from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
-from offline_cli.episodes.multi_agent.timelines import SKIP, Timeline, first_seen, last_seen, seen
+from offline_cli.episodes.multi_agent.episode_data import SKIP, AgentID, MultiAgentData, Timeline, first_seen, last_seen, seen
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
 
@@ -31,11 +30,7 @@ E = TypeVar("E", bound=MultiAgentData)
 
 def cut(episode: E, lookback: int) -> E:
     """The successor of `episode`; see `MultiAgentEpisode.cut`."""
-    if episode.is_done or lookback < 0:
-        raise episode._bad(
-            "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}",
-            fix="cut only episodes that are not done, with a lookback of 0 or more",
-        )
+    pieces.check_cut(episode, lookback)
     end = episode.moments
     goes_on = [agent for agent, part in episode.agent_episodes.items() if not part.is_done]
     reach = max((end - 1 - last_seen(episode.env_t_to_agent_t[agent].data) for agent in goes_on), default=0)
@@ -50,13 +45,7 @@ def cut(episode: E, lookback: int) -> E:
 
 def part(episode: E, bounds: slice, lookback: int | None) -> E:
     """The steps within `bounds`; see `MultiAgentEpisode.slice`."""
-    if bounds.step not in (None, 1) or (lookback is not None and lookback < 0):
-        raise episode._bad(
-            f"a slice with a step of {bounds.step} and a lookback of {lookback}",
-            fix="slice with a step of 1 and a lookback of 0 or more",
-        )
-    start, stop, _ = bounds.indices(len(episode))
-    stop = max(start, stop)
+    start, stop = pieces.bounds_of(episode, bounds, lookback)
     first = episode._lookback + start
     kept = min(episode._lookback if lookback is None else lookback, first)
     piece = _window(episode, first - kept, episode._lookback + stop + 1, kept)
@@ -181,9 +170,8 @@ def _is_done(episode: MultiAgentData, agent: AgentID) -> bool:
 
 def _join_timelines(mine: Timeline, theirs: Timeline) -> None:
     """The moment of the joint is in both: the chunk knows whether the agent was first seen then."""
-    mine.data[-1:] = (
-        theirs.data[theirs.lookback :] if mine.data[-1] == SKIP else [mine.data[-1], *theirs.data[theirs.lookback + 1 :]]
-    )
+    first, *after = theirs.data[theirs.lookback :]
+    mine.data[-1:] = [first if mine.data[-1] == SKIP else mine.data[-1], *after]
 
 
 def _join_the_rest(episode: MultiAgentData, other: MultiAgentData) -> None:
@@ -226,16 +214,11 @@ def state_of(episode: MultiAgentData) -> dict[str, Any]:
 
 def episode_of(cls: type[E], state: Mapping[str, Any]) -> E:
     """The episode of `state`, over its arrays. Raises BadEpisode for another layout, or parts that contradict each other."""
-    where = (
-        f"state of multi-agent episode {state.get('id_', '(no id)')}" if isinstance(state, Mapping) else "an episode's state"
-    )
+    name = state.get("id_", "(no id)") if isinstance(state, Mapping) else "(no id)"
     try:
         episode = _read(cls, state)
     except (KeyError, TypeError, ValueError, AttributeError) as err:
-        what = f"no {err} in it" if isinstance(err, KeyError) else str(err)
-        raise BadEpisode(
-            f"not the state of a multi-agent episode: {what}", where=where, fix="write it with RLlib 2.60, or with get_state"
-        ) from err
+        raise pieces.state_error(err, "a multi-agent episode", f"state of multi-agent episode {name}", "RLlib 2.60") from err
     episode.validate()
     return episode
 

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from offline_cli.episodes.buffers.indexing import Indices, clip, inside, position, position_range, positions
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
-from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
-from offline_cli.episodes.multi_agent.timelines import SKIP
+from offline_cli.episodes.buffers.lookback_buffer import FILL, InfiniteLookbackBuffer, Reading
+from offline_cli.episodes.multi_agent.episode_data import SKIP, AgentID, MultiAgentData
 from offline_cli.errors import BadEpisode, EpisodeIndexError, EpisodeKeyError
 from offline_cli.printable_text import printable
 
@@ -34,10 +33,12 @@ class Question:
     indices: Indices
     agents: Any  # one agent, several, or None for all
     env_steps: bool
-    neg_index_as_lookback: bool
-    fill: Any
-    one_hot_discrete: bool = False
+    options: Reading
     key: str | None = None  # of an extra model output; None: all of them
+
+    @property
+    def fill(self) -> Any:
+        return self.options.get("fill")
 
     @property
     def is_single(self) -> bool:
@@ -68,12 +69,9 @@ class Records:
         buffer = self.whole() if stored in wanted else self.buffer
         at = [(len(self) if row is None else row) - buffer.lookback for row in wanted]
         in_order = at == list(range(at[0], at[0] + len(at)))  # in most cases, and then much faster as a range
-        return buffer.get(
-            at[0] if single else slice(at[0], at[-1] + 1) if in_order else at,
-            neg_index_as_lookback=True,
-            fill=question.fill,
-            one_hot_discrete=question.one_hot_discrete,
-        )
+        indices = at[0] if single else slice(at[0], at[-1] + 1) if in_order else at
+        options: Reading = {**question.options, "neg_index_as_lookback": True}
+        return buffer.get(indices, **options)
 
 
 def answer(episode: MultiAgentData, question: Question) -> dict[AgentID, Any]:
@@ -85,7 +83,10 @@ def answer(episode: MultiAgentData, question: Question) -> dict[AgentID, Any]:
 
     def pick(agent: AgentID, records: Records) -> Any:
         rows = _rows(episode, agent, moments, len(records))
-        return _single(records, rows[0], question) if question.is_single else _several(records, rows, question)
+        if question.is_single:
+            return _single(records, rows[0], question)
+        rows = rows if question.fill is not None else [row for row in rows if row is not None]
+        return records.at(rows, question) if rows else NOTHING
 
     return _each(episode, agents, question, pick)
 
@@ -93,11 +94,8 @@ def answer(episode: MultiAgentData, question: Question) -> dict[AgentID, Any]:
 def answer_as_list(episode: MultiAgentData, question: Question) -> list[dict[AgentID, Any]]:
     """One dict by agent per environment timestep asked for. Raises BadEpisode for agents' own timesteps."""
     if not question.env_steps:
-        raise BadEpisode(
-            f"{question.kind} as a list by the agents' own timesteps",
-            where=f"multi-agent episode {episode.id_}",
-            fix="only one of env_steps=False and return_list=True",
-        )
+        what, where = f"{question.kind} as a list by the agents' own timesteps", f"multi-agent episode {episode.id_}"
+        raise BadEpisode(what, where=where, fix="only one of env_steps=False and return_list=True")
     agents = _agents(episode, question)
 
     def pick(at: int, agent: AgentID, records: Records) -> Any:
@@ -127,9 +125,8 @@ def _with_key(episode: MultiAgentData, agents: list[AgentID], key: str) -> list[
     found = [agent for agent in agents if key in names[agent]]
     if agents and not found:
         known = ", ".join(sorted({str(name) for some in names.values() for name in some})) or "there are none"
-        raise EpisodeKeyError(
-            f"no extra model output {key!r}", where=f"multi-agent episode {episode.id_}", fix=f"one of: {known}"
-        )
+        where = f"multi-agent episode {episode.id_}"
+        raise EpisodeKeyError(f"no extra model output {key!r}", where=where, fix=f"one of: {known}")
     return found
 
 
@@ -180,7 +177,7 @@ def _extra(episode: MultiAgentData, agent: AgentID, name: str) -> Records:
 def _moments(episode: MultiAgentData, question: Question) -> list[int]:
     """Positions in the timelines, -1 for missing ones, which get `fill`. Raises EpisodeIndexError."""
     length = episode.moments - (question.kind not in SEEN)
-    frame = (length, episode._lookback, question.neg_index_as_lookback)
+    frame = (length, episode._lookback, question.options.get("neg_index_as_lookback", False))
     indices = slice(None) if question.indices is None else question.indices
     if isinstance(indices, slice):
         wanted = position_range(indices, *frame)
@@ -188,24 +185,13 @@ def _moments(episode: MultiAgentData, question: Question) -> list[int]:
             return list(range(length)[clip(wanted, length)])
         found = list(wanted)
     else:
-        found = [_one_position(indices, *frame)] if question.is_single else positions(indices, *frame).tolist()
+        found = [position(indices, *frame)] if question.is_single else positions(indices, *frame).tolist()
     outside = [at for at in found if not 0 <= at < length]
     if outside and question.fill is None:
-        raise EpisodeIndexError(
-            f"no environment timestep {outside[0] - episode._lookback}: there are {length - episode._lookback} from 0 on, "
-            f"{episode._lookback} before",
-            where=f"multi-agent episode {episode.id_}, {question.kind}",
-            fix="pass fill=... for a value that stands for missing records",
-        )
+        before, where = episode._lookback, f"multi-agent episode {episode.id_}, {question.kind}"
+        what = f"no environment timestep {outside[0] - before}: there are {length - before} from 0 on, {before} before"
+        raise EpisodeIndexError(what, where=where, fix=FILL)
     return [at if 0 <= at < length else -1 for at in found]
-
-
-def _one_position(index: Any, *frame: Any) -> int:
-    if not hasattr(index, "__index__"):
-        raise EpisodeIndexError(
-            f"index {index!r}", where="the indices asked for", fix="an int, a list of ints, a slice, or None for all"
-        )
-    return position(int(index), *frame)
 
 
 def _rows(episode: MultiAgentData, agent: AgentID, moments: list[int], count: int) -> list[int | None]:
@@ -223,19 +209,8 @@ def _single(records: Records, row: int | None, question: Question) -> Any:
     return NOTHING if row is None and question.fill is None else records.at(row, question)
 
 
-def _several(records: Records, rows: list[int | None], question: Question) -> Any:
-    if question.fill is None:
-        rows = [row for row in rows if row is not None]
-    return records.at(rows, question) if rows else NOTHING
-
-
 def _by_agent_steps(records: Records, question: Question) -> Any:
-    values = records.whole().get(
-        question.indices,
-        neg_index_as_lookback=question.neg_index_as_lookback,
-        fill=question.fill,
-        one_hot_discrete=question.one_hot_discrete,
-    )
+    values = records.whole().get(question.indices, **question.options)
     return NOTHING if not question.is_single and _is_empty(values) else values
 
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from offline_cli.episodes.multi_agent.episode_data import AgentID, MultiAgentData
-from offline_cli.episodes.multi_agent.timelines import SKIP, Timeline
+from offline_cli.episodes.multi_agent.episode_data import SKIP, AgentID, MultiAgentData, Timeline
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
 
@@ -83,15 +82,9 @@ class Step:
         return list(named)
 
     def _share(self, agent: AgentID) -> Share:
-        return Share(
-            observation=self.observations.get(agent),
-            action=self.actions.get(agent),
-            reward=self.rewards.get(agent),
-            infos=self.infos.get(agent),
-            extra=self.extra.get(agent),
-            terminated=bool(self.terminateds.get(agent) or self.terminateds.get(ALL)),
-            truncated=bool(self.truncateds.get(agent) or self.truncateds.get(ALL)),
-        )
+        kinds = self.observations, self.actions, self.rewards, self.infos, self.extra
+        data: list[Any] = [kind.get(agent) for kind in kinds]
+        return Share(*data, *(bool(flags.get(agent) or flags.get(ALL)) for flags in (self.terminateds, self.truncateds)))
 
     def _ends(self, shares: Mapping[AgentID, Share]) -> tuple[bool, bool]:
         """Whether the episode is terminated, and whether truncated: as `__all__` says, or once every agent is done.
@@ -141,26 +134,20 @@ class Step:
         if share.action is not None and share.observation is not None and share.reward is None:
             raise self._bad(agent, "acted and got an observation, but no reward", "give 0.0 where there is none")
         if share.observation is None and share.truncated:
-            raise self._bad(
-                agent,
-                "acted and was truncated without a last observation",
-                "give the observation that a value can be estimated from",
-            )
+            what, fix = "acted and was truncated without a last observation", "give the observation to estimate a value from"
+            raise self._bad(agent, what, fix)
 
     def _completed(self, agent: AgentID, episode: SingleAgentEpisode, share: Share, waits: bool) -> Callable[[], None]:
         """The step's end; an agent terminated without an observation sees its last one again, which is not used in training."""
         whole, again = self.episode, share.observation is None
-        add = self._located(
-            agent,
-            episode.checked_step,
-            episode.get_observations(-1) if again else share.observation,
-            whole._hanging_actions_end[agent] if waits else share.action,
-            whole._hanging_rewards_end.get(agent, 0.0) + (0.0 if share.reward is None else share.reward),
-            episode.get_infos(-1) if again else share.infos,
-            terminated=share.terminated,
-            truncated=share.truncated,
-            extra_model_outputs=whole._hanging_extra_model_outputs_end.get(agent) if waits else share.extra,
+        observation, infos = (
+            (episode.get_observations(-1), episode.get_infos(-1)) if again else (share.observation, share.infos)
         )
+        action = whole._hanging_actions_end[agent] if waits else share.action
+        reward = whole._hanging_rewards_end.get(agent, 0.0) + (0.0 if share.reward is None else share.reward)
+        extra = whole._hanging_extra_model_outputs_end.get(agent) if waits else share.extra
+        given = observation, action, reward, infos, share.terminated, share.truncated, extra or {}
+        add = self._located(agent, episode.checked_step, *given)
 
         def commit() -> None:
             add()
@@ -176,11 +163,8 @@ class Step:
         if share.is_done:
             return lambda: self._end_waiting(agent, episode, share)
         if share.observation is not None:
-            raise self._bad(
-                agent,
-                "got another observation without having acted",
-                "give observations to agents that are to act next, and to agents that acted",
-            )
+            fix = "give observations to agents that are to act next, and to agents that acted"
+            raise self._bad(agent, "got another observation without having acted", fix)
         return lambda: _owe(whole._hanging_rewards_end, agent, share.reward)
 
     def _outside(self, agent: AgentID, share: Share) -> Callable[[], None]:
@@ -213,11 +197,8 @@ class Step:
             raise
 
     def _bad(self, agent: AgentID, what: str, fix: str) -> BadEpisode:
-        return BadEpisode(
-            f"agent {agent!r} {what}",
-            where=f"multi-agent episode {self.episode.id_}, environment timestep {self.episode.env_t + 1}",
-            fix=fix,
-        )
+        where = f"multi-agent episode {self.episode.id_}, environment timestep {self.episode.env_t + 1}"
+        return BadEpisode(f"agent {agent!r} {what}", where=where, fix=fix)
 
 
 def _nothing() -> None:

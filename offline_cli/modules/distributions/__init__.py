@@ -57,18 +57,15 @@ def _build(space: Space, action_scale: str) -> ActionHead:
             if np.dtype(space.dtype).kind == "f":
                 check_scale(action_scale, where="action space")
             return DiagonalGaussian(space, normalized=action_scale == "normalized")
-        case spaces.Dict():
-            return Nested(space, [_build(part, action_scale) for part in space.spaces.values()])
-        case spaces.Tuple():
-            return Nested(space, [_build(part, action_scale) for part in space.spaces])
+        case spaces.Dict() | spaces.Tuple():
+            parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+            return Nested(space, [_build(part, action_scale) for part in parts])
     raise AssertionError(space)  # check_supported refuses every other type
 
 
 def check_scale(action_scale: str, *, where: str) -> None:
     """Raise BadConfig, with the remedy, unless Box actions of this scale can be learned."""
     if action_scale not in get_args(Scale):
-        raise BadConfig(
-            f"Box actions of {action_scale} scale: env units, or a module's outputs in about [-1, 1]?",
-            where=where,
-            fix="say --action-scale env (most recorders) or --action-scale normalized (RLlib's recordings)",
-        )
+        what = f"Box actions of {action_scale} scale: env units, or a module's outputs in about [-1, 1]?"
+        fix = "say --action-scale env (most recorders) or --action-scale normalized (RLlib's recordings)"
+        raise BadConfig(what, where=where, fix=fix)

@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,6 +25,7 @@ class ActionHead(nn.Module, ABC):
     """A distribution over one action space, made from rows of `size` network outputs."""
 
     size: int
+    dtype: np.dtype[Any]  # of the space, where it is one of choices
     limits: Tensor | None  # (2, size): the least and the most that each input may be; None: no input is limited
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class ActionHead(nn.Module, ABC):
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tree:
         """Drawn actions (B, ...)."""
 
-    @abstractmethod
     def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
-        """How close the greedy actions come, per row (B,): `accuracy` (0 or 1) or `mse`."""
+        """How close the greedy actions come, per row (B,): `accuracy` (1 where every component is right, else 0) or `mse`."""
+        return {ACCURACY: rows(self.greedy(inputs) == actions).all(-1).float()}
 
-    @abstractmethod
     def for_env(self, actions: Tree) -> Tree:
         """Arrays (B, ...) as an environment takes them: its units, bounds and dtype."""
+        return np.asarray(actions).astype(self.dtype, copy=False)
 
     def stretched_by(self, environment: Space) -> Space:
         """The space whose bounds `for_env` stretches actions to, in an environment with this action space."""
@@ -103,14 +103,6 @@ class Categorical(ActionHead):
         """(B,) int64."""
         return _draw_category(inputs, generator) + self.start
 
-    def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
-        """`accuracy`."""
-        return {ACCURACY: (self.greedy(inputs) == actions).float()}
-
-    def for_env(self, actions: Tree) -> NDArray[Any]:
-        """(B,) in the space's dtype."""
-        return np.asarray(actions).astype(self.dtype, copy=False)
-
 
 class MultiCategorical(ActionHead):
     """MultiDiscrete(nvec, start): the logits of each component, one after the other."""
@@ -146,14 +138,6 @@ class MultiCategorical(ActionHead):
         flat = torch.stack(choices, -1) + self.start
         return flat.reshape(-1, *self.shape)
 
-    def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
-        """`accuracy`: right only where every component is."""
-        return {ACCURACY: (self.greedy(inputs) == actions).flatten(1).all(-1).float()}
-
-    def for_env(self, actions: Tree) -> NDArray[Any]:
-        """(B, *nvec.shape) in the space's dtype."""
-        return np.asarray(actions).astype(self.dtype, copy=False)
-
 
 class MultiBernoulli(ActionHead):
     """MultiBinary(n): one logit per bit."""
@@ -181,14 +165,6 @@ class MultiBernoulli(ActionHead):
         """(B, *n) int64."""
         chance = torch.rand(inputs.shape, generator=generator, device=inputs.device, dtype=inputs.dtype)
         return (chance < torch.sigmoid(inputs)).long().reshape(-1, *self.shape)
-
-    def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
-        """`accuracy`: right only where every bit is."""
-        return {ACCURACY: (self.greedy(inputs) == actions).flatten(1).all(-1).float()}
-
-    def for_env(self, actions: Tree) -> NDArray[Any]:
-        """(B, *n) in the space's dtype."""
-        return np.asarray(actions).astype(self.dtype, copy=False)
 
 
 def _categorical_entropy(logits: Tensor) -> Tensor:

@@ -91,12 +91,8 @@ class Task:
         """V(s), or Q(s, a) of actions in the units of networks: (B, outputs) float32. Each call gives other weights."""
         self._critics += 1
         with _seeded(draw(self.seed, CRITIC_WEIGHTS, self._critics)):
-            return self.network.critic(
-                self.observation_space,
-                self.action_space if of_actions else None,
-                outputs=outputs,
-                uint8_scaling=self.uint8_scaling,
-            )
+            actions = self.action_space if of_actions else None
+            return self.network.critic(self.observation_space, actions, outputs=outputs, uint8_scaling=self.uint8_scaling)
 
 
 @contextmanager
