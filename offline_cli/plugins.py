@@ -9,10 +9,12 @@ not: the user has to name the package that registered it (`--plugin NAME`).
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
@@ -102,8 +104,19 @@ class Plugin:
 
 def plugins(group: str) -> list[Plugin]:
     """What installed packages have registered in `group`, sorted by name."""
-    found = [Plugin(KINDS[group], entry.name, _package(entry), entry) for entry in entry_points(group=group)]
+    found = [Plugin(KINDS[group], entry.name, _package(entry), entry) for entry in _entries(_path()).select(group=group)]
     return sorted(dict.fromkeys(found), key=lambda one: (one.name, one.package))
+
+
+def _path() -> tuple[tuple[str, float], ...]:
+    """Where modules are looked for, with the times at which something was installed or removed there; 0: nothing is there."""
+    return tuple((place, os.path.getmtime(place or ".") if os.path.exists(place or ".") else 0) for place in sys.path)
+
+
+@lru_cache(maxsize=1)
+def _entries(path: tuple[tuple[str, float], ...]) -> Any:  # EntryPoints, or what selects like it before Python 3.12
+    """All that is registered on the path: reading the files of every installed package takes a tenth of a second."""
+    return entry_points()
 
 
 def is_registered(group: str, name: str) -> bool:

@@ -7,7 +7,7 @@ import pickle
 import sys
 import textwrap
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -340,7 +340,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, my_pieces: None) -> None:
         EntryPoint("theirs", "my_pieces:Plain", plugins.CONNECTORS),
         EntryPoint("broken", "my_pieces_of_a_lost_package:Plain", plugins.CONNECTORS),
     ]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
+    monkeypatch.setattr(plugins, "_entries", lambda path: EntryPoints(entries))
 
 
 def test_pieces_of_installed_packages_go_by_the_name_they_registered(write: Write, installed: None) -> None:
