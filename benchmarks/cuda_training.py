@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.harness import Missing, Rate
 from offline_cli.modules.devices import autocast
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space
 from offline_cli.training.learner import cloning_learner

@@ -21,7 +21,7 @@ from benchmarks import record_policies
 from benchmarks.floors import Floor
 from benchmarks.harness import Row, paired, versions
 from benchmarks.targets import NO_TARGET, Target
-from offline_cli.modules.policy import FeedForwardPolicy
+from offline_cli.modules.policy_modules import FeedForwardPolicy
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.recording.record import record
 

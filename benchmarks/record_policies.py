@@ -6,7 +6,7 @@ import gymnasium as gym
 import torch
 from torch import nn
 
-from offline_cli.modules.policy import FeedForwardPolicy, build_module
+from offline_cli.modules.policy_modules import FeedForwardPolicy, build_module
 from offline_cli.modules.rl_module import RLModule
 
 __all__ = ["BALANCING", "SWINGING", "UNTRAINED"]

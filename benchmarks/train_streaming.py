@@ -26,7 +26,7 @@ from benchmarks.targets import Target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.training.disk_store import DiskStore, StoreForm
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import StepLoader, Store

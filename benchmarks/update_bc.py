@@ -18,7 +18,7 @@ from benchmarks.floors import Floor, work_floor
 from benchmarks.harness import Missing, Row, missing, paired_rates, timed, versions
 from benchmarks.rival_process import Rival
 from benchmarks.targets import NO_TARGET, Target
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import WEIGHTS, StepLoader

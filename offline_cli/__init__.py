@@ -25,11 +25,11 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.playing.evaluate import evaluate as evaluate
     from offline_cli.policies.run_policy import load_policy as load_policy
     from offline_cli.recording.record import record as record
-    from offline_cli.training.bc import train_bc as train_bc
+    from offline_cli.training.train import train_bc as train_bc
 
 __version__ = "0.1.0"
 
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others keep what is freed (formats/memory.py)
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others keep what is freed (formats/memory_limits.py)
 
 _HOMES = {
     "Columns": "offline_cli.columns",
@@ -49,7 +49,7 @@ _HOMES = {
     "open_location": "offline_cli.files.locations",
     "record": "offline_cli.recording.record",
     "repair": "offline_cli.checking.repair",
-    "train_bc": "offline_cli.training.bc",
+    "train_bc": "offline_cli.training.train",
     "validate": "offline_cli.checking.validate",
 }
 

@@ -28,12 +28,12 @@ from offline_cli.applying.recordings import Ready, Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import PipelineSpec
-from offline_cli.datasets.layout import TRAIN_BATCHES
+from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.errors import NoData, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.formats.tables import TableOptions
-from offline_cli.options.datasets import ApplyOptions
+from offline_cli.options.data_commands import ApplyOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space

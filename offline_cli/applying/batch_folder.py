@@ -28,9 +28,9 @@ from offline_cli.applying.recordings import Ready
 from offline_cli.applying.showing import space_as_json
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
-from offline_cli.datasets.layout import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
+from offline_cli.datasets.file_names import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.datasets.manifest import now, with_defaults
-from offline_cli.datasets.own_dataset import begins_as
+from offline_cli.datasets.ownership import begins_as
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.errors import Interrupted, StorageError
 from offline_cli.files.blanking import this_command

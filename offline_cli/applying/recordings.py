@@ -29,8 +29,8 @@ from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location, Sources, expand
-from offline_cli.formats.detect import open_sources
-from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT

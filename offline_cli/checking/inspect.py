@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from offline_cli.datasets.layout import MANIFEST, WRITING
+from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import OfflineCliError, TargetNotMet, UsageError
 from offline_cli.files.local_files import SIGNS, read_plain
-from offline_cli.options.datasets import InspectOptions
+from offline_cli.options.data_commands import InspectOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.option import declared_in
 from offline_cli.progress import OnProgress, no_progress
@@ -123,7 +123,7 @@ def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection |
 def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgress) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
     from offline_cli.converting.reading import read_opened
-    from offline_cli.formats.detect import open_sources
+    from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
 
     tables = TableOptions.of(options)

@@ -21,8 +21,8 @@ from offline_cli import __version__
 from offline_cli.cli.command_line import Command, names_of_others, other_command, read_plainly, runnable
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.signals import SIGNALLED, end_now, sigterm_raises
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
+from offline_cli.cli.termination import SIGNALLED, end_now, sigterm_raises
 from offline_cli.waiting import Ending
 
 __all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "command_named", "main"]

@@ -12,7 +12,7 @@ from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
 from offline_cli.cli.texts import with_stdin
 from offline_cli.errors import OfflineCliError
-from offline_cli.options.datasets import (
+from offline_cli.options.data_commands import (
     ApplyFlags,
     ApplyOptions,
     ConvertFlags,

@@ -20,8 +20,8 @@ import typer
 
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
-from offline_cli.cli.signals import interrupt_behind, signal_exit_code
 from offline_cli.cli.streams import colour_wanted, printable, write
+from offline_cli.cli.termination import interrupt_behind, signal_exit_code
 from offline_cli.errors import (
     BadData,
     Interrupted,

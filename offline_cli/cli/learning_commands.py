@@ -11,8 +11,8 @@ from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
 from offline_cli.cli.texts import with_stdin
-from offline_cli.options.cloning import TrainBCFlags, TrainBCOptions
 from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
+from offline_cli.options.training import TrainBCFlags, TrainBCOptions
 
 __all__ = ["COMMANDS"]
 
@@ -53,7 +53,7 @@ def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -
     --epochs or --updates may change on the way: a resumed run is the one that would have had them from the start, also where
     they are reached already.
     """
-    from offline_cli.training.bc import train_bc
+    from offline_cli.training.train import train_bc
 
     with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
         result = train_bc(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())

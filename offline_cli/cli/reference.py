@@ -12,9 +12,9 @@ from offline_cli.cli.app import COMMANDS, EXIT_CODES, command_named
 from offline_cli.cli.command_line import Command, Shown, placed
 from offline_cli.cli.streams import write
 from offline_cli.modules.network import OURS
-from offline_cli.options.cloning import ConfigKeys
 from offline_cli.options.keywords import schema_of
 from offline_cli.options.option import Declared, Group, declared_in
+from offline_cli.options.training import ConfigKeys
 from offline_cli.training.algorithms.algorithm import own_algorithms
 from offline_cli.training.config import allowed
 
@@ -42,7 +42,7 @@ and messages to stderr, as a bar on a terminal and as an occasional line elsewhe
 _CONFIG = """\
 # Configuration of train-bc
 
-<!-- Written by `make docs` from offline_cli/options/cloning.py and the schemas of algorithms and networks. -->
+<!-- Written by `make docs` from offline_cli/options/training.py and the schemas of algorithms and networks. -->
 
 `offline-cli train-bc ... --config FILE` takes a TOML file with any of these keys. An option of the command line wins over the
 file, the file over the run that is resumed, and that over the default. `RUN/config.toml` holds what a run was made with, and

@@ -25,8 +25,15 @@ from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
+from offline_cli.connectors.pipeline_player import (
+    Acts,
+    PipelinePlayer,
+    PolicyInput,
+    RecordedActions,
+    frames_looked_at,
+    steps_looked_at,
+)
 from offline_cli.connectors.pipeline_spec import PlayPipelines
-from offline_cli.connectors.playing import Acts, PipelinePlayer, PolicyInput, RecordedActions, frames_looked_at, steps_looked_at
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.converting.fitting import misfits
 from offline_cli.episodes.buffers.stacking import stack

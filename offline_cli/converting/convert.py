@@ -31,10 +31,10 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.files.locations import Location, Sources, expand, open_location
-from offline_cli.formats.memory import EpisodeLimit
-from offline_cli.formats.readers import reader_named
+from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.registry import reader_named
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.options.datasets import ConvertOptions
+from offline_cli.options.data_commands import ConvertOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe

@@ -29,7 +29,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, OutputExists, UsageError
 from offline_cli.files.locations import Location
-from offline_cli.formats import readers
+from offline_cli.formats import registry
 from offline_cli.formats.input_reader import Maker
 from offline_cli.formats.reader import Reader
 from offline_cli.options.shared import COMPRESSION, RowFormat
@@ -258,7 +258,7 @@ class FormatList:
 
 def known_formats() -> FormatList:
     """Those of this package, and of all that are installed."""
-    return FormatList(_formats(readers.OURS, READERS), _formats(OURS, SINKS))
+    return FormatList(_formats(registry.OURS, READERS), _formats(OURS, SINKS))
 
 
 def _formats(ours: Mapping[str, Reader] | Mapping[str, SinkKind], group: str) -> tuple[Format, ...]:

@@ -31,7 +31,7 @@ from offline_cli.converting.open_episode import OpenEpisode, chains, lacks_final
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
-from offline_cli.formats.memory import EpisodeLimit
+from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import UNFINISHED, Lost, OnError, Rejects, Tally
 from offline_cli.trees import flatten

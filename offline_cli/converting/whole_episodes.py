@@ -33,7 +33,7 @@ from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadEpisode, NoData, OfflineCliError
 from offline_cli.files.local_files import TempFile
-from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit, room_for_data
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, room_for_data
 from offline_cli.formats.source import ROWS, Fragments, Scannable, Source
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space

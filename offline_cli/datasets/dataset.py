@@ -12,10 +12,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from offline_cli.datasets.layout import DATA, DATASET, MANIFEST, WRITING
+from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote, heard_from, holder_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.own_dataset import listed_paths, replaced_place
+from offline_cli.datasets.ownership import listed_paths, replaced_place
 from offline_cli.datasets.reading import ShardReader, ShardsAhead
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.episodes.batch import EpisodeBatch

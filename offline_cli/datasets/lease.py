@@ -28,9 +28,9 @@ from functools import partial
 from typing import Any, Final
 
 from offline_cli.datasets import lease_record
-from offline_cli.datasets.layout import PART_PREFIX, WRITING
+from offline_cli.datasets.file_names import PART_PREFIX, WRITING
 from offline_cli.datasets.lease_record import WritingNote, locked, wait_until_surely_left
-from offline_cli.datasets.own_dataset import keep_names
+from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import Locked, StorageError, StorageNotFound, TakenOver
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import create_only, creates_only, whole_file, write_whole

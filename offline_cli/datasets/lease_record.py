@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import orjson
 
-from offline_cli.datasets.layout import DATASET, WRITING, FolderKind
+from offline_cli.datasets.file_names import DATASET, WRITING, FolderKind
 from offline_cli.engines.watchdog_process import began, runs
 from offline_cli.errors import BadConfig, BadData, Locked, StorageNotFound
 from offline_cli.files.blanking import blanked_values

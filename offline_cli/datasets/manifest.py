@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from offline_cli import __version__
-from offline_cli.datasets.layout import MANIFEST, SHARD_PATH
+from offline_cli.datasets.file_names import MANIFEST, SHARD_PATH
 from offline_cli.errors import BadData, UnsupportedSpace
 from offline_cli.files.blanking import blanked_keys, blanked_values, this_command
 from offline_cli.files.locations import Location

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from offline_cli.datasets.layout import DATA, shard_name
+from offline_cli.datasets.file_names import DATA, shard_name
 from offline_cli.datasets.manifest import Shard
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import RowFormat

@@ -1,6 +1,6 @@
 """The folder being written into, from the first note to the last clean-up; nothing unasked for is touched.
 
-Everything here said of datasets holds for train batches too: `FolderKind` (layout.py) has the names that differ.
+Everything here said of datasets holds for train batches too: `FolderKind` (file_names.py) has the names that differ.
 
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
 shards stay until the new manifest is written, and removing the note brings it back. The note is the lease that keeps a second
@@ -20,11 +20,11 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import Any, Final
 
-from offline_cli.datasets.layout import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
+from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
 from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import WritingNote, refuse_if_at_work
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.own_dataset import (
+from offline_cli.datasets.ownership import (
     all_but_parts,
     forget_replaced,
     is_own_part,

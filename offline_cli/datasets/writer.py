@@ -20,10 +20,10 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
 
-from offline_cli.datasets.layout import MANIFEST
+from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.datasets.lease_record import identity_hash
 from offline_cli.datasets.manifest import Counts, Environment, Manifest, now, with_defaults
-from offline_cli.datasets.own_dataset import next_number, write_rejects
+from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
 from offline_cli.datasets.row_groups import Block, BlockCutter

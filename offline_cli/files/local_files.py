@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
-REPLACED: Final = "_replaced"  # a folder of a dataset, see layout.py
+REPLACED: Final = "_replaced"  # a folder of a dataset, see datasets/file_names.py
 PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
 
 UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats.memory import MEMORY_LIMIT
-from offline_cli.options import datasets
+from offline_cli.formats.memory_limits import MEMORY_LIMIT
+from offline_cli.options import data_commands
 from offline_cli.parquet.trust import Trust
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
@@ -140,7 +140,7 @@ class ReadOptions:
     """How a source is going to be read, as far as the caller knows; a reader uses what it can."""
 
     spaces: tuple[Space, Space] | None = None  # of the environment that the caller named: for sources without tuples or dtypes
-    workers: int = datasets.WORKERS.default  # files read at a time, or processes
+    workers: int = data_commands.WORKERS.default  # files read at a time, or processes
     limit: int | None = None  # episodes that the caller will take at most
     on_progress: OnProgress = no_progress  # is called about work before the first episode
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole process may take

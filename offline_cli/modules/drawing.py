@@ -30,7 +30,7 @@ from offline_cli.modules.distributions import (
     Nested,
 )
 from offline_cli.modules.distributions.discrete import split
-from offline_cli.modules.policy import FeedForwardPolicy
+from offline_cli.modules.policy_modules import FeedForwardPolicy
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.trees import Tree
 

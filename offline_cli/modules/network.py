@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, build_head
-from offline_cli.modules.networks import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, mlp
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, mlp
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.options.cloning import MlpKeys
 from offline_cli.options.keywords import schema_of
+from offline_cli.options.training import MlpKeys
 from offline_cli.plugins import NETWORKS, plugins, registered_class
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves

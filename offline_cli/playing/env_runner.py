@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData
-from offline_cli.playing.blocks import Actor, PolicyFailure
+from offline_cli.playing.actors import Actor, PolicyFailure
 from offline_cli.playing.own_vector_slots import Sink
 from offline_cli.playing.plan import Chance, Plan
 from offline_cli.playing.slots import SlotFailure, Slots

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from offline_cli.connectors.piece_options import piece_of
-from offline_cli.connectors.playing import Acts
+from offline_cli.connectors.pipeline_player import Acts
 from offline_cli.connectors.slot_player import SlotError
 from offline_cli.errors import BadPiece, OfflineCliError
-from offline_cli.playing.blocks import PolicyFailure
+from offline_cli.playing.actors import PolicyFailure
 from offline_cli.playing.slots import RAISED, Index, Slots, copied
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Acted, rows_of

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from offline_cli.connectors.piece_options import piece_of
 from offline_cli.errors import BadData, OfflineCliError
-from offline_cli.playing.blocks import PolicyFailure
+from offline_cli.playing.actors import PolicyFailure
 from offline_cli.playing.slots import BITS_BELOW_PURPOSE, Purpose, draw, episode_seed
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.policy import BLOCK_ROWS

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadData
 from offline_cli.modules.devices import use_threads
+from offline_cli.playing.actors import Actor, Blocks
 from offline_cli.playing.async_slots import AsyncSlots
-from offline_cli.playing.blocks import Actor, Blocks
 from offline_cli.playing.env_runner import EnvRunner
 from offline_cli.playing.own_vector_slots import MakeSink, OwnVectorSlots, RoundSlots
 from offline_cli.playing.piped_actor import PipedActor

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.batch_columns import NumpyToTensor
-from offline_cli.connectors.playing import PolicyInput
+from offline_cli.connectors.pipeline_player import PolicyInput
 from offline_cli.errors import BadConfig, BadData, MissingPackage
 from offline_cli.files.local_files import not_found
 from offline_cli.modules.devices import seed_generators

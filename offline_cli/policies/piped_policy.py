@@ -26,8 +26,8 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
 from offline_cli.connectors.piece_makers import own_pieces, snake
+from offline_cli.connectors.pipeline_player import check_lookback
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, PlayPipelines, Setting
-from offline_cli.connectors.playing import check_lookback
 from offline_cli.connectors.slot_player import SlotPlayer
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment

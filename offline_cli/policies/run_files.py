@@ -33,8 +33,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from offline_cli.datasets.layout import RUN_CONFIG, RUN_POLICY
-from offline_cli.datasets.own_dataset import is_link
+from offline_cli.datasets.file_names import RUN_CONFIG, RUN_POLICY
+from offline_cli.datasets.ownership import is_link
 from offline_cli.errors import StorageNotFound
 from offline_cli.files.locations import Location
 from offline_cli.json_documents import from_json

@@ -27,9 +27,9 @@ from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
+from offline_cli.modules.encoders import BY_255, BY_BOUNDS
 from offline_cli.modules.network import MLP, OURS, Network, network_kind
-from offline_cli.modules.networks import BY_255, BY_BOUNDS
-from offline_cli.modules.policy import build_module, fewest_numbers
+from offline_cli.modules.policy_modules import build_module, fewest_numbers
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.plugins import NETWORKS, OPTION, check_plugins, is_registered
 from offline_cli.policies.run_files import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
-from offline_cli.datasets.layout import MANIFEST, WRITING
+from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lease_record import identity_hash
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import Environment
@@ -25,7 +25,7 @@ from offline_cli.playing.runner_factory import open_runner
 from offline_cli.playing.runner_processes import played_by_processes
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
-from offline_cli.recording.plain_states import Learned, merged
+from offline_cli.recording.learned_state import Learned, merged
 from offline_cli.recording.results import Amount, is_enough, limited
 from offline_cli.recording.step_store import steps_of_plan
 from offline_cli.waiting import Overdue

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, Unpack
 
 from offline_cli.datasets import manifest as manifests
-from offline_cli.datasets.own_dataset import keep_names
+from offline_cli.datasets.ownership import keep_names
 from offline_cli.datasets.row_groups import raw_bytes
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import MAX_SHARD_BYTES, DatasetWriter
@@ -32,7 +32,7 @@ from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, policy_of
 from offline_cli.policies.by_name import PYTHON, RANDOM, SB3
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.recording.plain_states import going_on
+from offline_cli.recording.learned_state import going_on
 from offline_cli.recording.provenance import Player, finished_manifest, provenance
 from offline_cli.recording.results import (
     Amount,
@@ -49,7 +49,7 @@ from offline_cli.recording.results import (
     rest_of,
     state_lost,
 )
-from offline_cli.training.signals import StopSignals
+from offline_cli.training.stop_signals import StopSignals
 
 __all__ = ["record"]
 

@@ -27,12 +27,12 @@ from typing import Any, Final
 import numpy as np
 
 from offline_cli.connectors.pipeline_spec import PipelineSpec
-from offline_cli.datasets.own_dataset import is_link, keep_names
+from offline_cli.datasets.ownership import is_link, keep_names
 from offline_cli.errors import BadConfig, StorageNotFound
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
+from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
 from offline_cli.modules.network import MLP, network_package
-from offline_cli.modules.networks import BY_BOUNDS, has_uint8
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.run_files import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
 from offline_cli.policies.run_policy import ALONE, FORMAT, OF_NETWORK, UINT8_SCALING, WITH_PIECES

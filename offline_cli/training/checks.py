@@ -26,7 +26,7 @@ from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.signals import StopSignals
+from offline_cli.training.stop_signals import StopSignals
 
 __all__ = ["Checks", "score"]
 

@@ -23,8 +23,8 @@ from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.local_files import not_found
 from offline_cli.json_documents import load_schema, mistakes_by
 from offline_cli.modules.network import MLP, network_kind
-from offline_cli.options.cloning import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys, MlpKeys
 from offline_cli.options.option import declared_in
+from offline_cli.options.training import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys, MlpKeys
 from offline_cli.training.algorithms.algorithm import algorithm_kind
 
 __all__ = ["SCHEMA", "TABLES", "BCConfig", "allowed", "differences", "filled", "read_config", "resolve_config", "stored_config"]

@@ -33,7 +33,7 @@ from offline_cli.connectors.pipeline_spec import check_streamable, learns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.files.local_files import TempFile
-from offline_cli.formats.memory import give_back
+from offline_cli.formats.memory_limits import give_back
 from offline_cli.training.loader import EpochOrder, PoolPlan, Store, ValidationSplit, of_window
 from offline_cli.training.memory_store import Shares
 from offline_cli.training.metrics_file import RecordForm

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from offline_cli.errors import BadConfig
+from offline_cli.modules.encoders import BY_BOUNDS
 from offline_cli.modules.network import Network, network_kind
-from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.plugins import plugin_behind
 from offline_cli.spaces import Space

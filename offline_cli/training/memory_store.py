@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.files.prefetch import WINDOW
-from offline_cli.formats.memory import give_back
+from offline_cli.formats.memory_limits import give_back
 from offline_cli.formats.tables.source import LEAST_MEMORY
 from offline_cli.modules.devices import fits_on
 from offline_cli.modules.network import checking_features

@@ -27,12 +27,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from offline_cli.datasets.own_dataset import keep_bytes, keep_names
+from offline_cli.datasets.ownership import keep_bytes, keep_names
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file, write_whole
 from offline_cli.json_documents import from_json
 from offline_cli.policies.run_files import METRICS
-from offline_cli.training.signals import Pace
+from offline_cli.training.stop_signals import Pace
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
 __all__ = ["MetricsFile", "RecordForm", "TrainResult"]

@@ -45,7 +45,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.datasets.own_dataset import is_own_part, keep_names
+from offline_cli.datasets.ownership import is_own_part, keep_names
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.errors import BadData, OutputExists, StorageNotFound
 from offline_cli.files.locations import Location, open_location
@@ -75,7 +75,7 @@ from offline_cli.training.checkpoints import Checkpoints, TrainState
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.metrics_file import MetricsFile, TrainResult
 from offline_cli.training.run_lock import TRAINING, RunLock, has_run, holds_nothing_else, refuse_foreign
-from offline_cli.training.signals import Pace
+from offline_cli.training.stop_signals import Pace
 
 __all__ = ["RunFolder"]
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import WritingNote, refuse_if_at_work
-from offline_cli.datasets.own_dataset import begins_as, head, is_link, is_note, is_own_part, is_regular
+from offline_cli.datasets.ownership import begins_as, head, is_link, is_note, is_own_part, is_regular
 from offline_cli.errors import Locked, OfflineCliError, OutputExists, StorageError, TakenOver
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file

@@ -32,7 +32,7 @@ from offline_cli.training.checks import Checks
 from offline_cli.training.config import BCConfig
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.signals import StopSignals
+from offline_cli.training.stop_signals import StopSignals
 from offline_cli.training.training_data import TrainingData, data_difference
 from offline_cli.training.updates import Launch, Update, captured
 

@@ -29,7 +29,7 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.files.locations import Sources
-from offline_cli.formats.memory import MEMORY_LIMIT, EpisodeLimit
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.modules.devices import use_threads
 from offline_cli.options.shared import SOURCE_FORMAT

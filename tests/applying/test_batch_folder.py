@@ -22,7 +22,7 @@ from offline_cli.applying.batch_folder import BatchFolder
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, Interrupted, NoData, OutputExists, StorageError
-from offline_cli.formats.detect import open_sources
+from offline_cli.formats.opening import open_sources
 from offline_cli.json_documents import mistakes
 
 REPOSITORY = Path(__file__).resolve().parents[2]

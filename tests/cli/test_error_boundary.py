@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from offline_cli.cli.app import ErrorBoundary
-from offline_cli.cli.signals import Terminated
+from offline_cli.cli.termination import Terminated
 from offline_cli.errors import BadConfig, BadData, Interrupted, OfflineCliError, TargetNotMet
 
 RAISED: dict[str, BaseException] = {

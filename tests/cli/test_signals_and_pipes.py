@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from offline_cli.cli.signals import sigterm_raises
+from offline_cli.cli.termination import sigterm_raises
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Shell = Callable[..., Any]

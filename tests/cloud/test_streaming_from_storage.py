@@ -17,8 +17,8 @@ from offline_cli.errors import Interrupted
 from offline_cli.files.locations import open_location
 from offline_cli.progress import Progress
 from offline_cli.training import memory_store
-from offline_cli.training.bc import train_bc
 from offline_cli.training.disk_store import StoreForm
+from offline_cli.training.train import train_bc
 
 pytestmark = pytest.mark.cloud
 

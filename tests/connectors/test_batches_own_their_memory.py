@@ -16,7 +16,7 @@ from offline_cli import Columns, ConnectorV2, SingleAgentEpisode
 from offline_cli import connectors as pieces
 from offline_cli.connectors import env_to_module_pipeline, learner_pipeline, module_to_env_pipeline
 from offline_cli.connectors.batch_items import Items
-from offline_cli.connectors.playing import PipelinePlayer, RecordedActions
+from offline_cli.connectors.pipeline_player import PipelinePlayer, RecordedActions
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules import build_module, build_recurrent_module
 

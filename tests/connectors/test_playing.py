@@ -14,7 +14,7 @@ from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.playing import PipelinePlayer
+from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.errors import BadPiece
 from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
 from offline_cli.modules.drawing import chance_size

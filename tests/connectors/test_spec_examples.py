@@ -23,7 +23,7 @@ from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_
 from offline_cli.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.playing import PipelinePlayer
+from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.modules import build_module
 
 VECTOR = gym.spaces.Box(np.array([-99.0, -100.0], np.float32), np.array([99.0, 100.0], np.float32))

@@ -18,7 +18,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, SpaceMismatch
 from offline_cli.files.locations import open_location
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 Change = Callable[[dict[str, Any]], Any]
 OBS, ACT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)

@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 from offline_cli import repair, validate
-from offline_cli.datasets import own_dataset
+from offline_cli.datasets import ownership
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.layout import TRAIN_BATCHES
+from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.datasets.writer import DatasetWriter
@@ -155,7 +155,7 @@ class TestReaders:
     def test_where_files_cannot_be_renamed_a_reader_is_told(
         self, place: Location, rewrite: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, paths_of: Paths
     ) -> None:
-        monkeypatch.setattr(own_dataset, "_keeps", lambda _: False)
+        monkeypatch.setattr(ownership, "_keeps", lambda _: False)
         rewrite(0)
         batches = Dataset.open(place).batches(target_steps=1)
         before = list(next(batches).ids)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli.errors import BadData, BadMapping, NoData, StorageNotFound, Uncommitted, UsageError
-from offline_cli.formats.detect import open_source, open_sources
+from offline_cli.formats.opening import open_source, open_sources
 from offline_cli.tally import Rejects, Tally
 
 STEP = {"eps_id": ["a"], "obs": [[0.0]], "actions": [0], "rewards": [1.0]}

@@ -13,7 +13,7 @@ import pytest
 from read_partitions import content_of, content_of_pickled
 
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.formats.detect import open_source
+from offline_cli.formats.opening import open_source
 from offline_cli.formats.source import ReadOptions
 
 Call = Callable[..., tuple[int, dict[str, Any]]]

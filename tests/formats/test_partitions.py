@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from read_partitions import Content, content_of, content_of_pickled
 
 from offline_cli.converting.convert import convert
-from offline_cli.formats.detect import open_source
+from offline_cli.formats.opening import open_source
 from offline_cli.formats.source import ReadOptions, Source
 from offline_cli.tally import Tally
 

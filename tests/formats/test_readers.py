@@ -17,10 +17,10 @@ from installed_packages import Install
 from offline_cli.converting.convert import convert
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import open_location
-from offline_cli.formats.detect import open_source, open_sources
 from offline_cli.formats.listing import Listing
+from offline_cli.formats.opening import open_source, open_sources
 from offline_cli.formats.reader import LIKELY, NO, SURE
-from offline_cli.formats.readers import OURS, ReaderChoice, reader_named
+from offline_cli.formats.registry import OURS, ReaderChoice, reader_named
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 CSV = "eps_id,t,obs,actions,rewards,terminateds\na,0,0.5,1,1.0,0\na,1,1.5,0,1.0,1\n"

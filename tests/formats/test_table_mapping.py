@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli.errors import BadMapping, StorageNotFound, UsageError
-from offline_cli.formats.detect import open_sources
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.tables import TableOptions
 from offline_cli.formats.tables.mapping import mapping_of, preset_names, preset_text
 from offline_cli.formats.tables.matching import starting_mapping

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded
-from offline_cli.formats.detect import open_sources
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.progress import Progress
 from offline_cli.tally import Rejects, Tally

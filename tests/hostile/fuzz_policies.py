@@ -15,7 +15,7 @@ from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_v2 import state_from_bytes, state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.errors import SpaceMismatch
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.run_policy import policy_of
 from offline_cli.spaces import space_to_json

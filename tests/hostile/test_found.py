@@ -47,7 +47,7 @@ from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.json_documents import from_json
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.parquet.safety import refuse_bomb
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib, space_to_json

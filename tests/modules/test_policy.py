@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from offline_cli.columns import Columns
 from offline_cli.errors import UnsupportedSpace
-from offline_cli.modules.networks import ImageEncoder, ObservationEncoder
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.encoders import ImageEncoder, ObservationEncoder
+from offline_cli.modules.policy_modules import build_module
 
 CAMERA = spaces.Box(0, 255, (40, 48, 3), np.uint8)
 

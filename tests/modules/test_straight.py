@@ -12,8 +12,8 @@ import torch
 
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.drawing import straight_forward
-from offline_cli.modules.networks import ACTIVATIONS
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.encoders import ACTIVATIONS
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)

@@ -7,8 +7,8 @@ from typing import Any
 
 from offline_cli.json_documents import load_schema
 from offline_cli.options import declared_in
-from offline_cli.options.cloning import ConfigKeys
 from offline_cli.options.keywords import schema_of
+from offline_cli.options.training import ConfigKeys
 from offline_cli.training.config import BCConfig
 
 

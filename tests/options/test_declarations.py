@@ -15,12 +15,12 @@ from offline_cli.cli.app import COMMANDS as NAMES
 from offline_cli.cli.app import command_named
 from offline_cli.cli.command_line import Command
 from offline_cli.files.cache import SIZE
-from offline_cli.formats.readers import AUTO
-from offline_cli.formats.readers import OURS as READERS
-from offline_cli.modules.networks import ACTIVATIONS
+from offline_cli.formats.registry import AUTO
+from offline_cli.formats.registry import OURS as READERS
+from offline_cli.modules.encoders import ACTIVATIONS
 from offline_cli.options import Declared, Option, declared_in
-from offline_cli.options.cloning import ConfigKeys, MlpKeys
 from offline_cli.options.shared import Caching
+from offline_cli.options.training import ConfigKeys, MlpKeys
 from offline_cli.training.memory_store import DEFAULT
 
 PACKAGE = Path(__file__).resolve().parents[2] / "offline_cli"

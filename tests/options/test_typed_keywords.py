@@ -34,7 +34,7 @@ CONFIG = """
 strict = true
 follow_imports = skip
 ignore_missing_imports = true
-[mypy-offline_cli,offline_cli.options.*,offline_cli.converting.convert,offline_cli.recording.record,offline_cli.playing.evaluate,offline_cli.training.bc]
+[mypy-offline_cli,offline_cli.options.*,offline_cli.converting.convert,offline_cli.recording.record,offline_cli.playing.evaluate,offline_cli.training.train]
 follow_imports = silent
 """  # what is behind the signatures takes mypy two minutes
 

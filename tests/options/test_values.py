@@ -11,10 +11,10 @@ import pytest
 
 import offline_cli
 from offline_cli.errors import UsageError
-from offline_cli.options.cloning import TrainBCOptions
-from offline_cli.options.datasets import ApplyOptions
+from offline_cli.options.data_commands import ApplyOptions
 from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions
+from offline_cli.options.training import TrainBCOptions
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from offline_cli.errors import (
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_files import tensor_bytes
 from offline_cli.progress import Progress
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 
 @pytest.fixture

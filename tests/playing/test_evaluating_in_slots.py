@@ -20,7 +20,7 @@ from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.recording.record import record
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 ENV = "recording_envs:Count-v0"
 FILTER: dict[str, Any] = {"name": "mean_std_filter"}

@@ -10,12 +10,12 @@ from gymnasium.vector import SyncVectorEnv
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import open_environment
 from offline_cli.errors import BadData
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.returns import Played, play
 from offline_cli.playing.slots import Purpose, episode_seed
 from offline_cli.spaces import Space
-from offline_cli.training.signals import StopRequested
+from offline_cli.training.stop_signals import StopRequested
 
 
 def policy_for(name: str) -> RLModule:

@@ -28,8 +28,8 @@ from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
+from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data
 
 Write = Callable[..., Path]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.modules.policy import build_module
-from offline_cli.playing.blocks import Blocks
+from offline_cli.modules.policy_modules import build_module
+from offline_cli.playing.actors import Blocks
 from offline_cli.policies import policy as policies
 from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.policy import BLOCK_ROWS, Acted, block_rows

@@ -16,7 +16,7 @@ from offline_cli.errors import BadConfig, BadData
 from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 STATE, POLICY = "connectors.msgpack", "policy.json"
 

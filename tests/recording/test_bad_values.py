@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UsageError
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose
 from offline_cli.recording.record import record

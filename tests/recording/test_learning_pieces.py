@@ -15,7 +15,7 @@ from offline_cli import open_dataset
 from offline_cli.connectors import MeanStdFilter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, BadPiece, Interrupted
-from offline_cli.recording.plain_states import connector_state, from_plain, to_plain
+from offline_cli.recording.learned_state import connector_state, from_plain, to_plain
 from offline_cli.recording.record import record
 
 Record = Callable[..., Path]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from made_recordings import Written, made, write
 
-from offline_cli.formats.memory import give_back
+from offline_cli.formats.memory_limits import give_back
 
 Write = Callable[..., Written]
 

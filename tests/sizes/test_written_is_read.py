@@ -28,7 +28,7 @@ from offline_cli.formats import parquet_files
 from offline_cli.parquet import safety
 from offline_cli.parquet.shards import COMPRESSIONS
 from offline_cli.recording.record import record
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 KIB = 1 << 10
 STATE = 300  # numbers in an info

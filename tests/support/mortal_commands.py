@@ -80,7 +80,7 @@ def main() -> None:
     import offline_cli.converting.convert
     import offline_cli.playing.env_runner
     import offline_cli.recording.record
-    import offline_cli.training.bc  # noqa: F401
+    import offline_cli.training.train  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -82,7 +82,7 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
     """Trains two updates on a random recording and gives the run folder."""
 
     def train(env: str, action_scale: str = "env") -> Path:
-        from offline_cli.training.bc import train_bc
+        from offline_cli.training.train import train_bc
 
         data, run = tmp_path / "to-learn", tmp_path / "run"
         if not data.exists():
@@ -120,7 +120,7 @@ def run_through_pieces(tmp_path: Path, pipeline_file: PipelineText) -> Callable[
     """Trains two updates through pieces on a random recording of an environment, and gives the run folder."""
 
     def train(*pieces: dict[str, Any], env: str = ENV) -> str:
-        from offline_cli.training.bc import train_bc
+        from offline_cli.training.train import train_bc
 
         data, run = tmp_path / "to-learn-through-pieces", tmp_path / "run-through-pieces"
         record(env, data, policy="random", episodes=6, vectorize="sync", device="cpu", seed=7)

@@ -25,8 +25,8 @@ from offline_cli.errors import BadConfig, UsageError
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
+from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data
 from offline_cli.trees import Tree, flatten, map_leaves
 

@@ -24,9 +24,9 @@ from offline_cli.modules.network import Mlp
 from offline_cli.training import learner as learners
 from offline_cli.training.algorithms import Algorithm, Batch, Group, Modules, Task, frozen_copy, move_towards
 from offline_cli.training.algorithms.bc import BC
-from offline_cli.training.bc import train_bc
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Setup
+from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data
 from offline_cli.training.updates import Update, captured
 

@@ -13,7 +13,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 pytestmark = pytest.mark.learn
 

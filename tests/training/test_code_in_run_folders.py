@@ -13,7 +13,7 @@ from sealed_runs import tell, told_in
 from offline_cli import evaluate, record
 from offline_cli.errors import BadConfig
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 ENVS = ("python:evil_module:make", "evil_module:Sign-v0")

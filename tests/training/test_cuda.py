@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.progress import Progress
 from offline_cli.recording.record import record
 from offline_cli.training import memory_store
-from offline_cli.training.bc import train_bc
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.memory_store import MemoryStore
+from offline_cli.training.train import train_bc
 from offline_cli.training.updates import Update, captured
 
 pytestmark = [

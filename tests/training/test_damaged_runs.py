@@ -17,8 +17,8 @@ from sealed_runs import tell, told_in
 from offline_cli.errors import BadData
 from offline_cli.policies.run_files import check_seal, json_bytes, json_object, sealed, tensor_bytes, tensors_of
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training.bc import train_bc
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 OLD_RUN = Path(__file__).parents[1] / "testdata" / "run_by_255"

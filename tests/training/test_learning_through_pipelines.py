@@ -21,9 +21,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadConfig, BadPiece, Interrupted, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
 from offline_cli.training.loader import ValidationSplit
+from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.training.training_source import TrainingSource
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from offline_cli.training.bc import train_bc
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 

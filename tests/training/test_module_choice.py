@@ -15,7 +15,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.files.locations import open_location
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]

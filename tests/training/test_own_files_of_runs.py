@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from folder_content import content
 
-from offline_cli.datasets.own_dataset import head
+from offline_cli.datasets.ownership import head
 from offline_cli.episodes.codec.arrays import pack
 from offline_cli.errors import OutputExists
 from offline_cli.files.locations import open_location
-from offline_cli.training.bc import train_bc
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.run_lock import refuse_foreign
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 OLD_RUN = Path(__file__).parents[1] / "testdata" / "run_by_255"

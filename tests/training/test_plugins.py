@@ -19,7 +19,7 @@ from signal_at import signal_at
 from offline_cli import evaluate, record
 from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, UsageError
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 Call = Callable[..., tuple[int, dict[str, Any]]]

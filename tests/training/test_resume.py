@@ -27,7 +27,7 @@ from offline_cli.errors import BadConfig, BadData, Interrupted
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import Progress
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import data_difference
 
 Write = Callable[..., Path]
@@ -390,7 +390,7 @@ def test_a_checkpoint_that_kept_no_figures_of_its_data_still_says_that_they_diff
 
 PROGRAM = """
 import sys
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.training_data import data_difference

@@ -19,9 +19,9 @@ from offline_cli.datasets import lease_record
 from offline_cli.errors import Interrupted, Locked, TakenOver
 from offline_cli.files.locations import Location, open_location
 from offline_cli.training import run_lock
-from offline_cli.training.bc import train_bc
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 NOTE = "_training.json"

@@ -31,19 +31,19 @@ from offline_cli.connectors.env_to_module.observation_preprocessor import Single
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, NoData, StorageError, StorageNotFound
 from offline_cli.files.local_files import TempFile
+from offline_cli.modules.encoders import BY_BOUNDS
 from offline_cli.modules.network import Network
-from offline_cli.modules.networks import BY_BOUNDS
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.progress import Progress
 from offline_cli.training import disk_store, memory_store
 from offline_cli.training.algorithms import Task
-from offline_cli.training.bc import train_bc
 from offline_cli.training.checks import score
 from offline_cli.training.config import resolve_config
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.learner import Learner, cloning_learner
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.memory_store import MemoryStore
+from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.training.training_source import TrainingSource
 from offline_cli.trees import leaves

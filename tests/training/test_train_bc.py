@@ -34,8 +34,8 @@ from offline_cli.errors import (
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import Progress
-from offline_cli.training.bc import train_bc
 from offline_cli.training.config import resolve_config
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]

@@ -19,11 +19,11 @@ from gymnasium import spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.modules.drawing import chance_size, drawn_actions
-from offline_cli.modules.networks import BY_255, BY_BOUNDS, ObservationEncoder, flattened_images
+from offline_cli.modules.encoders import BY_255, BY_BOUNDS, ObservationEncoder, flattened_images
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.spaces import Space
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 from offline_cli.trees import Tree, flatten, map_leaves
 
 Write = Callable[..., Path]

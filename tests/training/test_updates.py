@@ -11,7 +11,7 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import LOG_STD_RANGE
-from offline_cli.modules.policy import build_module
+from offline_cli.modules.policy_modules import build_module
 from offline_cli.training.algorithms.bc import bc_loss
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import WEIGHTS, StepLoader

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training.bc import train_bc
+from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 OLD = Path(__file__).resolve().parents[1] / "testdata" / "run_v1"

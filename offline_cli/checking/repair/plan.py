@@ -14,13 +14,13 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from offline_cli.checking.repair.known import FACTS, Examined, Known
+from offline_cli.checking.repair.recovered_facts import FACTS, Examined, Known
 from offline_cli.checking.repair.survey import Choice, Survey, said_of_shards, survey
-from offline_cli.datasets.layout import DATA, MANIFEST, QUARANTINE
+from offline_cli.datasets.file_names import DATA, MANIFEST, QUARANTINE
 from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Counts, Manifest, Shard, now, with_defaults
-from offline_cli.datasets.own_dataset import free_place, keep_moves, keep_names, set_aside
+from offline_cli.datasets.ownership import free_place, keep_moves, keep_names, set_aside
 from offline_cli.datasets.shard_sequence import ShardSequence
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.files.locations import Location

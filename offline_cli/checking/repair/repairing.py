@@ -17,18 +17,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Unpack
 
-from offline_cli.checking.repair.known import examine, what_is_known
 from offline_cli.checking.repair.plan import Plan, RepairResult, act
+from offline_cli.checking.repair.recovered_facts import examine, what_is_known
 from offline_cli.checking.repair.survey import Survey, choose, survey
-from offline_cli.datasets.layout import BATCHES, DATASET, TRAIN_BATCHES, WRITING
+from offline_cli.datasets.file_names import BATCHES, DATASET, TRAIN_BATCHES, WRITING
 from offline_cli.datasets.lease import Changed, exclusively
 from offline_cli.datasets.lease_record import STALE, WritingNote, refuse_if_at_work, refuse_if_changing, runs_here
-from offline_cli.datasets.own_dataset import keep_names
+from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
-from offline_cli.options.datasets import RepairOptions
+from offline_cli.options.data_commands import RepairOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import orjson
 
-from offline_cli.datasets.layout import DATA, MANIFEST, SHARD_PATH, WRITING, shard_name
+from offline_cli.datasets.file_names import DATA, MANIFEST, SHARD_PATH, WRITING, shard_name
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.own_dataset import is_own_part, is_regular
+from offline_cli.datasets.ownership import is_own_part, is_regular
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from offline_cli.checking.validate.codes import CODES, SEVERITIES, Severity
+from offline_cli.checking.validate.problem_codes import CODES, SEVERITIES, Severity
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
 from offline_cli.tally import DROPPED, OnError, Rejects, Tally
 

@@ -22,20 +22,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from offline_cli.checking.repair.plan import LEFT_OUT
-from offline_cli.checking.validate.codes import Severity
-from offline_cli.checking.validate.comparisons import ManifestFigures, PlainColumns
+from offline_cli.checking.validate.against_manifest import ManifestFigures, PlainColumns
 from offline_cli.checking.validate.findings import Findings, ListeningTally
+from offline_cli.checking.validate.problem_codes import Severity
 from offline_cli.datasets.dataset import NOT_FINISHED, Dataset
-from offline_cli.datasets.layout import DATA, MANIFEST, PART_PREFIX
+from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.own_dataset import quarantine_files
+from offline_cli.datasets.ownership import quarantine_files
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.target_folder import REPAIRED_FIX, UNFINISHED_WRITING
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
 from offline_cli.files.locations import Location
 from offline_cli.files.uploads import open_uploads
-from offline_cli.formats.detect import info_of
-from offline_cli.formats.memory import MEMORY_LIMIT
+from offline_cli.formats.memory_limits import MEMORY_LIMIT
+from offline_cli.formats.opening import info_of
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source

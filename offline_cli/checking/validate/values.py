@@ -26,8 +26,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.checking.validate.codes import Severity
 from offline_cli.checking.validate.findings import Findings
+from offline_cli.checking.validate.problem_codes import Severity
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE

@@ -36,12 +36,12 @@ from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["FILL", "InfiniteLookbackBuffer", "Reading", "Writing"]
+__all__ = ["FILL", "GetterOptions", "InfiniteLookbackBuffer", "SetterOptions"]
 
 FILL = "pass fill=... for a value that stands for missing records"
 
 
-class Reading(TypedDict, total=False):
+class GetterOptions(TypedDict, total=False):
     """Options of getters: see `InfiniteLookbackBuffer.get`."""
 
     neg_index_as_lookback: bool
@@ -49,7 +49,7 @@ class Reading(TypedDict, total=False):
     one_hot_discrete: bool
 
 
-class Writing(TypedDict, total=False):
+class SetterOptions(TypedDict, total=False):
     """Options of setters: see `InfiniteLookbackBuffer.set`."""
 
     at_indices: Indices

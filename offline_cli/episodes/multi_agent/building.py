@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from offline_cli.episodes.buffers.indexing import Indices
-from offline_cli.episodes.buffers.lookback_buffer import Reading, Writing
+from offline_cli.episodes.buffers.lookback_buffer import GetterOptions, SetterOptions
 from offline_cli.episodes.multi_agent.episode_data import SKIP, AgentID, MultiAgentData, last_seen, seen
 from offline_cli.episodes.multi_agent.reading import EXTRA, Question, answer, answer_as_list
 from offline_cli.episodes.multi_agent.stepping import ALL, credit, drop_hanging, enter, hang
@@ -30,7 +30,7 @@ Flags = Mapping[AgentID, bool] | bool  # a bool holds for every agent
 Agents = Collection[AgentID] | AgentID | None
 
 
-class Asking(Reading, total=False):
+class Asking(GetterOptions, total=False):
     """Options of getters: those of one agent's, and which timesteps are meant, in which form."""
 
     env_steps: bool  # of the environment; False: each agent's own
@@ -216,26 +216,26 @@ class MultiAgentAccessors(MultiAgentData):
         *,
         env_steps: bool = True,
         return_list: bool = False,
-        **options: Unpack[Reading],
+        **options: Unpack[GetterOptions],
     ) -> Any:
         question = Question(kind, indices, agents, env_steps, options, key)
         return answer_as_list(self, question) if return_list else answer(self, question)
 
     # ---- setters: of the agents' own timesteps ----
 
-    def set_observations(self, *, new_data: ByAgent, **where: Unpack[Writing]) -> None:
+    def set_observations(self, *, new_data: ByAgent, **where: Unpack[SetterOptions]) -> None:
         """`SingleAgentEpisode.set_observations` for each agent in `new_data`. Raises EpisodeKeyError for unknown agents."""
         self._set("observations", new_data, **where)
 
-    def set_actions(self, *, new_data: ByAgent, **where: Unpack[Writing]) -> None:
+    def set_actions(self, *, new_data: ByAgent, **where: Unpack[SetterOptions]) -> None:
         """`SingleAgentEpisode.set_actions` for each agent in `new_data`. Raises EpisodeKeyError for unknown agents."""
         self._set("actions", new_data, **where)
 
-    def set_rewards(self, *, new_data: ByAgent, **where: Unpack[Writing]) -> None:
+    def set_rewards(self, *, new_data: ByAgent, **where: Unpack[SetterOptions]) -> None:
         """`SingleAgentEpisode.set_rewards` for each agent in `new_data`. Raises EpisodeKeyError for unknown agents."""
         self._set("rewards", new_data, **where)
 
-    def set_extra_model_outputs(self, *, key: str, new_data: ByAgent, **where: Unpack[Writing]) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: ByAgent, **where: Unpack[SetterOptions]) -> None:
         """`SingleAgentEpisode.set_extra_model_outputs` by agent. Raises EpisodeKeyError for unknown agents."""
         self._set("extra_model_outputs", new_data, key=key, **where)
 

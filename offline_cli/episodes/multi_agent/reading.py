@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from offline_cli.episodes.buffers.indexing import Indices, clip, inside, position, position_range, positions
-from offline_cli.episodes.buffers.lookback_buffer import FILL, InfiniteLookbackBuffer, Reading
+from offline_cli.episodes.buffers.lookback_buffer import FILL, GetterOptions, InfiniteLookbackBuffer
 from offline_cli.episodes.multi_agent.episode_data import SKIP, AgentID, MultiAgentData
 from offline_cli.errors import BadEpisode, EpisodeIndexError, EpisodeKeyError
 from offline_cli.printable_text import printable
@@ -33,7 +33,7 @@ class Question:
     indices: Indices
     agents: Any  # one agent, several, or None for all
     env_steps: bool
-    options: Reading
+    options: GetterOptions
     key: str | None = None  # of an extra model output; None: all of them
 
     @property
@@ -70,7 +70,7 @@ class Records:
         at = [(len(self) if row is None else row) - buffer.lookback for row in wanted]
         in_order = at == list(range(at[0], at[0] + len(at)))  # in most cases, and then much faster as a range
         indices = at[0] if single else slice(at[0], at[-1] + 1) if in_order else at
-        options: Reading = {**question.options, "neg_index_as_lookback": True}
+        options: GetterOptions = {**question.options, "neg_index_as_lookback": True}
         return buffer.get(indices, **options)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, MemoryLimitExceeded
 from offline_cli.formats.arrow_leaves import unpacked_size
-from offline_cli.formats.memory import EpisodeLimit
+from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.parquet_files import Chunk, chunks
 from offline_cli.formats.rllib_columns.tables import (
     INFOS,

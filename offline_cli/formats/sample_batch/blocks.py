@@ -22,8 +22,8 @@ from offline_cli.engines.processes import helpers, mapped
 from offline_cli.errors import BadData
 from offline_cli.formats.sample_batch.files import Line, LineGroup, grouped
 from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
+from offline_cli.formats.sample_batch.ids_and_dtypes import Identifier, Settlement
 from offline_cli.formats.sample_batch.rows import PolicyRows, in_line_order
-from offline_cli.formats.sample_batch.settling import Identifier, Settlement
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
 from offline_cli.formats.step_rows import Keys, StepRows, agent_episode_id, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally

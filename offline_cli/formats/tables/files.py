@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadMapping
-from offline_cli.formats.memory import MEMORY_LIMIT, give_back
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back
 from offline_cli.formats.sample_batch.files import line_limit_of
 from offline_cli.formats.source import Openable
 from offline_cli.formats.tables.arrow_messages import (

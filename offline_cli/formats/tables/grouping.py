@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from offline_cli.errors import BadData
-from offline_cli.formats.memory import give_back, room_for_data
+from offline_cli.formats.memory_limits import give_back, room_for_data
 from offline_cli.formats.tables.in_order import Footprint
 from offline_cli.formats.tables.key_runs import KeyRuns, NumberedRows, put_together, tables_of
 from offline_cli.formats.tables.temp_runs import TempBlocks, TempRuns, sorted_pieces

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import PROBLEM, BadEpisode, MemoryLimitExceeded
-from offline_cli.formats.memory import WRITTEN
+from offline_cli.formats.memory_limits import WRITTEN
 from offline_cli.formats.source import Fragments
 from offline_cli.formats.tables.claims import Losses, place_of, position_of
+from offline_cli.formats.tables.column_layout import Layout
 from offline_cli.formats.tables.episodes import EpisodeMaker, Named, runs_of
 from offline_cli.formats.tables.ids import episode_name, id_text
 from offline_cli.formats.tables.key_runs import put_together
-from offline_cli.formats.tables.layout import Layout
 from offline_cli.formats.tables.reading import FILE, ROW
 from offline_cli.formats.tables.rows import Rows, ShapeOf
 from offline_cli.tally import Lost, Tally

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from offline_cli.formats.memory import give_back
+from offline_cli.formats.memory_limits import give_back
 from offline_cli.key_index import KeyIndex, key_hashes
 
 __all__ = ["LARGE", "KeyRuns", "NumberedRows", "joined", "order_codes", "put_together", "tables_of", "without_dictionaries"]

@@ -31,11 +31,11 @@ from offline_cli.formats.tables.claims import (
     key_columns,
     position_of,
 )
+from offline_cli.formats.tables.column_layout import Layout, Leaf
 from offline_cli.formats.tables.files import RawChunk, TableFile
 from offline_cli.formats.tables.ids import id_texts, inexact_ids
 from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.key_runs import KeyRuns, joined
-from offline_cli.formats.tables.layout import Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA, CsvForm
 from offline_cli.formats.tables.numeric import Shape, fixed_lists
 from offline_cli.formats.tables.values import values_of, why_bad

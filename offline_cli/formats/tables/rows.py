@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.formats.step_rows import END_FLAGS, chained
+from offline_cli.formats.tables.column_layout import Layout, Leaf
 from offline_cli.formats.tables.key_runs import joined
-from offline_cli.formats.tables.layout import Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA
 from offline_cli.formats.tables.numeric import Shape
 from offline_cli.formats.tables.reading import FILE, ROW

@@ -2,7 +2,7 @@
 
 * `files`, `csv_files`, `json_files`, `arrow_messages`, `packing`: bytes to raw chunks of rows;
 * `mapping`, `matching`: what the columns mean;
-* `facts`, `layout`: what they hold, and what becomes of them;
+* `column_facts`, `column_layout`: what they hold, and what becomes of them;
 * `cells`, `numeric`, `values`, `reading`: raw chunks to tables of our own columns;
 * `grouping` and what it needs: rows of one key together, in bounded memory;
 * `rows`, `in_order`, `episodes`, `ids`: tables to batches of episodes.
@@ -26,16 +26,16 @@ from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.errors import BadEpisode, BadMapping, NoData, UsageError
 from offline_cli.files.local_files import checked_folder
-from offline_cli.formats.memory import MEMORY_LIMIT, give_back, room_for_data
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
+from offline_cli.formats.tables.column_facts import columns_of, gather
+from offline_cli.formats.tables.column_layout import VALUES, Layout, Leaf, lay_out, looked_at
 from offline_cli.formats.tables.episodes import EpisodeMaker
-from offline_cli.formats.tables.facts import columns_of, gather
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.grouping import grouped
 from offline_cli.formats.tables.ids import are_rllibs, source_hash
 from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprint, KeyedEpisodes
 from offline_cli.formats.tables.key_runs import LARGE
-from offline_cli.formats.tables.layout import VALUES, Layout, Leaf, lay_out, looked_at
 from offline_cli.formats.tables.mapping import EXTRA, CsvForm, TableMapping, load_mapping, mapping_text
 from offline_cli.formats.tables.matching import Matched, default_mapping, looks_like_ids, match
 from offline_cli.formats.tables.numeric import Shape

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.tables.cells import booleans_in, categories_in, lists_in, numbers_in, times_in
-from offline_cli.formats.tables.layout import ColumnPlan
+from offline_cli.formats.tables.column_layout import ColumnPlan
 from offline_cli.formats.tables.numeric import Shape, array_of, is_temporal, nanoseconds
 
 __all__ = ["values_of", "why_bad"]

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.modules.encoders import BY_BOUNDS
 from offline_cli.modules.network import Critic, Network
-from offline_cli.modules.networks import BY_BOUNDS
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.slots import draw, for_torch
 from offline_cli.plugins import ALGORITHMS, registered_class

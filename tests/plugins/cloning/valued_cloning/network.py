@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from offline_cli.modules.encoders import BY_BOUNDS, ObservationEncoder
 from offline_cli.modules.network import Network
-from offline_cli.modules.networks import BY_BOUNDS, ObservationEncoder
 from offline_cli.spaces import Space
 
 

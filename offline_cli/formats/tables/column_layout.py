@@ -16,7 +16,7 @@ from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.facts import ColumnFacts, LookedAt
+from offline_cli.formats.tables.column_facts import ColumnFacts, LookedAt
 from offline_cli.formats.tables.mapping import EXTRA, KEYS, TREES, Part
 from offline_cli.formats.tables.matching import Matched
 from offline_cli.spaces import Space, leaf_spaces

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, build_head
-from offline_cli.modules.networks import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, is_image, mlp
+from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, is_image, mlp
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.options.cloning import ACTIVATION, HIDDEN
+from offline_cli.options.training import ACTIVATION, HIDDEN
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import leaves, map_leaves
 

@@ -5,7 +5,7 @@
     D/_writing.json                       a writer is, or was, at work
     D/_part-*                             a local file being written; never in data/
     D/quarantine/rows-000000.parquet      rows set aside
-    D/_replaced/shard-<8 hex>-000000.parquet   shards of the dataset before, until the next write (`own_dataset.py`)
+    D/_replaced/shard-<8 hex>-000000.parquet   shards of the dataset before, until the next write (`ownership.py`)
 
     RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py lists the rest
 

@@ -29,10 +29,10 @@ from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location, Sources, expand
-from offline_cli.formats.detect import open_sources
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.options.datasets import ValidateOptions
+from offline_cli.options.data_commands import ValidateOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope

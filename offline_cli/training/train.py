@@ -25,10 +25,10 @@ from offline_cli.files.blanking import this_command
 from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
-from offline_cli.modules.networks import flattened_images
-from offline_cli.options.cloning import ConfigKeys, TrainBCOptions
+from offline_cli.modules.encoders import flattened_images
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.option import declared_in
+from offline_cli.options.training import ConfigKeys, TrainBCOptions
 from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins
 from offline_cli.policies.run_files import CONFIG
@@ -41,7 +41,7 @@ from offline_cli.training.memory_store import check_training_fits
 from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import Session, check_same_run
-from offline_cli.training.signals import StopRequested, StopSignals
+from offline_cli.training.stop_signals import StopRequested, StopSignals
 from offline_cli.training.training_data import TrainingData, load_data
 
 __all__ = ["train_bc"]

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args
 from offline_cli.checking.repair.survey import Broken, Choice, Said, Survey, missing, says_all
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
-from offline_cli.datasets.layout import MANIFEST, WRITING
+from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.datasets.reading import ShardReader, ShardsAhead

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from offline_cli.connectors.pipeline_spec import PlayPipelines
-from offline_cli.datasets.layout import DATA, MANIFEST, WRITING
+from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING

@@ -12,14 +12,14 @@ from itertools import groupby
 from typing import Any, Final
 
 from offline_cli.datasets.dataset import Dataset, holds_dataset
-from offline_cli.datasets.layout import BATCHES, RUN_CONFIG, RUN_POLICY
+from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import NoData, UsageError
 from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.listing import KINDS, Listing
-from offline_cli.formats.memory import MEMORY_LIMIT
+from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.reader import OpenContext, PluginSource, Reader
-from offline_cli.formats.readers import AUTO, OURS, ReaderChoice, reader_named
+from offline_cli.formats.registry import AUTO, OURS, ReaderChoice, reader_named
 from offline_cli.formats.source import ROWS, Fragments, ReadOptions, Source, SourceInfo, shares
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
