@@ -4,8 +4,8 @@
   is a regular file, and it begins as such a file does. Folders of earlier versions carry no other mark. A file that is damaged
   in these first bytes cannot be recognised: it stays, and the user is asked.
 * `refuse_foreign_folder`, `refuse_foreign_data`: what in a folder belongs to a dataset, or to a set of train batches;
-  `FolderKind` (file_names.py) has the names that differ. Data files count that the commit lists under a name that a writer gives,
-  and others of such names that begin as such files do, which a killed writer left. They lie directly in `data/`; copies in
+  `FolderKind` (file_names.py) has the names that differ. Data files count that the commit lists under a name that a writer
+  gives, and others of such names that begin as such files do, which a killed writer left. They lie directly in `data/`; copies in
   folders below belong to the user. Links are never ours, whatever they point to.
 * `write_rejects`: rows that were set aside, as Parquet files under `quarantine/`: place, error code, reason and the row as it
   stood.

@@ -6,8 +6,8 @@ Every dialect that RLlib wrote over the years is read:
 * `groups`: a group of lines as rows, independent of what came before: similar lines together, others one by one;
 * `rows`, `lines`, `values`: the content of lines as arrays, from their JSON down to lists of numbers, and the rows of one
   policy in one or several lines. From here on lines are processed in their order;
-* `ids_and_dtypes`: which episode each row belongs to (rows without `eps_id`, agents that take turns), dtypes of plain lists, columns
-  that only repeat others;
+* `ids_and_dtypes`: which episode each row belongs to (rows without `eps_id`, agents that take turns), dtypes of plain lists,
+  columns that only repeat others;
 * `blocks`: arrays of many lines as batches of fragments, and all of these as a `Source`.
 
 Ids: where the source has one policy and one agent, an episode's id is its `eps_id` as text, its module the policy's name, and
