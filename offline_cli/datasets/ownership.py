@@ -5,8 +5,8 @@
   in these first bytes cannot be recognised: it stays, and the user is asked.
 * `refuse_foreign_folder`, `refuse_foreign_data`: what in a folder belongs to a dataset, or to a set of train batches;
   `FolderKind` (file_names.py) has the names that differ. Data files count that the commit lists under a name that a writer
-  gives, and others of such names that begin as such files do, which a killed writer left. They lie directly in `data/`; copies in
-  folders below belong to the user. Links are never ours, whatever they point to.
+  gives, and others of such names that begin as such files do, which a killed writer left. They lie directly in `data/`;
+  copies in folders below belong to the user. Links are never ours, whatever they point to.
 * `write_rejects`: rows that were set aside, as Parquet files under `quarantine/`: place, error code, reason and the row as it
   stood.
 * `keep_names` and the like sync names before anything depends on them: disks of this machine (`local_files.py`); other storage
