@@ -80,7 +80,7 @@ def _validator(name: str) -> Any:
 def mistakes(document: Any, name: str) -> list[str]:
     """Every mistake of `document` against the schema in file `name`, each with its place; empty when there is none."""
     schema = load_schema(name)
-    with suppress(KeyError):  # a keyword that is not in RULES
+    with suppress(KeyError, RecursionError):  # a keyword that is not in RULES; jsonschema goes deeper
         if _fits(document, schema, schema):
             return []
     return _listed(_validator(name), document)

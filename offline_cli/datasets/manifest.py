@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -22,9 +22,11 @@ from offline_cli import __version__
 from offline_cli.datasets.file_names import MANIFEST, SHARD_PATH
 from offline_cli.errors import BadData, UnsupportedSpace
 from offline_cli.files.blanking import blanked_keys, blanked_values, this_command
-from offline_cli.files.locations import Location
 from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space, space_from_json, space_to_json
+
+if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
+    from offline_cli.files.locations import Location
 
 __all__ = ["Counts", "Environment", "Manifest", "Shard", "is_column", "is_shard", "now", "with_defaults"]
 

@@ -61,7 +61,7 @@ def open_sources(
     reader recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files,
     UsageError for an unknown `from_`, BadMapping for a table that no mapping explains.
     """
-    asked = _Asked(from_, reader_named(from_), tables or UNSAID, storage_options)
+    asked = _Asked(from_, None if from_ == AUTO else reader_named(from_), tables or UNSAID, storage_options)
     found: list[Source] = []
     for is_folder, group in groupby(expand(sources, storage_options), key=Location.is_dir):
         if is_folder:
