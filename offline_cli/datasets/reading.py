@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
@@ -25,7 +25,7 @@ from offline_cli.errors import PROBLEM, BadData, OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import fetch_end
-from offline_cli.files.timeouts import ReadingPool
+from offline_cli.files.timeouts import in_daemon_thread
 from offline_cli.parquet.arrow_trees import is_numeric
 from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
 from offline_cli.parquet.trust import Trust
@@ -212,7 +212,6 @@ class ShardsAhead:
         self._places = deque(places)
         self._columns_of = columns_of
         self._ahead = Ahead()
-        self._pool = ReadingPool(AT_ONCE)
         self._coming: deque[_Coming] = deque()
 
     def turn(self) -> AbstractContextManager[OpenShard]:
@@ -221,7 +220,7 @@ class ShardsAhead:
 
     def _begun(self) -> _Coming:
         place, size = self._places.popleft()
-        return _Coming(place, self._pool.submit(_with_footer, place, size, self._ahead))
+        return _Coming(place, in_daemon_thread("offline-cli-opening", _with_footer, place, size, self._ahead))
 
     def advance(self) -> None:
         """Advance those whose turn has not come; to be called now and then. Does not block."""
@@ -237,7 +236,6 @@ class ShardsAhead:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for shard in self._coming:
             shard.give_up()
-        self._pool.__exit__(kind, error, trace)
 
 
 def _with_footer(place: Location, size: int, ahead: Ahead) -> BinaryIO:
@@ -251,23 +249,28 @@ def _with_footer(place: Location, size: int, ahead: Ahead) -> BinaryIO:
 
 
 class _Coming:
-    """A remote shard that is being opened."""
+    """A remote shard that is being opened, in a thread that does not keep the process alive."""
 
     def __init__(self, place: Location, stream: Future[BinaryIO]) -> None:
         self._place, self._stream = place, stream
         self._file: OpenShard | None = None
+        self._error: OfflineCliError | None = None
 
     def advance(self, columns_of: Callable[[OpenShard], Sequence[str] | None]) -> bool:
         """Prefetch its row groups, once its footer is here; False before that. Of a broken one nothing is fetched."""
-        if self._file is None and self._stream.done() and self._stream.exception() is None:
-            with suppress(OfflineCliError):  # raised when its turn comes
+        if self._file is self._error is None and self._stream.done() and self._stream.exception() is None:
+            try:
                 self._file = parsed(self._stream.result(), self._place)
                 expect_row_groups(self._file, self._place, columns_of(self._file))
+            except OfflineCliError as error:
+                self._error = error
         return self._stream.done()
 
     def __enter__(self) -> OpenShard:
         """The shard. Raises why it could not be opened."""
         try:
+            if self._error is not None:
+                raise self._error
             return self._file or parsed(self._stream.result(), self._place)
         except BaseException:
             self.give_up()

@@ -23,7 +23,18 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
-__all__ = ["REQUEST_BYTES", "SECONDS", "NoAnswer", "Patience", "Pending", "ReadingPool", "Stopped", "ended_by", "waits_told_to"]
+__all__ = [
+    "REQUEST_BYTES",
+    "SECONDS",
+    "NoAnswer",
+    "Patience",
+    "Pending",
+    "ReadingPool",
+    "Stopped",
+    "ended_by",
+    "in_daemon_thread",
+    "waits_told_to",
+]
 
 SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
@@ -156,6 +167,21 @@ def waits_told_to(listener: OnWait) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
+
+
+def in_daemon_thread(name: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
+    """`call(*arguments)` in a thread called `name`, which does not keep the process alive as those of pools do."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*arguments))
+        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 class ReadingPool:

@@ -122,7 +122,7 @@ class ReaderChoice:
                 continue
             if sure > score:
                 best, score, equals = asked[1], sure, [asked[0]]
-            elif sure == score and equals:
+            elif sure == score and equals and not (asked[1] is best and asked[0].package == equals[0].package):  # no alias
                 equals.append(asked[0])
         if best is None:
             raise errors[0] if errors else no_reader(listing)
@@ -133,7 +133,8 @@ class ReaderChoice:
 
 def _undecided(equals: Sequence[Plugin], listing: Listing) -> UsageError:
     names = " and ".join(f"{one.name!r} of the package {one.package}" for one in equals)
-    fix = "say which: " + " or ".join(dict.fromkeys(f"--from {one.name}" for one in equals))
+    options = list(dict.fromkeys(f"--from {one.name}" for one in equals))
+    fix = f"say which: {' or '.join(options)}" if len(options) == len(equals) else "uninstall one of these packages"
     return UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
 
 

@@ -32,6 +32,7 @@ from offline_cli.parquet.safety import file_ranges
 from offline_cli.scopes import Scope
 
 __all__ = [
+    "AHEAD",
     "FewRows",
     "ReadFile",
     "Unread",
@@ -169,13 +170,21 @@ def small_sizes(files: Sequence[Location]) -> list[int] | None:
 
 
 def read_small_files(
-    files: Sequence[Location], sizes: Sequence[int], read: ReadFile, *, workers: int, first_rows: int | None, scope: Scope
+    files: Sequence[Location],
+    sizes: Sequence[int],
+    read: ReadFile,
+    *,
+    workers: int,
+    first_rows: int | None = None,
+    room: int = ROOM,
+    scope: Scope,
 ) -> Iterator[FewRows | Location | OfflineCliError]:
     """What `files` hold, in their order; a file itself where it is to be read alone; what was wrong with one.
 
     `sizes`: as `small_sizes` says. `read` can be pickled. `workers`: processes or threads at most. `first_rows`: about so many
-    are wanted.
+    are wanted. `room`: bytes that the files given to a thread at a time may unfold to; up to `AHEAD` times as many wait.
     """
+    room = min(room, ROOM)
     helpers = 0 if len(files) < MANY or (first_rows or MANY) < MANY else min(workers, processors()) - 1
     if "ray" in sys.modules:  # whose types a worker does not know, so that its tables would be others
         helpers = 0
@@ -186,7 +195,7 @@ def read_small_files(
             waiting.append(bunch)
             yield bunch
 
-    read_all = partial(_read_bunch, read)
+    read_all = partial(_read_bunch, read, room)
     with scope.part() as held:
         found = (
             held.enter(mapped(read_all, bunches(), workers=helpers))
@@ -224,10 +233,9 @@ def _by_threads(
         yield ahead.popleft().result()
 
 
-def _read_bunch(read: ReadFile, files: Sequence[Location]) -> list[Found]:
+def _read_bunch(read: ReadFile, room: int, files: Sequence[Location]) -> list[Found]:
     found: list[Found] = []
     tables: list[pa.Table] = []  # of the last of these
-    room = ROOM
     for number, file in enumerate(files):
         try:
             data, size = file.start(LARGEST) if room > 0 else (b"", 1)

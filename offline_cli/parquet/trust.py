@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import BinaryIO, Final, Self
@@ -24,6 +24,7 @@ from offline_cli.errors import PROBLEM, BadData
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import Location
 from offline_cli.files.remote_files import PartsInOrder, follow, rest_of
+from offline_cli.files.timeouts import in_daemon_thread
 from offline_cli.parquet.safety import MEMORY_LIMIT
 
 __all__ = ["OTHER_SHARD", "Hashing", "Trust", "fingerprint"]
@@ -125,9 +126,12 @@ class Hashing:
         if self._location.is_local and hasattr(os, "preadv"):
             handle = self._stream.fileno()
             if os.fstat(handle).st_size > BESIDE:
-                pool = ThreadPoolExecutor(1, thread_name_prefix="offline-cli-hashing")
-                self._whole = pool.submit(self._hash, open(os.dup(handle), "rb", buffering=0))  # the reader may close it sooner
-                pool.shutdown(wait=False)
+                own = open(os.dup(handle), "rb", buffering=0)  # the reader may close it sooner
+                try:
+                    self._whole = in_daemon_thread("offline-cli-hashing", self._hash, own)
+                except BaseException:
+                    own.close()
+                    raise
         elif self._location.is_in_bucket:
             self._parts = follow(self._stream)
         return self

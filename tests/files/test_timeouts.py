@@ -100,3 +100,14 @@ def test_the_time_limit_is_an_option_of_every_storage(tmp_path: Any) -> None:
 def test_a_time_limit_that_is_none_is_refused(limit: Any) -> None:
     with pytest.raises(UsageError, match="not a time limit"):
         open_location("s3://bucket/a", {"time_limit": limit})
+
+
+def test_a_call_in_a_daemon_thread_gives_its_result_or_its_error() -> None:
+    assert timeouts.in_daemon_thread("adds", sum, [1, 2]).result() == 3
+    with pytest.raises(KeyError, match="theirs"):
+        timeouts.in_daemon_thread("fails", {}.__getitem__, "theirs").result()
+
+
+def test_a_call_in_a_daemon_thread_keeps_no_process_alive() -> None:
+    code = "import time; from offline_cli.files.timeouts import in_daemon_thread as run; run('sleeps', time.sleep, 1000)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

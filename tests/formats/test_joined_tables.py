@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats import small_parquet
@@ -135,3 +136,28 @@ def test_columns_that_a_mapping_leaves_out_are_not_missed(read_both: Callable[..
 def test_of_a_key_that_a_line_has_twice_the_same_value_counts(read_both: Callable[..., Any]) -> None:
     line = '{"e": "4", "t": %d, "x": 0.5, "x": 7.5, "y": 1.0, "a": 1, "d": false, "n": 1}\n'
     read_both("json", {8: "".join(line % t for t in range(3)).encode()})
+
+
+def test_under_a_limit_no_row_after_the_last_episode_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(FILES):
+        write(tmp_path / "in" / f"{number:03}.csv", table(2 * number + 1))
+    (tmp_path / "mapping.toml").write_text(MAPPING.replace("terminateds", "dones"), encoding="utf-8")
+    monkeypatch.setattr(small_parquet, "FEW", 2)
+    done = convert(str(tmp_path / "in"), tmp_path / "D", mapping=str(tmp_path / "mapping.toml"), limit=3)
+    assert (done.episodes, done.assumptions["dones-as-terminateds"]) == (3, 3)
+
+
+def test_files_are_joined_only_where_the_memory_limit_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        write(tmp_path / "in" / f"{number}.parquet", table(number))
+    (tmp_path / "mapping.toml").write_text(MAPPING, encoding="utf-8")
+    monkeypatch.setattr(small_parquet, "FEW", 2)
+    joined: list[Any] = []
+    taken = joined_files._Joined.taken
+    monkeypatch.setattr(joined_files._Joined, "taken", lambda self: joined.append(self) or taken(self))
+    for limit in (256 << 20, 1 << 30):
+        options = TableOptions(str(tmp_path / "mapping.toml"), memory_limit=limit)
+        assert sum(map(len, read_episodes(str(tmp_path / "in"), tables=options))) == 2
+        assert bool(joined) == (limit == 1 << 30)

@@ -154,6 +154,21 @@ def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chos
     assert call("inspect", book, "--from", "stickers")[0] == 0
 
 
+def test_a_name_that_two_packages_register_asks_for_one_of_them_to_go(
+    notes: Callable[[str], None], install: Install, tmp_path: Path
+) -> None:
+    notes("SURELY")
+    install("sticky-notes", {"readers": {"notes": "noted:SURELY"}})
+    with pytest.raises(UsageError, match="note-books and 'notes' of the package sticky-notes") as caught:
+        open_source(str(written(tmp_path / "a.book", b"some words\n")))
+    assert caught.value.fix == "uninstall one of these packages"
+
+
+def test_a_reader_that_a_package_registers_under_two_names_is_no_rival_of_itself(install: Install, tmp_path: Path) -> None:
+    install("note-books", {"readers": {"notes": "noted:SURELY", "jottings": "noted:SURELY"}}, noted=NOTED)
+    assert open_source(str(written(tmp_path / "a.book", b"some words\n"))).info.format == "notes"
+
+
 def test_two_plugins_that_are_as_sure_as_ours_decide_nothing(
     notes: Callable[[str], None], install: Install, table: str
 ) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +18,7 @@ from fake_bucket import FakeBucket
 from gymnasium import spaces
 
 from offline_cli import convert, train_bc, validate
+from offline_cli.datasets import reading
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.reading import ShardReader
@@ -220,3 +225,36 @@ class TestBuckets:
         assert caught.value.where == f"s3://{first}"
         (found,) = (problem for problem in validate(place).problems if problem.code == "shard-hash")
         assert list(found.details["places"]) == [f"s3://{first}", f"s3://{second}"]
+
+
+def test_a_dataset_is_read_while_the_interpreter_ends(
+    tmp_path: Path, write_dataset: Callable[..., Any], make_batch: Any
+) -> None:
+    write_dataset(open_location(str(tmp_path / "D")), make_batch())
+    code = """if True:
+        import atexit, sys
+        from offline_cli import open_dataset
+        from offline_cli.parquet import trust
+        trust.SMALL = trust.BESIDE = 0  # a thread hashes files of any size
+        atexit.register(lambda: print(sum(map(len, open_dataset(sys.argv[1]).batches()))))
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "D")], capture_output=True, text=True, check=True)
+    assert done.stdout == "3\n", done.stderr
+
+
+def test_a_broken_remote_shard_is_looked_at_once_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+
+    def parsed(stream: Any, place: Any) -> Any:
+        looked.append(stream)
+        raise BadData("cut", where="s3://bucket/shard", fix="none")
+
+    monkeypatch.setattr(reading, "parsed", parsed)
+    stream: Future[Any] = Future()
+    stream.set_result(io.BytesIO())
+    coming = reading._Coming(open_location("memory://shard"), stream)
+    assert all(coming.advance(lambda _: None) for _ in range(3))
+    with pytest.raises(BadData, match="cut"):
+        coming.__enter__()
+    assert len(looked) == 1
+    assert stream.result().closed

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, OfflineCliError
-from offline_cli.formats.small_parquet import FewRows, read_small_files, same_columns, small_sizes
+from offline_cli.formats.small_parquet import AHEAD, FewRows, read_small_files, same_columns, small_sizes
 from offline_cli.formats.source import Openable, ReadOptions
 from offline_cli.formats.tables.arrow_messages import ArrowBound, arrow_batches
 from offline_cli.formats.tables.csv_files import csv_at_once
@@ -35,6 +35,7 @@ __all__ = ["raw_chunks"]
 
 FIRST_ROWS: Final = 1 << 10  # in a first chunk of small files; the later ones have
 GROWTH: Final = 4  # times as many, up to `MAX_ROWS`: a reader that stops early does not wait for thousands of files
+ROOMY: Final = 4 << 20  # bytes of a chunk; where there is room for fewer, files are read one by one, which takes less memory
 READ_OPTIONS: Final = ReadOptions()
 
 
@@ -54,7 +55,8 @@ def raw_chunks(
     What is wrong with a file comes with its number, after the rows before. Raises BadData of a single row.
     """
     places: list[Any] = [table.file for table in files]
-    sizes = small_sizes(places)
+    joins = options.limit is None and chunk_bytes >= ROOMY  # rows joined beyond a limit would be counted
+    sizes = small_sizes(places) if joins else None
 
     def by_itself(number: int, held: Scope) -> Iterator[tuple[int, RawChunk | BadData]]:
         file = files[number]
@@ -72,9 +74,10 @@ def raw_chunks(
                 yield from by_itself(number, held)
             return
         read = partial(_at_once, files[0].kind, columns, form, whole, chunk_bytes, files[0].memory_limit)
+        room = chunk_bytes // 4  # rows wait for their turn, are joined, and are one chunk then
         number, most, waiting = 0, FIRST_ROWS, _Joined()
-        for found in read_small_files(places, sizes, read, workers=options.workers, first_rows=options.limit, scope=held):
-            if waiting.tables and not (isinstance(found, FewRows) and waiting.takes(found, most, chunk_bytes)):
+        for found in read_small_files(places, sizes, read, workers=options.workers, room=room // AHEAD, scope=held):
+            if waiting.tables and not (isinstance(found, FewRows) and waiting.takes(found, most, room)):
                 yield waiting.taken()
                 most = min(MAX_ROWS, GROWTH * most)
             if isinstance(found, FewRows):
