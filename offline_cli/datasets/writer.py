@@ -279,7 +279,8 @@ class DatasetWriter:
         self, shards: ShardSequence, complete: bool, assumptions: Mapping[str, int], episodes_lost: int | None
     ) -> Manifest:
         found = self._statistics
-        unfinished = found.unfinished + assumptions.get(UNFINISHED, 0)
+        unfinished = found.unfinished + assumptions.get(UNFINISHED, 0)  # counted in blocks, maybe beyond a limit
+        unfinished = min(unfinished, found.episodes - found.terminated)
         return Manifest(
             format=self._rows.name,
             complete=complete,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from offline_cli import open_dataset
 from offline_cli.converting.convert import ConvertResult, convert
 from offline_cli.errors import BadData
 
@@ -120,3 +121,12 @@ def test_unfinished_episodes_beyond_the_limit_are_not_counted(tmp_path: Path) ->
     (tmp_path / "log.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
     result = convert(tmp_path / "log.json", tmp_path / "out", limit=2)
     assert (result.episodes, result.assumptions["unfinished-episode"]) == (2, 2)
+
+
+def test_no_more_episodes_are_unfinished_than_there_are(tmp_path: Path) -> None:
+    rows = [f"{episode},{t},0.5,1" for episode in range(200) for t in range(2)]
+    (tmp_path / "a.csv").write_text("\n".join(["e,t,x,a", *rows]) + "\n")
+    (tmp_path / "m.toml").write_text('[columns]\neps_id = "e"\nt = "t"\nobs = ["x"]\nactions = "a"\n')
+    convert(str(tmp_path / "a.csv"), tmp_path / "D", mapping=str(tmp_path / "m.toml"), limit=3)
+    counts = open_dataset(tmp_path / "D").manifest.counts
+    assert (counts.episodes, counts.unfinished) == (3, 3)
