@@ -51,7 +51,7 @@ def test_a_call_in_a_process_of_its_own_gives_its_seconds_memory_and_result(tmp_
     figures = measured("inspect", str(tmp_path / "D"))
     assert figures["result"]["steps"] == 15
     assert figures["seconds"] > 0
-    assert figures["peak"] > 50e6
+    assert figures["peak"] > 20e6  # bytes: the interpreter and numpy alone take more
 
 
 def test_memory_counts_the_call_and_not_what_started_it(tmp_path):
