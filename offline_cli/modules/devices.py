@@ -26,7 +26,7 @@ def choose_device(name: str) -> torch.device:
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         built = "this torch has no CUDA support" if torch.version.cuda is None else "torch finds no usable GPU"
-        fix = "--device cpu, or --device auto; for a GPU: pip install torch --index-url https://download.pytorch.org/whl/cu128"
+        fix = "--device cpu, or --device auto; for a GPU: a driver, and the CUDA build of torch (pytorch.org)"
         raise MissingDevice(f"no CUDA device: {built}", where="--device cuda", fix=fix)
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
