@@ -32,7 +32,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.registry import reader_named
+from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.data_commands import ConvertOptions
 from offline_cli.options.keywords import check_values, takes
@@ -122,7 +122,8 @@ def convert(
     check_values(ConvertOptions, options, command="offline-cli convert")
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, sink = TableOptions.of(options), sink_named(options["to"])
-    reader_named(options["from_"])
+    if options["from_"] != AUTO:
+        reader_named(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
     read_as = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once

@@ -86,10 +86,8 @@ OURS: Final = {
 """Those that come with us, by name."""
 
 
-def reader_named(name: str) -> Reader | None:
-    """The reader that `--from` names; None: `auto`. Raises as `named_plugin` does."""
-    if name == AUTO:
-        return None
+def reader_named(name: str) -> Reader:
+    """The reader that `--from` names, but `auto`. Raises as `named_plugin` does."""
     return named_plugin(READERS, name, OURS, Reader, option="--from", made=input_reader, words=(AUTO,))
 
 
