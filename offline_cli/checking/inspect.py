@@ -167,7 +167,6 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
 
 def _by_reading(stream: EpisodeStream) -> Inspection:
     from offline_cli.datasets.statistics import StatisticsBuilder
-    from offline_cli.tally import UNFINISHED
 
     builder = StatisticsBuilder()
     modules: Counter[str] = Counter()
@@ -182,7 +181,7 @@ def _by_reading(stream: EpisodeStream) -> Inspection:
         steps=builder.steps,
         terminated=builder.terminated,
         truncated=builder.truncated,
-        unfinished=builder.unfinished + stream.tally.assumptions[UNFINISHED],
+        unfinished=builder.unfinished_with(stream.tally.assumptions),
         observation_space=stream.observation_space,
         action_space=stream.action_space,
         spaces_inferred=stream.spaces_inferred,

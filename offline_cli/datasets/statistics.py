@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
+from offline_cli.tally import UNFINISHED
 from offline_cli.trees import flatten
 
 __all__ = ["ColumnStatistics", "StatisticsBuilder"]
@@ -190,6 +192,13 @@ class StatisticsBuilder:
         self.terminated += int(np.count_nonzero(batch.terminated))
         self.truncated += int(np.count_nonzero(batch.truncated))
         self.unfinished += int(np.count_nonzero(~(batch.terminated | batch.truncated)))
+
+    def unfinished_with(self, assumptions: Mapping[str, int]) -> int:
+        """Episodes whose recording broke off: those with neither flag, and those that are assumed to be truncated for it.
+
+        Assumptions are counted in blocks, maybe beyond a limit: no more are unfinished than did not terminate.
+        """
+        return min(self.unfinished + assumptions.get(UNFINISHED, 0), self.episodes - self.terminated)
 
     def _count_not_finite(self, column: str, found: ColumnStatistics) -> None:
         if (found.finite != found.count).any():

@@ -39,7 +39,7 @@ from offline_cli.files.staging import write_whole
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
 from offline_cli.parquet.shards import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
-from offline_cli.tally import UNFINISHED, Reject, Tally
+from offline_cli.tally import Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
 
@@ -279,8 +279,7 @@ class DatasetWriter:
         self, shards: ShardSequence, complete: bool, assumptions: Mapping[str, int], episodes_lost: int | None
     ) -> Manifest:
         found = self._statistics
-        unfinished = found.unfinished + assumptions.get(UNFINISHED, 0)  # counted in blocks, maybe beyond a limit
-        unfinished = min(unfinished, found.episodes - found.terminated)
+        unfinished = found.unfinished_with(assumptions)
         return Manifest(
             format=self._rows.name,
             complete=complete,

@@ -25,7 +25,6 @@ from offline_cli.datasets.shard_sequence import ShardSequence
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
-from offline_cli.tally import UNFINISHED
 
 __all__ = ["LEFT_OUT", "Plan", "RepairResult", "act"]
 
@@ -121,7 +120,7 @@ class Plan:
             return kept
         left_out = self.examined.left_out
         assumptions = {**known.assumptions, **({LEFT_OUT: left_out} if left_out else {})}
-        unfinished = min(figures.episodes, figures.unfinished + assumptions.get(UNFINISHED, 0))
+        unfinished = figures.unfinished_with(assumptions)
         return Manifest(
             **{name: getattr(known, name) for name in FACTS},
             complete=self._is_complete(),
