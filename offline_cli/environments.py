@@ -32,7 +32,7 @@ from offline_cli.import_path import add_current_folder, call_of, hidden_file, mo
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
 from offline_cli.waiting import CLOSING, Overdue, current
 
-__all__ = ["Env", "Environment", "EnvironmentSpec", "open_environment", "refused", "spaces_of_env"]
+__all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "refused", "spaces_of_env"]
 
 _log = logging.getLogger(__name__)
 
@@ -262,6 +262,12 @@ def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:
     spec = EnvironmentSpec(named) if isinstance(named, str) else named
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
         return environment.observation_space, environment.action_space
+
+
+def check_registered(name: str) -> None:
+    """Raise UnknownEnvironment for an id that gymnasium does not know; names of code are left to `open_environment`."""
+    if ":" not in name:
+        _spec(name)
 
 
 def _spec(name: str) -> Any:

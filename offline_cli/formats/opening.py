@@ -18,7 +18,7 @@ from typing import Any, Final
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.environments import EnvironmentSpec, refused
+from offline_cli.environments import EnvironmentSpec, check_registered, refused
 from offline_cli.errors import BadConfig, BadData, NoData, StorageNotFound, UsageError
 from offline_cli.files.blanking import blanked_keys
 from offline_cli.files.locations import Location, Sources, expand
@@ -53,7 +53,7 @@ class AskedEnvironment:
     def of(cls, options: Mapping[str, Any]) -> AskedEnvironment | None:
         """From the options `env`, `env_kwargs` and `wrappers`; None: none is named.
 
-        Raises UsageError for the others without `env`, BadConfig for arguments that are no JSON values, or were blanked out.
+        Raises UsageError for the others without `env`, UnknownEnvironment, BadConfig for arguments that are no JSON values, or were blanked out.
         """
         env, kwargs, wrappers = options.get("env"), options.get("env_kwargs"), options.get("wrappers")
         if env is None:
@@ -65,6 +65,7 @@ class AskedEnvironment:
             if list(wrappers) != [WITHOUT]:
                 raise UsageError(f"{WITHOUT} and other wrappers", where="--wrapper", fix=f"leave out --wrapper {WITHOUT}")
             wrappers = ()
+        check_registered(env)
         return cls(env, None if kwargs is None else _plain(kwargs), wrappers if wrappers is None else tuple(wrappers))
 
     def chosen(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> tuple[EnvironmentSpec, list[str]]:

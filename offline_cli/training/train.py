@@ -116,7 +116,7 @@ def train_bc(
     """
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
     if options["memory_limit"] is not None:
-        asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit")
+        asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     storage_options, resume = options["storage_options"], options["resume"]
     others = {name: value for name, value in options.items() if name not in asked_of_config}  # a schema checks those
     check_values(TrainBCOptions, others, command="offline-cli train-bc")
