@@ -53,17 +53,11 @@ class EnvironmentSpec:
     wrappers: tuple[str, ...] = ()  # as `--wrapper` takes them, inner first
 
     def flags(self, *, kwargs: bool = True, wrappers: bool = True) -> str:
-        """The options of a command that say these, quoted for a shell; what was blanked out is left to fill in."""
-        told = [f"--env-kwargs {shlex.quote(json.dumps(_to_fill_in(dict(self.kwargs))))}"] if kwargs else []
+        """The options of a command that say these, quoted for a shell."""
+        told = [f"--env-kwargs {shlex.quote(json.dumps(dict(self.kwargs)))}"] if kwargs else []
         if wrappers:
-            told += [f"--wrapper {shlex.quote(text.replace(BLANKED, '...'))}" for text in self.wrappers or ("none",)]
+            told += [f"--wrapper {shlex.quote(text)}" for text in self.wrappers or ("none",)]
         return " ".join(told)
-
-
-def _to_fill_in(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _to_fill_in(part) for key, part in value.items()}
-    return [_to_fill_in(part) for part in value] if isinstance(value, list) else "..." if value == BLANKED else value
 
 
 def refused(spec: EnvironmentSpec) -> tuple[list[str], list[str]]:

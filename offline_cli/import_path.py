@@ -32,7 +32,6 @@ __all__ = [
     "no_module",
     "path_for_workers",
     "safe_flags",
-    "without_current_folder_first",
 ]
 
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
@@ -193,12 +192,6 @@ def path_for_workers() -> list[str]:
     if _is_home(here):  # this package may be found nowhere else
         return [entry or here for entry in path]
     return [*filter(None, path), here]
-
-
-def without_current_folder_first() -> None:
-    """Put last what `python -m` puts first."""
-    if not sys.flags.safe_path and sys.path and sys.path[0] == os.getcwd() and not _is_home(sys.path[0]):
-        sys.path.append(sys.path.pop(0))
 
 
 def safe_flags() -> list[str]:

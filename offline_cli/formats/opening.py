@@ -53,7 +53,8 @@ class AskedEnvironment:
     def of(cls, options: Mapping[str, Any]) -> AskedEnvironment | None:
         """From the options `env`, `env_kwargs` and `wrappers`; None: none is named.
 
-        Raises UsageError for the others without `env`, UnknownEnvironment, BadConfig for arguments that are no JSON values, or were blanked out.
+        Raises UsageError for the others without `env`, UnknownEnvironment, and BadConfig for arguments that are no JSON values,
+        or were blanked out.
         """
         env, kwargs, wrappers = options.get("env"), options.get("env_kwargs"), options.get("wrappers")
         if env is None:
@@ -84,9 +85,10 @@ class AskedEnvironment:
         place, said = same[0]
         asks = {"kwargs": kwargs is None, "wrappers": wrappers is None}
         for other, spec in same:
-            if any(wanted and getattr(spec, name) != getattr(said, name) for name, wanted in asks.items()):
+            apart = {name: wanted and getattr(spec, name) != getattr(said, name) for name, wanted in asks.items()}
+            if any(apart.values()):
                 what = f"the data is of {self.id} made in two ways"
-                raise BadConfig(what, where=f"{place} and {other}", fix=f"say in which, for example {said.flags(**asks)}")
+                raise BadConfig(what, where=f"{place} and {other}", fix=f"say in which, for example {said.flags(**apart)}")
         wrong = dict(zip(asks, refused(said), strict=True))
         needed = {name: wanted and bool(wrong[name]) for name, wanted in asks.items()}
         if any(needed.values()):
