@@ -1,7 +1,7 @@
 """Environments by name: a gymnasium id, `module:EnvId`, or a class or function, `python:package.module:make_env`.
 
 One place for every command that takes `--env`. Code is imported because the caller names it, never because a dataset, manifest
-or run folder does: `refused` says what of a record from there may not be used. Code may also lie in the current folder, which
+or run folder does (`formats/opening.py` says what of a record from there is used). It may also lie in the current folder, which
 is searched last, so that it hides no installed package, or in a file named by its path (`my_envs.py:make_env`).
 
 Whatever an environment raises while it is imported, made or closed is BadData with its name; a package that it lacks is
@@ -16,12 +16,12 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import gymnasium as gym
 import gymnasium.wrappers
@@ -32,16 +32,12 @@ from offline_cli.import_path import add_current_folder, call_of, hidden_file, mo
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
 from offline_cli.waiting import CLOSING, Overdue, current
 
-__all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "refused", "spaces_of_env"]
+__all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
 
 _log = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
 PYTHON = "python:"
-NOT_FROM_DATA: Final = {"RecordVideo": "writes files", "HumanRendering": "opens a window"}
-PLAIN_TEXT: Final = re.compile(r"[\w +,=()-]*")
-OF_A_PLACE: Final = re.compile(r"(?:^|_)(?:paths?|files?|filename|folders?|dirs?|directory|urls?|uri)(?:_|$)", re.IGNORECASE)
-BLANKED: Final = "***"  # as files/blanking.py writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,43 +54,6 @@ class EnvironmentSpec:
         if wrappers:
             told += [f"--wrapper {shlex.quote(text)}" for text in self.wrappers or ("none",)]
         return " ".join(told)
-
-
-def refused(spec: EnvironmentSpec) -> tuple[list[str], list[str]]:
-    """Why arguments, and why wrappers of a record that comes from data are not used; both empty: nothing speaks against them.
-
-    Wrappers have to be gymnasium's own by bare name, without those that write files or open windows; arguments numbers, plain
-    texts, and lists and objects of these, nothing that could name a file, a URL or a module.
-    """
-    wrong = []
-    for text in spec.wrappers:
-        name, arguments, mistakes = call_of(text)
-        found = vars(gymnasium.wrappers).get(name)  # what is loaded on demand would be imported by `getattr`
-        if not (isinstance(found, type) and issubclass(found, gym.Wrapper)):
-            wrong.append(f"{text!r} is no wrapper of gymnasium by its bare name")
-        elif name in NOT_FROM_DATA:
-            wrong.append(f"{text!r} {NOT_FROM_DATA[name]}")
-        else:
-            wrong += [f"{text!r}: {mistake}" for mistake in (*mistakes, *_not_plain(arguments))]
-    return list(_not_plain(spec.kwargs)), wrong
-
-
-def _not_plain(value: Any, name: str = "") -> Iterator[str]:
-    """What in arguments could name a place or code."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            if not PLAIN_TEXT.fullmatch(str(key)):
-                yield f"{key!r} is no plain name"
-            yield from _not_plain(part, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list):
-        for part in value:
-            yield from _not_plain(part, name)
-    elif value == BLANKED:
-        yield f"the value of {name} was blanked out"
-    elif isinstance(value, str) and OF_A_PLACE.search(name.rpartition(".")[2]):
-        yield f"{name} = {value!r} names a place"
-    elif isinstance(value, str) and not PLAIN_TEXT.fullmatch(value):
-        yield f"{name} = {value!r} could be a path, a URL or a module"
 
 
 class Environment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,12 +16,15 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
+import gymnasium as gym
+import gymnasium.wrappers
+
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.environments import EnvironmentSpec, check_registered, refused
+from offline_cli.environments import EnvironmentSpec, check_registered
 from offline_cli.errors import BadConfig, BadData, NoData, StorageNotFound, UsageError
-from offline_cli.files.blanking import blanked_keys
+from offline_cli.files.blanking import BLANK, blanked_keys
 from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
@@ -28,15 +32,20 @@ from offline_cli.formats.reader import OpenContext, PluginSource, Reader
 from offline_cli.formats.registry import AUTO, OURS, ReaderChoice, reader_named
 from offline_cli.formats.source import ROWS, Fragments, ReadOptions, Source, SourceInfo, shares
 from offline_cli.formats.tables import TableOptions
+from offline_cli.import_path import call_of
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.scopes import Scope
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["AskedEnvironment", "OwnSource", "info_of", "infos_of_manifests", "open_source", "open_sources"]
+__all__ = ["AskedEnvironment", "OwnSource", "info_of", "infos_of_manifests", "open_source", "open_sources", "refused"]
 
 TABLE: Final = "table"
 UNSAID: Final = TableOptions()
 WITHOUT: Final = "none"  # in place of wrappers
+NOT_FROM_DATA: Final = {"RecordVideo": "writes files", "HumanRendering": "opens a window"}
+PLAIN_TEXT: Final = re.compile(r"[\w +,=()-]*")
+CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+OF_A_PLACE: Final = re.compile(r"(?:^|_)(?:paths?|files?|filename|folders?|dirs?|directory|urls?|uri)(?:_|$)", re.IGNORECASE)
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +115,43 @@ class AskedEnvironment:
         for note in notes:
             _log.warning("note: %s", note)
         return found
+
+
+def refused(spec: EnvironmentSpec) -> tuple[list[str], list[str]]:
+    """Why arguments, and why wrappers of a record that comes from data are not used; both empty: nothing speaks against them.
+
+    Wrappers have to be gymnasium's own by bare name, without those that write files or open windows; arguments numbers, plain
+    texts, and lists and objects of these, nothing that could name a file, a URL or a module.
+    """
+    wrong = []
+    for text in spec.wrappers:
+        name, arguments, mistakes = call_of(text)
+        found = vars(gymnasium.wrappers).get(name)  # what is loaded on demand would be imported by `getattr`
+        if not (isinstance(found, type) and issubclass(found, gym.Wrapper)):
+            wrong.append(f"{text!r} is no wrapper of gymnasium by its bare name")
+        elif name in NOT_FROM_DATA:
+            wrong.append(f"{text!r} {NOT_FROM_DATA[name]}")
+        else:
+            wrong += [f"{text!r}: {mistake}" for mistake in (*mistakes, *_not_plain(arguments))]
+    return list(_not_plain(spec.kwargs)), wrong
+
+
+def _not_plain(value: Any, name: str = "") -> Iterator[str]:
+    """What in arguments could name a place or code."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            if not PLAIN_TEXT.fullmatch(str(key)):
+                yield f"{key!r} is no plain name"
+            yield from _not_plain(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _not_plain(part, name)
+    elif value == BLANK:
+        yield f"the value of {name} was blanked out"
+    elif isinstance(value, str) and OF_A_PLACE.search(CAMEL.sub("_", name.rpartition(".")[2])):
+        yield f"{name} = {value!r} names a place"
+    elif isinstance(value, str) and not PLAIN_TEXT.fullmatch(value):
+        yield f"{name} = {value!r} could be a path, a URL or a module"
 
 
 def _plain(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

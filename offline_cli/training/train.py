@@ -19,12 +19,12 @@ from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer, exit_code_of
-from offline_cli.environments import Environment, EnvironmentSpec, open_environment, refused
+from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
 from offline_cli.files.blanking import this_command
 from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
-from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests
+from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests, refused
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.encoders import flattened_images
 from offline_cli.options.keywords import check_values, takes

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.environments import EnvironmentSpec, refused
+from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig
 from offline_cli.files.locations import open_location
+from offline_cli.formats.opening import refused
 from offline_cli.training.train import train_bc
 
 Call = Callable[..., Any]
@@ -115,6 +116,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a path": ({"kwargs": {"model": "../../secret.xml"}}, """--env-kwargs '{"model": "../../secret.xml"}'"""),
     "a file name": ({"kwargs": {"model": "ant.xml"}}, """--env-kwargs '{"model": "ant.xml"}'"""),
     "a folder by its key": ({"kwargs": {"a": [{"out_dir": "x"}]}}, """--env-kwargs '{"a": [{"out_dir": "x"}]}'"""),
+    "a file by its key": ({"kwargs": {"modelFile": "x"}}, """--env-kwargs '{"modelFile": "x"}'"""),
     "a URL": ({"kwargs": {"model": "http://evil"}}, """--env-kwargs '{"model": "http://evil"}'"""),
     "a module": ({"kwargs": {"entry": "os:system"}}, """--env-kwargs '{"entry": "os:system"}'"""),
     "a quote for the shell": ({"kwargs": {"x": "'; rm -rf ~ #"}}, shlex.join(["--env-kwargs", '{"x": "\'; rm -rf ~ #"}'])),
