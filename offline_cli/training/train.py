@@ -132,11 +132,9 @@ def train_bc(
     if checkpoint is not None:
         setup = replace(setup, uint8_scaling=scaling_of(folder.policy(), where=folder.url))
     with contextlib.ExitStack() as held:
-        overseer, places = None, expand(asked, storage_options, beside=out)
-        played_in, recorded_in, notes = _environments(resolved, places)
-        if played_in is not None:
-            overseer = held.enter_context(Overseer(played_in.id, saving="the run is saved, within 10 s"))
-        environment = held.enter_context(_environment(played_in, overseer))
+        places = expand(asked, storage_options, beside=out)
+        known = _environments(resolved, places)
+        overseer, environment = held.enter_context(_environment(known["played_in"]))
         data = load_data(
             places,
             resolved,
@@ -152,7 +150,7 @@ def train_bc(
             on_progress=on_progress,
         )
         held.callback(data.close)
-        data = replace(data, played_in=played_in, recorded_in=recorded_in, environment_notes=tuple(notes))
+        data = replace(data, **known)
         if resolved.streaming:
             check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
         state = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline)
@@ -184,18 +182,16 @@ def _notes(data: TrainingData, config: BCConfig) -> list[str]:
     return [*data.environment_notes, *images, *data.rewards.notes(unused_by)]
 
 
-def _environments(
-    config: BCConfig, places: Sequence[Location]
-) -> tuple[EnvironmentSpec | None, EnvironmentSpec | None, list[str]]:
-    """The environment of the checks, the one that the data is of, and notes. Raises BadConfig."""
+def _environments(config: BCConfig, places: Sequence[Location]) -> dict[str, Any]:
+    """Of `TrainingData`: the environment of the checks, the one that the data is of, and notes on both. Raises BadConfig."""
     infos = list(infos_of_manifests(places))
     same = len(infos) == len(places) and all(info.environment == infos[0].environment for info in infos)
+    asked, notes = AskedEnvironment.of(asdict(config)), list[str]()
+    played_in = None
+    if asked is not None:
+        played_in, notes = asked.chosen((info.location, info.environment) for info in infos)
     recorded_in = infos[0].environment if infos and same else None
-    asked = AskedEnvironment.of(asdict(config))
-    if asked is None:
-        return None, recorded_in, []
-    played_in, notes = asked.chosen((info.location, info.environment) for info in infos)
-    return played_in, recorded_in, notes
+    return {"played_in": played_in, "recorded_in": recorded_in, "environment_notes": tuple(notes)}
 
 
 def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
@@ -239,7 +235,8 @@ def _own_chance(state: TrainState) -> AbstractContextManager[None]:
 
 
 def _setup(config: BCConfig) -> Setup:
-    """Raises BadConfig for an algorithm that cannot stream."""
+    """Raises BadConfig for an algorithm that cannot stream, and for an environment that is wrong whatever the data is."""
+    AskedEnvironment.of(asdict(config))
     setup = Setup.of(config)
     every = setup.algorithm.refresh_every
     if config.streaming and every is not None:
@@ -250,18 +247,19 @@ def _setup(config: BCConfig) -> Setup:
 
 
 @contextlib.contextmanager
-def _environment(spec: EnvironmentSpec | None, overseer: Overseer | None) -> Iterator[Environment | None]:
-    """The environment to measure in, closed afterwards whatever happens; None without a name."""
-    if spec is None or overseer is None:
-        yield None
+def _environment(spec: EnvironmentSpec | None) -> Iterator[tuple[Overseer | None, Environment | None]]:
+    """The environment to measure in, and who watches over it; it is closed afterwards whatever happens."""
+    if spec is None:
+        yield None, None
         return
-    with overseer.guarding():
-        environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
-    try:
-        yield environment
-    finally:
+    with Overseer(spec.id, saving="the run is saved, within 10 s") as overseer:
         with overseer.guarding():
-            environment.close()
+            environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
+        try:
+            yield overseer, environment
+        finally:
+            with overseer.guarding():
+                environment.close()
 
 
 def _resolve(
