@@ -13,7 +13,6 @@ A column that no mapping explains, and rows that nothing divides into episodes, 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
@@ -36,7 +35,7 @@ from offline_cli.formats.tables.grouping import grouped
 from offline_cli.formats.tables.ids import are_rllibs, source_hash
 from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprint, KeyedEpisodes
 from offline_cli.formats.tables.key_runs import LARGE
-from offline_cli.formats.tables.mapping import EXTRA, CsvForm, TableMapping, load_mapping, mapping_text
+from offline_cli.formats.tables.mapping import EXTRA, CsvForm, GivenMapping, TableMapping, given_mapping, load_mapping, mapping_text
 from offline_cli.formats.tables.matching import Matched, default_mapping, looks_like_ids, match
 from offline_cli.formats.tables.numeric import Shape
 from offline_cli.formats.tables.reading import ChunkReader
@@ -59,7 +58,7 @@ MAX_CHUNK_BYTES: Final = 16 << 20
 class TableOptions:
     """How to read tables. Raises UsageError for options that contradict each other."""
 
-    mapping: str | None = None  # a file by path or URL, or the name of a preset; None: `rllib`, where its columns exist
+    mapping: GivenMapping | None = None  # None: `rllib`, where its columns exist
     rows_as_episodes: bool = False  # each row is an episode of one step
     episode_ends: str | None = None  # flags | t | chain; None: by the mapping
     temp_dir: str | None = None  # where rows go that do not fit into memory; None: the system's
@@ -77,14 +76,14 @@ class TableOptions:
             raise UsageError(what, where="--memory-limit", fix=f"give at least {LEAST_MEMORY >> 20} MiB")
 
     @classmethod
-    def of(cls, options: Tables) -> TableOptions:
+    def of(cls, options: Tables | Mapping[str, Any]) -> TableOptions:
         """From the keywords of a function. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
         return cls(
-            None if options["mapping"] is None else os.fspath(options["mapping"]),
+            None if options["mapping"] is None else given_mapping(options["mapping"]),
             options["rows_as_episodes"],
             options["episode_ends"],
             checked_folder(options["temp_dir"]),
-            byte_size(options["memory_limit"], option="--memory-limit"),
+            byte_size(options.get("memory_limit", MEMORY_LIMIT), option="--memory-limit"),
         )
 
     def identity(self, storage_options: Mapping[str, Any] | None = None) -> list[Any]:
