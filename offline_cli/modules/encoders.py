@@ -34,7 +34,10 @@ __all__ = [
 ]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
-    **{"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU},
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
     "linear": nn.Identity,  # RLlib's name for none
 }
 MIN_IMAGE_SIDE = 36  # the smallest that three convolutions with strides 4, 2, 1 leave something of

@@ -14,12 +14,12 @@ from offline_cli.options.shared import (
     Device,
     DryRun,
     Environment,
+    MappedTables,
     Out,
     Overwriting,
     Plugins,
     Resuming,
     Showing,
-    MappedTables,
     Sources,
     Storage,
 )
@@ -59,7 +59,8 @@ HIDDEN: Final = Option(
     help="Widths of the hidden layers of the network mlp.", group=Group.LEARNING, default=(256, 256), minimum=1, in_config=True
 )
 ACTIVATION: Final = Option(
-    help="Activation between hidden layers; linear, as in RLlib, is none.", group=Group.LEARNING, default="relu", in_config=True)
+    help="Activation between hidden layers; linear, as in RLlib, is none.", group=Group.LEARNING, default="relu", in_config=True
+)
 CONFIRM_EPISODES: Final = Option(
     help="Fresh episodes that must confirm {until_return}.", group=Group.CHECKING, default=100, minimum=1, in_config=True
 )

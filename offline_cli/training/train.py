@@ -94,8 +94,7 @@ def train_bc(
     An option that is None takes its value from the TOML file `config`, else its default; so do algorithm and network.
     `pipeline` may be a file, pieces, or what builds them, `lambda obs_space, act_space: pieces`. What its pieces learn, they
     learn from episodes that are not held out, and it is kept with the policy. A file says itself which pieces belong beside the
-    environment too; for Python objects `env_to_module` says it, which may be a file as well. `mapping`: of tables, a file, the name
-    of a preset, or a dict.
+    environment too; for Python objects `env_to_module` says it, which may be a file as well. `mapping` may be a dict.
 
     With `resume`, the configuration of the run in `out` stands for options that are None; where there is no checkpoint yet, a
     run begins. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had it from the start.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.column_facts import ColumnFacts, LookedAt
-from offline_cli.formats.tables.mapping import EXTRA, KEYS, TREES, Part
+from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, KEYS, MEAN, PREVIOUS, TREES, Part
 from offline_cli.formats.tables.matching import Matched
 from offline_cli.spaces import Space, leaf_spaces
 
@@ -36,6 +36,7 @@ class ColumnPlan:
     cells: str  # what cells of text are: number, list, bool, time, category
     categories: tuple[str, ...] = ()
     vectors: bool = False  # some file holds more than one number a value
+    fill: str | float | None = None  # what a missing cell becomes: `zero`, `previous`, `mean`, a number; None: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Layout:
     infos: str | None  # their column
     dropped: Mapping[str, str]  # columns left out, and why
     counted_t: bool  # whether t counts steps: whole numbers that are no times
+    split_at_gaps: bool = False  # a missing cell without a fill ends the episode
 
     def of(self, role: str) -> tuple[Leaf, ...]:
         """The leaves of one role."""
@@ -70,6 +72,15 @@ class Layout:
         """Names of the leaves that become arrays of an episode, one value a step."""
         roles = {Columns.OBS, Columns.ACTIONS, Columns.REWARDS, EXTRA}
         return frozenset(leaf.name for leaf in self.leaves if leaf.role in roles)
+
+    def splits_at(self, leaf: Leaf) -> bool:
+        """Whether an episode ends at a missing cell of it."""
+        return self.split_at_gaps and leaf.role in FILLED_ROLES
+
+    @property
+    def missing(self) -> tuple[tuple[Leaf, int], ...]:
+        """Leaves and numbers of those of their columns whose missing cells are filled once an episode is whole."""
+        return tuple((leaf, i) for leaf in self.leaves for i, plan in enumerate(leaf.columns) if plan.fill == PREVIOUS)
 
     @property
     def has_t(self) -> bool:
@@ -130,6 +141,9 @@ def lay_out(
             leaves += _order(part, facts, problems)
     left_out = {name: why for name in matched.spare if (why := _why_no_extra(name, facts[name]))}
     leaves += [_spare(name, facts[name]) for name in matched.spare if name not in left_out]
+    leaves = [replace(leaf, columns=tuple(_with_fill(plan, leaf, mapping.fill) for plan in leaf.columns)) for leaf in leaves]
+    leaves = _with_dtypes(leaves, mapping.dtypes, known_spaces, facts)
+    problems += _bad_fills(leaves, mapping.fill)
     keys = {part.role: _key(part, files, untyped, problems) for part in mapping.parts if part.role in KEYS}
     infos = next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
     problems += _bad_infos(infos, types)
@@ -140,11 +154,12 @@ def lay_out(
             fix="name columns of numbers, lists of numbers or JSON lists; leave the others out",
         )
     return Layout(
-        leaves=tuple(_with_dtypes(leaves, mapping.dtypes, known_spaces, facts)),
+        leaves=tuple(leaves),
         keys=keys,
         infos=infos,
         dropped={**matched.dropped, **left_out},
         counted_t=_counts_steps(leaves),
+        split_at_gaps=mapping.split_at_gaps,
     )
 
 
@@ -287,6 +302,37 @@ def _bad_infos(column: str | None, types: Mapping[str, pa.DataType]) -> list[str
     return [f"infos: column '{column}' holds {types[column]}, and neither JSON text nor structs"]
 
 
+# ---- missing cells ----
+
+
+def _with_fill(plan: ColumnPlan, leaf: Leaf, fills: Mapping[str, str | float]) -> ColumnPlan:
+    return replace(plan, fill=fills.get(plan.column)) if leaf.role in FILLED_ROLES else plan
+
+
+def _bad_fills(leaves: Sequence[Leaf], fills: Mapping[str, str | float]) -> Iterator[str]:
+    """Fills that the columns cannot hold."""
+    plans = [(leaf, plan) for leaf in leaves for plan in leaf.columns if plan.fill is not None]
+    used = {plan.column for _, plan in plans}
+    yield from (
+        f"fill: '{column}' is a struct, or holds no numbers: name its columns" for column in fills if column not in used
+    )
+    for leaf, plan in plans:
+        what = f"fill: column '{plan.column}' of {leaf.name} holds {leaf.dtype}"
+        if plan.fill == MEAN and leaf.dtype.kind != "f":
+            yield f"{what}, and no mean of them: a number, previous, or floats by [dtypes]"
+        elif not isinstance(plan.fill, str) and not _holds(plan, leaf.dtype, float(plan.fill or 0)):
+            yield f"{what}, and not {plan.fill}"
+
+
+def _holds(plan: ColumnPlan, dtype: np.dtype[Any], value: float) -> bool:
+    if plan.categories:
+        return value.is_integer() and 0 <= value < len(plan.categories)
+    if dtype.kind == "f":
+        return True
+    low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return value.is_integer() and low <= value <= high
+
+
 # ---- dtypes ----
 
 
@@ -312,14 +358,14 @@ def _with_dtypes(
             leaf = replace(leaf, dtype=np.dtype(said[name]))
         elif space is not None and leaf.dtype.kind == "f" and all(_is_soft(plan, facts) for plan in leaf.columns):
             leaf = replace(leaf, dtype=_dtype_in(space, leaf))
-        elif leaf.role == EXTRA and leaf.dtype.kind in "iu" and any(_may_be_null(plan, facts) for plan in leaf.columns):
+        elif leaf.role == EXTRA and leaf.dtype.kind in "iu" and any(_may_be_nan(plan, facts) for plan in leaf.columns):
             leaf = replace(leaf, dtype=np.dtype(np.float64))  # so that it can hold NaN
         found.append(leaf)
     return found
 
 
-def _may_be_null(plan: ColumnPlan, facts: Mapping[str, ColumnFacts]) -> bool:
-    return plan.column not in facts or facts[plan.column].has_nulls
+def _may_be_nan(plan: ColumnPlan, facts: Mapping[str, ColumnFacts]) -> bool:
+    return plan.fill is None and (plan.column not in facts or facts[plan.column].has_nulls)
 
 
 def _twin(role: str) -> str:

@@ -34,6 +34,7 @@ from offline_cli.spaces import Space, space_from_json
 __all__ = [
     "DEFAULT",
     "EXTRA",
+    "FILLED_ROLES",
     "KEYS",
     "MEAN",
     "PREVIOUS",

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, get_args
 import numpy as np
 import pyarrow as pa
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
@@ -35,11 +36,21 @@ from offline_cli.formats.tables.grouping import grouped
 from offline_cli.formats.tables.ids import are_rllibs, source_hash
 from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprint, KeyedEpisodes
 from offline_cli.formats.tables.key_runs import LARGE
-from offline_cli.formats.tables.mapping import EXTRA, CsvForm, GivenMapping, TableMapping, given_mapping, load_mapping, mapping_text
+from offline_cli.formats.tables.mapping import (
+    EXTRA,
+    MEAN,
+    CsvForm,
+    GivenMapping,
+    TableMapping,
+    given_mapping,
+    load_mapping,
+    mapping_text,
+)
 from offline_cli.formats.tables.matching import Matched, default_mapping, looks_like_ids, match
 from offline_cli.formats.tables.numeric import Shape
 from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
+from offline_cli.formats.tables.values import Means
 from offline_cli.options.shared import EpisodeEnds, Tables
 from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Rejects, Tally
@@ -106,6 +117,7 @@ class TableSource(FileSource):
     _types: dict[str, dict[str, pa.DataType]] = field(default_factory=dict, init=False)
     _matched: Matched | None = field(default=None, init=False)
     _laid_out: Layout | None = field(default=None, init=False)
+    _means: Mapping[str, NDArray[Any]] = field(default_factory=dict, init=False)  # by column of theirs, as [fill] asks for them
 
     def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
         """Opens the files as far as their columns, and checks the mapping against these. Raises BadMapping, BadData."""
@@ -258,6 +270,7 @@ class TableSource(FileSource):
             temp_dir=self.options.temp_dir,
             options=self.read_options,
             scope=self.scope,
+            means=self._means,
         )
 
     @property
@@ -280,6 +293,7 @@ class TableSource(FileSource):
         """Scans every cell of columns whose numbers are text. Raises BadMapping."""
         if self._laid_out is None:
             self._laid_out = self._lay_out()
+            self._means = self._found_means(self._laid_out)
         return self._laid_out
 
     def _lay_out(self) -> Layout:
@@ -301,6 +315,23 @@ class TableSource(FileSource):
         known = self.info.spaces
         untyped = [table.url for table in self._tables if table.is_text]
         return lay_out(self._matched, self._types, facts, known, untyped=untyped)
+
+    def _found_means(self, layout: Layout) -> Mapping[str, NDArray[Any]]:
+        """Those that [fill] asks for, by another reading of these columns. Raises BadMapping where no row has a number."""
+        plans = {plan.column: plan for leaf in layout.leaves for plan in leaf.columns if plan.fill == MEAN}
+        if not plans:
+            return {}
+        means = Means(plans.values(), self.mapping.csv.decimal)
+        for table in self._reader(layout, Tally(), Rejects(OnError.SKIP), lambda _: None).tables_of(list(plans)):
+            means.see(table)
+        found = means.found()
+        problems = [
+            f"fill: no row has a number in column '{column}', so that there is no mean" for column in plans.keys() - found
+        ]
+        if problems:
+            where = f"mapping {self.mapping.name} for {self.info.location}"
+            raise BadMapping.of(sorted(problems), where=where, fix="fill it with a number, or leave it out")
+        return found
 
     def _refuse_damaged(self) -> None:
         """Raise BadData where a file breaks off before its first row."""
@@ -332,10 +363,12 @@ class _Shapes:
     def _of(self, leaf: Leaf) -> Shape:
         if leaf.role not in VALUES:
             return ()
-        shapes = [self._reader.shape(leaf, plan.column) or () for plan in leaf.columns]
-        if leaf.stacked:
-            return (sum(shape[0] if shape else 1 for shape in shapes),)
-        return shapes[0]
+        return (sum(self.widths(leaf)),) if leaf.stacked else self._reader.shape(leaf, leaf.columns[0].column) or ()
+
+    def widths(self, leaf: Leaf) -> list[int]:
+        """See `ShapeOf`."""
+        shapes = [self._reader.shape(leaf, plan.column) for plan in leaf.columns]
+        return [shape[0] if shape else 1 for shape in shapes]
 
     def _check_twin(self, leaf: Leaf, shape: Shape) -> None:
         path = ".".join(leaf.path)
