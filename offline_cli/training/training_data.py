@@ -186,7 +186,7 @@ def load_data(
     """Read `sources` whole, and put them through the learner pipeline: it learns from training episodes only.
 
     `setup`: the algorithm and network of the configuration; None: they are looked up. With `config.streaming` the steps go to a
-    file in the `temp_dir` of `tables`, which `TrainingData.close` ends; `device` is where training will run, whose libraries take
+    file in the `temp_dir` of `tables`, which `TrainingData.close` ends; `device` is where training will run: its libraries take
     memory.
 
     Raises what `read_episodes` raises, NoData where no episode has steps, BadData outside the spaces; BadConfig for an unknown

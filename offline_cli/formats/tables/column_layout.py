@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +13,11 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
-from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.column_facts import ColumnFacts, LookedAt
+from offline_cli.formats.tables.column_facts import MOST_TEXTS, ColumnFacts, LookedAt
 from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, KEYS, MEAN, PREVIOUS, TREES, Part
 from offline_cli.formats.tables.matching import Matched
+from offline_cli.formats.tables.proposals import TextColumn, hint_for_dates
 from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = ["VALUES", "ColumnPlan", "Layout", "Leaf", "lay_out", "looked_at"]
@@ -27,13 +26,16 @@ VALUES = (*TREES, EXTRA)  # roles of any shape, in parts or whole
 SCALARS = (Columns.REWARDS, *END_FLAGS)
 
 
+Problems = list[str | TextColumn]
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
     """How one of their columns is read."""
 
     column: str
     dtype: np.dtype[Any]
-    cells: str  # what cells of text are: number, list, bool, time, category
+    cells: str  # what cells of text are: number, list, bool, time (of t, for its order), microseconds, category
     categories: tuple[str, ...] = ()
     vectors: bool = False  # some file holds more than one number a value
     fill: str | float | None = None  # what a missing cell becomes: `zero`, `previous`, `mean`, a number; None: nothing
@@ -97,14 +99,15 @@ class Layout:
 
 def looked_at(matched: Matched, types: Mapping[str, pa.DataType]) -> LookedAt:
     """The flat columns of which facts are needed."""
-    wanted, times, extras = (
+    mapping = matched.mapping
+    wanted, extras = (
         [name for part in parts for theirs in part.columns for name in _expanded(theirs, types)]
         for parts in (
-            [part for part in matched.mapping.parts if part.role not in (*KEYS, *SCALARS, Columns.INFOS)],
-            matched.mapping.of(Columns.T),
-            matched.mapping.of(EXTRA),
+            [part for part in mapping.parts if part.role not in (*KEYS, *SCALARS, Columns.INFOS)],
+            mapping.of(EXTRA),
         )
     )
+    times = [name for name in wanted if name not in mapping.categories]
     return LookedAt(list(dict.fromkeys([*wanted, *matched.spare])), times, {*extras, *matched.spare})
 
 
@@ -120,13 +123,14 @@ def lay_out(
     known_spaces: tuple[Space | None, Space | None],
     *,
     untyped: Collection[str] = (),
+    texts_of: Callable[[Sequence[str]], Mapping[str, Sequence[str] | None]],
 ) -> Layout:
-    """The layout of all files; `untyped`: those whose types follow from their first lines.
+    """The layout of all files; `untyped`: those whose types follow from their first lines; `texts_of`: see `TextColumn`.
 
     Raises BadMapping with every column that contradicts the mapping.
     """
     types = next(iter(files.values()))
-    mapping, problems = matched.mapping, list[str]()
+    mapping, problems = matched.mapping, Problems()
     leaves: list[Leaf] = []
     for part in mapping.parts:
         if part.role in VALUES:
@@ -148,8 +152,9 @@ def lay_out(
     infos = next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
     problems += _bad_infos(infos, types)
     if problems:
+        texts = texts_of([problem.column for problem in problems if isinstance(problem, TextColumn)])
         raise BadMapping.of(
-            problems,
+            [one if isinstance(one, str) else one.problem(texts.get(one.column), MOST_TEXTS) for one in problems],
             where=f"mapping {mapping.name} for {next(iter(files))}",
             fix="name columns of numbers, lists of numbers or JSON lists; leave the others out",
         )
@@ -168,7 +173,7 @@ def _leaves(
     types: Mapping[str, pa.DataType],
     facts: Mapping[str, ColumnFacts],
     categories: Mapping[str, Sequence[str]],
-    problems: list[str],
+    problems: Problems,
 ) -> list[Leaf]:
     """One leaf, or one for each column of a struct."""
     structs = [theirs for theirs in part.columns if theirs not in types]
@@ -189,7 +194,7 @@ def _leaves(
     return [Leaf(part.name, part.role, part.path, known, part.stacked, dtype)]
 
 
-def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str, problems: list[str]) -> ColumnPlan | None:
+def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str, problems: Problems) -> ColumnPlan | None:
     """How the column is read as numbers; None, and a problem, where it holds none."""
     if categories:
         return ColumnPlan(column, np.dtype(np.int64), "category", tuple(categories))
@@ -198,8 +203,10 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
         problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, not numbers")
     elif facts.is_empty:
         problems.append(f"{ours}: column '{column}' has no value in any row")
+    elif cells.kind == "time" and (facts.has_times or not facts.dtypes):
+        return ColumnPlan(column, np.dtype(np.int64), "microseconds")
     elif cells.kind in ("text", "time") and not facts.dtypes:
-        problems.append(_text_for_numbers(column, cells.samples, ours))
+        problems.append(TextColumn(column, ours, cells.samples))
     elif cells.kind in ("number", "list", "bool"):
         vectors = facts.has_lists or cells.kind == "list"
         return ColumnPlan(column, np.result_type(*facts.dtypes, cells.dtype), cells.kind, vectors=vectors)
@@ -208,28 +215,14 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
     return None
 
 
-def _text_for_numbers(column: str, samples: Sequence[str], ours: str) -> str:
-    if any(map(looks_packed, samples)):
-        return (
-            f"{ours}: column '{column}' holds RLlib's packed values, which are read from Parquet and SampleBatch files only: "
-            "record with output_compress_columns=[], or as Parquet"
-        )
-    shown = ", ".join(repr(text[:40]) for text in samples[:3])
-    names = json.dumps(sorted(samples), ensure_ascii=False)
-    key = column if column.isidentifier() and column.isascii() else json.dumps(column, ensure_ascii=False)
-    return (
-        f"{ours}: column '{column}' holds text ({shown}), not numbers; "
-        f"if the texts are categories, number them in the mapping: [categories] {key} = {names}"
-    )
-
-
-def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: list[str]) -> list[Leaf]:
+def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: Problems) -> list[Leaf]:
     """Of t: an integer, or a float where it has decimals."""
     column = part.columns[0]
     known = facts.get(column)
     if known is None or known.odd or known.is_empty or known.cells.kind in ("text", "list", "bool"):
         held = "a struct" if known is None else f"{min(known.odd)}" if known.odd else known.cells.kind or "no value"
-        problems.append(f"t: column '{column}' holds {held}, not numbers, dates or ISO times")
+        hint = "" if known is None or not known.cells.samples else hint_for_dates(column, known.cells.samples)
+        problems.append(f"t: column '{column}' holds {held}, not numbers, dates or ISO times{hint and '; '}{hint}")
         return []
     dtypes = [*known.dtypes, *([known.cells.dtype] if known.cells.kind == "number" else [])]
     has_decimals = any(dtype.kind == "f" for dtype in dtypes)
@@ -263,14 +256,14 @@ def _why_no_extra(name: str, facts: ColumnFacts) -> str:
 
 def _spare(name: str, facts: ColumnFacts) -> Leaf:
     """An extra model output of the column's own name."""
-    problems: list[str] = []
+    problems: Problems = []
     plan = _plan(name, facts, (), name, problems)
     assert plan is not None, problems  # of numbers, as `_why_no_extra` has seen
     return Leaf(f"{EXTRA}.{name}", EXTRA, (name,), (plan,), False, plan.dtype, spare=True)
 
 
 def _key(
-    part: Part, files: Mapping[str, Mapping[str, pa.DataType]], untyped: Collection[str], problems: list[str]
+    part: Part, files: Mapping[str, Mapping[str, pa.DataType]], untyped: Collection[str], problems: Problems
 ) -> tuple[str, pa.DataType]:
     """Ids stay as they are where they are numbers in all files, and are text otherwise: `007` is not 7.
 

@@ -35,7 +35,7 @@ from offline_cli.formats.tables.claims import (
 )
 from offline_cli.formats.tables.column_layout import Layout, Leaf
 from offline_cli.formats.tables.files import RawChunk, TableFile
-from offline_cli.formats.tables.ids import id_texts, inexact_ids
+from offline_cli.formats.tables.ids import keys_of
 from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.key_runs import KeyRuns, joined
 from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, PREVIOUS, CsvForm
@@ -175,7 +175,7 @@ class ChunkReader:
         more: dict[str, Any] = {"chunk_bytes": self.chunk_bytes, "temp_dir": self.temp_dir, "options": self.options}
         return raw_chunks(self.files, columns, self.form, **more, whole=whole, scope=scope)
 
-    def tables_of(self, columns: Collection[str]) -> Generator[pa.Table]:
+    def tables_of(self, columns: Collection[str]) -> Generator[pa.Table, None, None]:
         """The rows of these columns of theirs as they are, for a first look; what is wrong with a file ends its rows."""
         with self.scope.part() as held:
             yield from (raw.table for _, raw in self._raw(columns, None, held) if isinstance(raw, RawChunk))
@@ -254,18 +254,11 @@ class _Preparing:
     def _key(self, ours: str, theirs: str, kind: pa.DataType) -> pa.Array:
         column, is_text = joined(self._column(theirs)), self.reader.files[0].is_text
         try:
-            keys = id_texts(column, untyped=is_text) if kind == pa.large_string() else column.cast(kind)
+            keys, odd = keys_of(column, kind, untyped=is_text, needed=ours == Columns.EPS_ID)
         except pa.ArrowException as error:
             fix = "name a column of text or numbers in the mapping"
             raise BadData(f"column {theirs} holds {column.type}, and no ids: {error}", where=self._place(0), fix=fix) from error
-        if pa.types.is_floating(kind):
-            keys = pa.array(keys.to_numpy(zero_copy_only=False), kind, from_pandas=True)  # NaN is no id
-        if ours == Columns.EPS_ID and keys.null_count:
-            for row in np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False)).tolist():
-                self.reasons[row] = partial(str, f"column {theirs} has no value")
-        if is_text:  # of JSON, where an integer beyond 64 bits, or beside a decimal, is read as a float
-            for row in np.flatnonzero(inexact_ids(column)).tolist():
-                self.reasons[row] = partial(str, f"column {theirs} holds {column[row]}, which may stand for another integer")
+        self.reasons |= {row: partial(str, f"column {theirs} {what}") for row, what in odd.items()}
         return keys
 
     # ---- values ----
@@ -294,10 +287,9 @@ class _Preparing:
             fix = "correct the values, or write the column as numbers"
             raise BadData(f"column {plan.column} cannot be read: {error}", where=self._place(0), fix=fix) from error
         if bad is not None and shape is None and bad.all() and (plan.fill is not None or reader.layout.splits_at(leaf)):
-            values = np.zeros(
-                (len(values), *shape_in(reader.tables_of([plan.column]), plan, reader.form.decimal, where=self._place(0))),
-                plan.dtype,
-            )
+            tables = reader.tables_of([plan.column])
+            known = shape_in(tables, plan, reader.form.decimal, where=self._place(0))
+            values = np.zeros((len(values), *known), plan.dtype)
         elif plan.fill is not None or (leaf.role != EXTRA and reader.layout.splits_at(leaf)):
             missing = missing_in(column, values)
             bad = missing if bad is None else bad | missing

@@ -28,7 +28,7 @@ from offline_cli.errors import BadEpisode, BadMapping, NoData, UsageError
 from offline_cli.files.local_files import checked_folder
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
-from offline_cli.formats.tables.column_facts import columns_of, gather
+from offline_cli.formats.tables.column_facts import MOST_SEEN, columns_of, gather, seen_rows
 from offline_cli.formats.tables.column_layout import VALUES, Layout, Leaf, lay_out, looked_at
 from offline_cli.formats.tables.episodes import EpisodeMaker
 from offline_cli.formats.tables.files import TableFile
@@ -46,8 +46,9 @@ from offline_cli.formats.tables.mapping import (
     load_mapping,
     mapping_text,
 )
-from offline_cli.formats.tables.matching import Matched, default_mapping, looks_like_ids, match
+from offline_cli.formats.tables.matching import Matched, default_mapping, match
 from offline_cli.formats.tables.numeric import Shape
+from offline_cli.formats.tables.proposals import Seen, looks_like_ids
 from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
 from offline_cli.formats.tables.values import Means
@@ -126,7 +127,7 @@ class TableSource(FileSource):
         self._tables = [TableFile(file, self.kind, self.options.memory_limit) for file in self.files]
         form = CsvForm() if mapping is None else mapping.csv
         self._types = columns_of(self._tables, form, self.options.temp_dir)
-        mapping = default_mapping(self._types) if mapping is None else mapping
+        mapping = default_mapping(self._types, self._seen) if mapping is None else mapping
         self._matched = match(mapping, self._types)
         self.info = declared or SourceInfo(
             format=self.format,
@@ -314,7 +315,15 @@ class TableSource(FileSource):
             )
         known = self.info.spaces
         untyped = [table.url for table in self._tables if table.is_text]
-        return lay_out(self._matched, self._types, facts, known, untyped=untyped)
+        return lay_out(
+            self._matched, self._types, facts, known, untyped=untyped, texts_of=lambda names: self._seen(names, None).texts
+        )
+
+    def _seen(self, columns: Sequence[str], most_rows: int | None = MOST_SEEN) -> Seen:
+        """Rows for proposals, read from the beginning."""
+        form = CsvForm() if self._matched is None else self.mapping.csv
+        limits: dict[str, Any] = {"chunk_bytes": self._chunk_bytes, "temp_dir": self.options.temp_dir}
+        return seen_rows(self._tables, columns, form, **limits, most_rows=most_rows)
 
     def _found_means(self, layout: Layout) -> Mapping[str, NDArray[Any]]:
         """Those that [fill] asks for, by another reading of these columns. Raises BadMapping where no row has a number."""

@@ -34,6 +34,7 @@ __all__ = [
     "why_bad",
 ]
 
+TIMES = ("time", "microseconds")
 GAP = "__gap"  # the column that marks rows at which episodes are split
 BLOCK = 1 << 16  # rows that are summed together
 MAX_SHOWN = 60  # letters of an offending value
@@ -56,8 +57,8 @@ def values_of(
         lists, broken = lists_in(cells, plan.dtype)
         values, missing = array_of(lists, plan.dtype, shape)
         return values, broken if missing is None else broken | missing
-    elif plan.cells == "time":
-        values, bad = times_in(cells)
+    elif plan.cells in TIMES:
+        values, bad = times_in(cells, "ns" if plan.cells == "time" else "us")
     elif flags or plan.cells == "bool":
         values, bad = booleans_in(cells, flags=flags)
     else:
@@ -137,7 +138,7 @@ class Means:
         return {name: total / count for name, (total, count) in self._sums.items() if count.all()}
 
 
-def shape_in(tables: Generator[pa.Table], plan: ColumnPlan, decimal: str, *, where: str) -> Shape:
+def shape_in(tables: Generator[pa.Table, None, None], plan: ColumnPlan, decimal: str, *, where: str) -> Shape:
     """Of one value of the column, by its first cell in `tables` that has one. Raises BadData where none has."""
     if not plan.vectors:
         return ()
@@ -197,7 +198,7 @@ def _wanted(plan: ColumnPlan) -> str:
     """The expected form of a single value."""
     if plan.cells == "bool":
         return "true or false"
-    return "a time" if plan.cells == "time" else "a flag: 0, 1, true or false" if plan.dtype.kind == "b" else "a number"
+    return "a time" if plan.cells in TIMES else "a flag: 0, 1, true or false" if plan.dtype.kind == "b" else "a number"
 
 
 def _is_numpys(text: str) -> bool:
