@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import ElementNames
 from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
 from offline_cli.converting.whole_episodes import ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
@@ -65,6 +66,7 @@ class EpisodeStream:
     commands: list[str]  # that made those of the sources which are datasets of ours
     complete: bool  # False: a dataset among the sources was committed before all that was asked for was in it
     mappings: list[Mapping[str, str]]  # of those of the sources which are mapped tables: columns by ours
+    mapping_documents: Sequence[Mapping[str, Any]]  # whole ones, each once: those of datasets among the sources too
     tally: Tally
     rejects: Rejects
     _waiting: WaitingRejects
@@ -99,6 +101,11 @@ class EpisodeStream:
                     first = fitted
                 _check_structure(first, fitted)
                 yield fitted
+
+    @property
+    def elements(self) -> ElementNames:
+        """The names of the elements of vectors, where all sources that have some agree."""
+        return ElementNames.of(self.mapping_documents)
 
     @property
     def lost_by_reason(self) -> Mapping[str, int]:
@@ -231,6 +238,7 @@ def read_opened(
             commands=[line for one in said for line in one.commands],
             complete=all(manifest.complete for manifest in made_from),
             mappings=[one.columns for one in said if one.columns is not None],
+            mapping_documents=_each_once([document for one in said for document in one.mappings]),
             tally=episodes.tally,
             rejects=episodes.rejects,
             _waiting=episodes.waiting,
@@ -316,6 +324,10 @@ def _environment_kwargs(sources: Sequence[SourceInfo]) -> Mapping[str, Any]:
     """What the environment was made with, as far as all sources agree."""
     first = sources[0].environment_kwargs
     return first if all(source.environment_kwargs == first for source in sources) else {}
+
+
+def _each_once(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [document for number, document in enumerate(documents) if document not in documents[:number]]
 
 
 def _common(values: Sequence[str | None]) -> str | None:

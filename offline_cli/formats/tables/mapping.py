@@ -347,7 +347,7 @@ def _checked(document: Mapping[str, Any], name: str) -> TableMapping:
         csv=_csv(document.get("csv", {})),
         fill=document.get("fill", {}),
         split_at_gaps=document.get("split_at_gaps", False),
-        document=document,
+        document=json.loads(json.dumps(document), parse_constant=str),  # JSON has no infinities, which spaces may have
     )
 
 

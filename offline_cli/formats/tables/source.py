@@ -138,6 +138,7 @@ class TableSource(FileSource):
             environment_id=mapping.environment,
             said_by=f"the mapping {mapping.name}",
             columns=self.mapping.as_text(),
+            mappings=(self.mapping.document,),
         )
         self._check_ends(self.mapping)
 
