@@ -1,4 +1,4 @@
-"""The names of all columns, each once (source: `ray.rllib.core.columns.Columns` as documented), and of the elements of vectors."""
+"""The names of all columns, each once (source: `ray.rllib.core.columns.Columns` as documented), and of elements of vectors."""
 
 from __future__ import annotations
 

@@ -162,11 +162,12 @@ class Rows:
             source = _latest(~missing)
             found = missing & ~gap & (source >= runs)
             values = leaves[leaf.name] if leaves[leaf.name] is not self.leaves[leaf.name] else self.leaves[leaf.name].copy()
-            part: Any = slice(None)
             if leaf.stacked:
                 widths = self.shape_of.widths(leaf)
                 part = slice(sum(widths[:number]), sum(widths[: number + 1]))
-            values[found, ..., part] = values[source[found], ..., part]
+                values[found, part] = values[source[found], part]
+            else:
+                values[found] = values[source[found]]
             leaves[leaf.name] = values
             column = leaf.columns[number].column
             counts[column] = counts.get(column, 0) + int(found.sum())
