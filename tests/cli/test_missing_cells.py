@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 Rows = list[dict[str, Any]]
 
 COLUMNS = '[columns]\neps_id = "e"\nt = "t"\nobs = ["x", "y"]\nactions = "a"\nrewards = "r"\n'
-MIXED = 'split_at_gaps = true\n' + COLUMNS + '[fill]\nx = "previous"\ny = "mean"\nr = 0.5\n'
+MIXED = "split_at_gaps = true\n" + COLUMNS + '[fill]\nx = "previous"\ny = "mean"\nr = 0.5\n'
 KINDS = ("csv", "json", "parquet", "arrow")
 
 
@@ -174,7 +174,9 @@ def test_files_of_different_columns_are_filled_as_one_table(call_json: Call, tmp
 
 def test_ragged_rows_and_odd_texts_stay_bad_rows(call_json: Call, tmp_path: Path) -> None:
     source = tmp_path / "log.csv"
-    source.write_text("e,t,x,y,a,r\nA,0,1,1,0,1\nA,1,,2\nA,2,1,1,1,1\nB,0,1,1,0,1\nB,1,,2,1,1\nC,0,1,1,0,1\nC,1,low,1,0,1\n", encoding="utf-8")
+    source.write_text(
+        "e,t,x,y,a,r\nA,0,1,1,0,1\nA,1,,2\nA,2,1,1,1,1\nB,0,1,1,0,1\nB,1,,2,1,1\nC,0,1,1,0,1\nC,1,low,1,0,1\n", encoding="utf-8"
+    )
     fill = COLUMNS + '[fill]\nx = "previous"\ny = "zero"\n'
     told, episodes = converted(call_json, tmp_path, source, fill, "--on-error", "quarantine")
     assert (list(episodes), told["episodes_lost"], told["assumptions"]["filled-previous:x"]) == (["B"], 2, 1)
@@ -212,7 +214,9 @@ def test_twenty_thousand_episodes_larger_than_memory_are_filled_as_in_memory(cal
     rows = pa.table({name: pa.array(column) for name, column in made.items()})
     pq.write_table(rows, tmp_path / "ordered.parquet")
     pq.write_table(rows.take(pa.array(order)), tmp_path / "shuffled.parquet")
-    text = 'unmapped = "drop"\n[columns]\neps_id = "e"\nt = "t"\nobs = "x"\nactions = "a"\nrewards = "r"\n[fill]\nx = "previous"\n'
+    text = (
+        'unmapped = "drop"\n[columns]\neps_id = "e"\nt = "t"\nobs = "x"\nactions = "a"\nrewards = "r"\n[fill]\nx = "previous"\n'
+    )
     told, _ = converted(call_json, tmp_path, tmp_path / "shuffled.parquet", text, "--memory-limit", "256MiB", code=0)
     assert (told["episodes"], told["steps"]) == (count, len(e))
     assert told["assumptions"]["filled-previous:x"] == int(missing.sum())
@@ -222,3 +226,20 @@ def test_twenty_thousand_episodes_larger_than_memory_are_filled_as_in_memory(cal
     for batch in batches:
         for i, name in enumerate(batch.ids):
             assert (batch.obs[batch.obs_starts[i] : batch.obs_starts[i + 1] - 1] == want[int(name[9:])]).all()
+
+
+def test_previous_crosses_the_borders_of_chunks(call_json: Call, tmp_path: Path) -> None:
+    steps = 300_000
+    missing = np.random.default_rng(1).random(2 * steps) < 0.3
+    missing[::steps] = False
+    value = np.arange(2 * steps) / 2
+    lines = ["" if gone else f"{number}" for gone, number in zip(missing.tolist(), value.tolist(), strict=True)]
+    source = tmp_path / "log.csv"
+    rows = (f"{x},{i % 2},{int(i % steps == steps - 1)}\n" for i, x in enumerate(lines))
+    source.write_text("x,a,done\n" + "".join(rows), encoding="utf-8")
+    text = '[columns]\nobs = "x"\nactions = "a"\nterminateds = "done"\n[fill]\nx = "previous"\n'
+    told, _ = converted(call_json, tmp_path, source, text, "--memory-limit", "256MiB")
+    assert (told["episodes"], told["assumptions"]["filled-previous:x"]) == (2, int(missing.sum()))
+    want = value[np.maximum.accumulate(np.where(missing, -1, np.arange(2 * steps)))].reshape(2, steps)
+    found = [batch.acted_obs() for batch in Dataset.open(str(tmp_path / "D")).batches()]
+    assert (np.concatenate(found) == want.reshape(-1)).all()
