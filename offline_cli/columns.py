@@ -73,6 +73,9 @@ STEP_COLUMNS: Final = (
 """Columns that every `columns` dataset has, in order; extra model outputs and infos follow."""
 
 
+PATHS: Final = {"observations": Columns.OBS}  # what messages call a column
+
+
 @dataclass(frozen=True, slots=True)
 class ElementNames:
     """Names of the elements of vectors that were stacked from columns of a table."""
@@ -91,6 +94,13 @@ class ElementNames:
         if len(at) == 1 and tuple(shape) == (len(names),):
             return names[at[0]]
         return f"{path}[{', '.join(map(str, at))}]" if at else path
+
+    def column(self, path: str, at: Sequence[int], shape: Sequence[int]) -> str:
+        """`, column joint_a`: of an element at a path in words, `observations.arm`; empty where it has no name."""
+        kind, dot, inner = path.partition(".")
+        ours = f"{PATHS.get(kind, kind)}{dot}{inner}"
+        name = self.named(ours, at, shape)
+        return f", column {name}" if at and ours in self.by_path and not name.startswith(f"{ours}[") else ""
 
 
 def _lists_of(document: Any) -> dict[str, Sequence[str]]:

@@ -131,7 +131,7 @@ class EpisodeStream:
         if self._all_say_spaces:
             _check_same_spaces(batch, self.observation_space, self.action_space)
         batch = _structured(batch, (self.observation_space, self.action_space))
-        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of)
+        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of, self.elements)
         return conform(batch, self.observation_space, self.action_space, self._extra_dtypes)
 
 
@@ -213,8 +213,9 @@ def read_opened(
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
+        mappings = _each_once([document for one in said for document in one.mappings])
         if env_spaces is not None:
-            _check_batch(first, env_spaces, (f"--env {env}",) * 2, episodes.place_of)
+            _check_batch(first, env_spaces, (f"--env {env}",) * 2, episodes.place_of, ElementNames.of(mappings))
         known = declared(opened, first, env, env_spaces)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
@@ -238,7 +239,7 @@ def read_opened(
             commands=[line for one in said for line in one.commands],
             complete=all(manifest.complete for manifest in made_from),
             mappings=[one.columns for one in said if one.columns is not None],
-            mapping_documents=_each_once([document for one in said for document in one.mappings]),
+            mapping_documents=mappings,
             tally=episodes.tally,
             rejects=episodes.rejects,
             _waiting=episodes.waiting,
@@ -277,7 +278,11 @@ def _structured(batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatc
 
 
 def _check_batch(
-    batch: EpisodeBatch, spaces: tuple[Space, Space], said_by: tuple[str, str], place_of: Callable[[str], str]
+    batch: EpisodeBatch,
+    spaces: tuple[Space, Space],
+    said_by: tuple[str, str],
+    place_of: Callable[[str], str],
+    elements: ElementNames,
 ) -> None:
     """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` gives its place."""
     shaped = _structured(batch, spaces)
@@ -289,7 +294,7 @@ def _check_batch(
             step = "" if row is None else f", step {row - int(starts[entry])}"
             return f"{place_of(batch.ids[entry])}, episode {batch.ids[entry]}{step}"
 
-        check_fits(tree, space, name=name, said_by=by, where=where)
+        check_fits(tree, space, name=name, said_by=by, where=where, elements=elements)
 
 
 def _check_scale(said: str | None) -> None:

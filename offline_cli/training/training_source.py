@@ -301,11 +301,8 @@ def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, w
 
 def _named(path: str, wrong: NDArray[np.bool_], elements: ElementNames) -> str:
     """`, column joint_a`: of the first wrong value (N, *shape), where columns have names."""
-    kind, _, inner = path.partition(".")
-    ours = ".".join(filter(None, ({"observations": Columns.OBS}.get(kind, kind), inner)))
     at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]
-    name = elements.named(ours, [int(index) for index in at], wrong.shape[1:])
-    return "" if name.startswith(ours) else f", column {name}"
+    return elements.column(path, [int(index) for index in at], wrong.shape[1:])
 
 
 class UsedExtras:

@@ -191,3 +191,12 @@ def test_linear_is_rllibs_name_for_no_activation(call_json: Call, robot: Path, t
     options = ("--config", tmp_path / "c.toml", "--mapping", tmp_path / "robot.toml")
     assert call_json("train-bc", robot, "--out", tmp_path / "run", *options)[0] == 0
     assert json.loads((tmp_path / "run" / "policy.json").read_text(encoding="utf-8"))["activation"] == "linear"
+
+
+def test_a_category_that_does_not_exist_is_named_by_its_column(call_json: Call, robot: Path, tmp_path: Path) -> None:
+    robot.write_text("run,k,joint_a,joint_b,turn,lift,r\nA,0,1,1,0,1,1\nA,1,1,1,1,5,1\n", encoding="utf-8")
+    space = '[spaces]\naction = {type = "MultiDiscrete", nvec = [2, 2]}\n'
+    (tmp_path / "robot.toml").write_text(TOML.replace('["turn"]', '["turn", "lift"]') + space, encoding="utf-8")
+    code, told = call_json("convert", robot, "--out", tmp_path / "D", "--mapping", tmp_path / "robot.toml")
+    assert code == 4
+    assert "actions holds 5, which is not a category, column lift;" in told["error"]["what"]
