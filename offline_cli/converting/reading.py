@@ -102,14 +102,14 @@ class EpisodeStream:
                 yield fitted
 
     @property
-    def environment_id(self) -> str | None:
-        """Of the environment."""
-        return None if self.environment is None else self.environment.id
-
-    @property
     def elements(self) -> ElementNames:
         """The names of the elements of vectors, where all sources that have some agree."""
         return ElementNames.of(self.mapping_documents)
+
+    @property
+    def environment_id(self) -> str | None:
+        """Of the environment."""
+        return None if self.environment is None else self.environment.id
 
     @property
     def lost_by_reason(self) -> Mapping[str, int]:
@@ -338,6 +338,10 @@ def check_scale_of(source: SourceInfo, said: str | None) -> None:
         raise UsageError(what, where=source.location, fix="leave out --action-scale")
 
 
+def _each_once(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [document for number, document in enumerate(documents) if document not in documents[:number]]
+
+
 def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:
     """The environment of all sources, and how it was made, as far as they agree."""
     first = sources[0]
@@ -347,10 +351,6 @@ def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:
     wrappers = all(source.environment_wrappers == first.environment_wrappers for source in sources)
     known = first.environment
     return EnvironmentSpec(known.id, known.kwargs if kwargs else {}, known.wrappers if wrappers else ())
-
-
-def _each_once(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [document for number, document in enumerate(documents) if document not in documents[:number]]
 
 
 def _check_structure(first: EpisodeBatch, other: EpisodeBatch) -> None:

@@ -128,16 +128,16 @@ class SourceInfo:
     manifest: Manifest | None = None  # of a dataset of ours
 
     @property
+    def elements(self) -> ElementNames:
+        """The names of the elements of its vectors."""
+        return ElementNames.of(self.mappings)
+
+    @property
     def environment(self) -> EnvironmentSpec | None:
         """What its episodes were played in; None: not known."""
         if self.environment_id is None:
             return None
         return EnvironmentSpec(self.environment_id, self.environment_kwargs, self.environment_wrappers)
-
-    @property
-    def elements(self) -> ElementNames:
-        """The names of the elements of its vectors."""
-        return ElementNames.of(self.mappings)
 
     @property
     def spaces(self) -> tuple[Space | None, Space | None]:

@@ -153,9 +153,8 @@ def train_bc(
         data = replace(data, **known)
         if resolved.streaming:
             check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
-        state = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline)
+        state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
         state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size)
-        tensors = None
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
         for note in _notes(data, resolved):
             _log.warning("note: %s", note)
