@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.files.locations import open_location as open_location
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
-    from offline_cli.policies.run_policy import load_policy as load_policy
+    from offline_cli.policies.by_name import load_policy as load_policy
     from offline_cli.recording.record import record as record
     from offline_cli.training.train import train_bc as train_bc
 
@@ -44,7 +44,7 @@ _HOMES = {
     "convert": "offline_cli.converting.convert",
     "evaluate": "offline_cli.playing.evaluate",
     "inspect": "offline_cli.checking.inspect",
-    "load_policy": "offline_cli.policies.run_policy",
+    "load_policy": "offline_cli.policies.by_name",
     "open_dataset": "offline_cli.datasets.dataset",
     "open_location": "offline_cli.files.locations",
     "record": "offline_cli.recording.record",

@@ -89,9 +89,7 @@ def test_the_size_of_the_network_is_an_option_a_keyword_and_a_key_of_the_file(
         ("8", "--hidden says 8, and the file says [7]"),
     ],
 )
-def test_widths_that_are_none_or_two_exit_2(
-    recorded: EpisodeBatch, tmp_path: Path, call: Call, widths: str, told: str
-) -> None:
+def test_widths_that_are_none_or_two_exit_2(recorded: EpisodeBatch, tmp_path: Path, call: Call, widths: str, told: str) -> None:
     data, file = write(recorded, tmp_path / "data"), tmp_path / "c.toml"
     file.write_text('[network]\nname = "mlp"\nhidden = [7]\n')
     done = call("train-bc", data, "--out", tmp_path / "run", *OPTIONS, "--hidden", widths, "--config", file)
