@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.connectors import ConnectorV2 as ConnectorV2
     from offline_cli.converting.convert import convert as convert
     from offline_cli.datasets.dataset import open_dataset as open_dataset
+    from offline_cli.datasets.writer import DatasetWriter as DatasetWriter
+    from offline_cli.datasets.writer import write_dataset as write_dataset
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
     from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
@@ -35,6 +37,7 @@ _HOMES = {
     "Columns": "offline_cli.columns",
     "ConnectorPipelineV2": "offline_cli.connectors",
     "ConnectorV2": "offline_cli.connectors",
+    "DatasetWriter": "offline_cli.datasets.writer",
     "EpisodeBatch": "offline_cli.episodes.batch",
     "MultiAgentEpisode": "offline_cli.episodes.multi_agent.multi_agent_episode",
     "OfflineCliError": "offline_cli.errors",
@@ -51,12 +54,14 @@ _HOMES = {
     "repair": "offline_cli.checking.repair",
     "train_bc": "offline_cli.training.train",
     "validate": "offline_cli.checking.validate",
+    "write_dataset": "offline_cli.datasets.writer",
 }
 
 __all__ = [
     "Columns",
     "ConnectorPipelineV2",
     "ConnectorV2",
+    "DatasetWriter",
     "EpisodeBatch",
     "MultiAgentEpisode",
     "OfflineCliError",
@@ -74,6 +79,7 @@ __all__ = [
     "repair",
     "train_bc",
     "validate",
+    "write_dataset",
 ]
 
 
