@@ -116,11 +116,11 @@ def test_stacked_frames_and_a_filter_are_inside_one_by_one_and_side_by_side(
 def test_a_network_with_memory_returns_what_the_play_engine_measures(name: str, explore: bool, tmp_path: Path) -> None:
     pieces = tmp_path / "stack.toml"
     pieces.write_text('kind = "env_to_module"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 4\n')
-    given = {"env_to_module": pieces} if name == "memory_stacked" else {}
+    given: dict[str, Any] = {"env_to_module": pieces} if name == "memory_stacked" else {}
     env = "recording_envs:Count-v0"
     policy = load_policy(f"python:recording_pieces:{name}", env=env, explore=explore, seed=SEED, **given)
     with open_environment(env) as environment:
-        spec = {"pieces": PlaySpec.of(given.get("env_to_module")), "explore": explore}
+        spec: dict[str, Any] = {"pieces": PlaySpec.of(given.get("env_to_module")), "explore": explore}
         module = getattr(recording_pieces, name)
         measured = play(module, environment, 16, seed=SEED, purpose=Purpose.EVALUATE, **spec).returns.tolist()
     assert played_one_by_one(policy, gym.make(env), 16) == measured
@@ -316,6 +316,6 @@ def test_a_run_trained_with_an_environment_of_code_plays_where_its_spaces_are_kn
     recorded: Callable[..., Path], pipeline_file: Callable[..., str], tmp_path: Path
 ) -> None:
     data = recorded(episodes=4)
-    options = {"updates": 2, "batch_size": 8, "env": "recording_envs:Count-v0", "eval_episodes": 1}
+    options: dict[str, Any] = {"updates": 2, "batch_size": 8, "env": "recording_envs:Count-v0", "eval_episodes": 1}
     train_bc(data, tmp_path / "run", pipeline=pipeline_file(STACK), **options)
     assert load_policy(tmp_path / "run").act(np.zeros(3)) in (0, 1, 2)
