@@ -15,6 +15,7 @@ from gymnasium import spaces
 from recordings import FILTER, STACK
 
 from offline_cli import load_policy
+from offline_cli.connectors.learner import FrameStackingLearner
 from offline_cli.environments import open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch
 from offline_cli.modules import build_module
@@ -319,3 +320,17 @@ def test_a_run_trained_with_an_environment_of_code_plays_where_its_spaces_are_kn
     options: dict[str, Any] = {"updates": 2, "batch_size": 8, "env": "recording_envs:Count-v0", "eval_episodes": 1}
     train_bc(data, tmp_path / "run", pipeline=pipeline_file(STACK), **options)
     assert load_policy(tmp_path / "run").act(np.zeros(3)) in (0, 1, 2)
+
+
+def test_a_run_trained_through_python_objects_plays_between_the_pieces_that_are_named(
+    recorded: Callable[..., Path], pipeline_file: Callable[..., str], tmp_path: Path
+) -> None:
+    def pieces(observation_space: Any, action_space: Any) -> Any:
+        return FrameStackingLearner(num_frames=4)
+
+    beside, run, env = pipeline_file(STACK, kind="env_to_module"), tmp_path / "run", "recording_envs:Count-v0"
+    train_bc(recorded(episodes=4), run, pipeline=pieces, env_to_module=beside, updates=2, batch_size=8)
+    with pytest.raises(BadConfig, match=r"trained through pieces that Python code made: .*FrameStacking"):
+        load_policy(run)
+    policy = load_policy(run, env_to_module=beside)
+    assert told_of(played_one_by_one(policy, gym.make(env), 16)) == evaluated(run, env=env, episodes=16, env_to_module=beside)
