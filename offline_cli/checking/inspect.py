@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
+from offline_cli.columns import ElementNames, mappings_in
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import OfflineCliError, TargetNotMet, UsageError
@@ -58,6 +59,7 @@ class Inspection:
     returns: Mapping[str, Any]  # mean, std, min, max, quantiles by percent; undiscounted sums of rewards
     length: Mapping[str, Any]  # the same, in steps
     columns: Mapping[str, Any]  # the same without quantiles, by column
+    elements: Mapping[str, Sequence[str]]  # of vectors that were columns of a table: their names, by column
     duplicates_dropped: int
     rows_quarantined: int
     episodes_lost: int | None  # that were in the source and are not among these; None: not in the manifest
@@ -81,6 +83,7 @@ class Inspection:
             "return": dict(self.returns),
             "length": dict(self.length),
             "columns": dict(self.columns),
+            "elements": {path: list(names) for path, names in self.elements.items()},
             "assumptions": dict(sorted(self.assumptions.items())),
         }
 
@@ -153,6 +156,7 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
         returns=statistics["return"],
         length=statistics["length"],
         columns=statistics["columns"],
+        elements=ElementNames.of(mappings_in(manifest.provenance)).by_path,
         duplicates_dropped=0,
         rows_quarantined=0,
         episodes_lost=manifest.episodes_lost,
@@ -190,6 +194,7 @@ def _by_reading(stream: EpisodeStream) -> Inspection:
         returns=statistics["return"],
         length=statistics["length"],
         columns=statistics["columns"],
+        elements=stream.elements.by_path,
         duplicates_dropped=stream.tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,
         episodes_lost=stream.episodes_lost,
