@@ -4,22 +4,23 @@
 figures are those of the dataset it would become: fragments joined, duplicates dropped, and each of these counted.
 
 For a dataset on this machine the manifest is all that is read, and readers, storage clients and pyarrow, which take 0.5 s to
-import, stay away: they are imported where they are needed.
+import, stay away: they are imported where they are needed. What a manifest does not say is read from the shards where it is
+asked for: histograms of columns, episodes by agent and module (`deep`), single episodes (`episode`, `head`).
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.errors import OfflineCliError, TargetNotMet, UsageError
+from offline_cli.errors import OfflineCliError, UsageError
 from offline_cli.files.local_files import SIGNS, read_plain
+from offline_cli.json_documents import Expectations
 from offline_cli.options.data_commands import InspectOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.option import declared_in
@@ -28,9 +29,12 @@ from offline_cli.spaces import Space, describe, space_to_json
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
+    from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.files.locations import Sources
 
 ABOUT_READING: Final = declared_in(InspectOptions).keys() - {"expect", "on_error"}  # what a manifest alone does not answer
+SHOWN_STEPS: Final = 5  # of an episode, at either end
+TIMELINE: Final = 32  # parts of an episode whose means are shown
 
 __all__ = ["Inspection", "inspect"]
 
@@ -66,7 +70,12 @@ class Inspection:
     dropped_reasons: Mapping[str, str]  # by the same names
     modules: Mapping[str, int] | None  # episodes by module id, where they have one; None: not in the manifest
     complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
-    from_manifest: bool  # False: every episode has been read
+    from_manifest: bool  # False: every episode has been read for the figures above
+    agents: Mapping[str, int] | None = None  # episodes by agent id, as `modules`
+    histograms: Mapping[str, Any] | None = None  # of return, length and columns: low, high, counts; None: steps were not read
+    first_episodes: Sequence[Mapping[str, Any]] | None = None  # as many as were asked for: id, length, return, how it ended
+    shown_episode: Mapping[str, Any] | None = None  # the one that was asked for: the same, its steps, its columns over time
+    column_names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a table's columns that are a vector's elements
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`; spaces as JSON, and as one line of text beside it."""
@@ -85,17 +94,25 @@ class Inspection:
         }
 
 
+KEYS: Final = (
+    *("return" if name == "returns" else name for name in Inspection.__slots__),
+    *("observation_space_text", "action_space_text"),
+)
+"""Those of `as_dict`."""
+
+
 @takes(InspectOptions)
 def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **options: Unpack[InspectOptions]) -> Inspection:
     """Figures of `sources`, taken together.
 
-    `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`). Raises TargetNotMet, naming
-    all that differ, UsageError for an unknown key, and what `read_episodes` raises.
+    `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`); `{"steps>=": 100}` and
+    `{"steps<=": 100}` are bounds. Raises TargetNotMet, naming all that differ, UsageError for unknown keys and orders, and for
+    an episode that is not there, and what `read_episodes` raises.
     """
     check_values(InspectOptions, options, command="offline-cli inspect")
+    expected = Expectations.of(options["expect"] or {}, KEYS)
     found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
-    if options["expect"]:
-        _check(found, options["expect"])
+    expected.check(found.as_dict(), where=", ".join(found.sources))
     return found
 
 
@@ -128,11 +145,20 @@ def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgre
 
     tables = TableOptions.of(options)
     opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
-    info = opened[0].info
-    if len(opened) == 1 and info.manifest is not None:
-        return _from_manifest(info.location, info.manifest)
+    info, look = opened[0].info, _CloserLook(options["head"], options["episode"])
+    manifest = info.manifest if len(opened) == 1 else None
+    if manifest is not None and look.is_done and not options["deep"]:
+        return _from_manifest(info.location, manifest)
+    reads_all = manifest is None or options["deep"]
     with read_opened(opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
-        return _by_reading(stream)
+        if reads_all:
+            found = _by_reading(stream, look)
+        else:
+            look.read(stream)
+    if manifest is not None:
+        known = _from_manifest(info.location, manifest)
+        found = replace(known, agents=found.agents, modules=found.modules, histograms=found.histograms) if reads_all else known
+    return look.added_to(found)
 
 
 def _from_manifest(location: str, manifest: Manifest) -> Inspection:
@@ -165,14 +191,18 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
     )
 
 
-def _by_reading(stream: EpisodeStream) -> Inspection:
-    from offline_cli.datasets.statistics import StatisticsBuilder
+def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
+    from offline_cli.datasets.statistics import HistogramBuilder, StatisticsBuilder
 
-    builder = StatisticsBuilder()
+    builder, histograms = StatisticsBuilder(), HistogramBuilder()
     modules: Counter[str] = Counter()
+    agents: Counter[str] = Counter()
     for batch in stream:
         builder.add(batch)
+        histograms.add(batch)
+        look.add(batch)
         modules.update(id_ for id_ in batch.module_ids or () if id_ is not None)
+        agents.update(id_ for id_ in batch.agent_ids or () if id_ is not None)
     statistics = builder.as_json()
     return Inspection(
         format=", ".join(dict.fromkeys(stream.formats)),
@@ -199,36 +229,99 @@ def _by_reading(stream: EpisodeStream) -> Inspection:
         modules=dict(modules),
         complete=stream.complete,
         from_manifest=False,
+        agents=dict(agents),
+        histograms=histograms.as_json(),
+        column_names=_column_names(stream.mappings),
     )
 
 
-def _check(found: Inspection, expect: Mapping[str, Any]) -> None:
-    have = {key: _value_at(found, key) for key in expect}
-    wrong = {key: (have[key], want) for key, want in expect.items() if not _same(have[key], want)}
-    if wrong:
-        raise TargetNotMet(
-            "; ".join(f"{key} is {is_}, expected {want}" for key, (is_, want) in wrong.items()),
-            where=", ".join(found.sources),
-            fix="check the data with inspect, or correct the expectation",
-            details={"differences": {key: {"is": is_, "expected": want} for key, (is_, want) in wrong.items()}},
-        )
+def _column_names(mappings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Names of the columns that were put together to vectors, by ours; none where tables differ in them."""
+    if not mappings or any(one != mappings[0] for one in mappings):
+        return {}
+    return {ours: names for ours, theirs in mappings[0].items() if len(names := theirs.split(", ")) > 1}
 
 
-def _value_at(found: Inspection, key: str) -> Any:
-    value: Any = found.as_dict()
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            keys = ", ".join(value) if isinstance(value, Mapping) else "nothing below it"
-            raise UsageError(f"nothing is called {key!r}", where="--expect", fix=f"there is {keys}")
-        value = value[part]
-    return value
+# ---- single episodes ----
 
 
-def _same(value: Any, want: Any) -> bool:
-    """Numbers may come as text, as from a command line, and agree to 9 digits."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            return math.isclose(float(want), value, rel_tol=1e-9)
-        except (TypeError, ValueError):
-            return False
-    return bool(value == want) or str(value).lower() == str(want).lower()
+@dataclass(slots=True)
+class _CloserLook:
+    """The episodes that are shown, out of the batches that pass by."""
+
+    head: int | None  # so many first ones
+    episode: str | None  # the one of this id, or of this id in the table that it is from
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    found: dict[str, Any] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further batch can change anything."""
+        return len(self.rows) >= (self.head or 0) and (self.episode is None or self.found is not None)
+
+    def read(self, stream: EpisodeStream) -> None:
+        """Take as many batches of `stream` as are needed."""
+        for batch in stream:
+            self.add(batch)
+            if self.is_done:
+                return
+
+    def add(self, batch: EpisodeBatch) -> None:
+        """Take what is wanted of `batch`."""
+        from offline_cli.columns import Columns
+
+        if self.episode is not None and self.found is None:
+            of_tables = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ()]
+            ids = batch.ids if self.episode in batch.ids else of_tables
+            if self.episode in ids:
+                number = ids.index(self.episode)
+                self.found = _described(batch.select(slice(number, number + 1)))
+        if len(self.rows) < (self.head or 0):
+            self.rows += _rows(batch.select(slice(0, (self.head or 0) - len(self.rows))))
+
+    def added_to(self, found: Inspection) -> Inspection:
+        """`found` with the episodes. Raises UsageError where the one that was asked for is not there."""
+        if self.episode is not None and self.found is None:
+            fix = "offline-cli inspect SRC --head 20 lists ids; ids of a table's own rows are taken too"
+            raise UsageError(f"no episode is called {self.episode!r}", where=", ".join(found.sources), fix=fix)
+        return replace(found, shown_episode=self.found, first_episodes=None if self.head is None else self.rows)
+
+
+def _rows(batch: EpisodeBatch) -> list[dict[str, Any]]:
+    """Each episode in a line; `source_id` where the table that they are from has ids of its own."""
+    from offline_cli.columns import Columns
+
+    none = (None,) * len(batch)
+    from_tables = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ()]
+    columns = {
+        "eps_id": batch.ids,
+        **({Columns.SOURCE_ID: from_tables} if any(name is not None for name in from_tables) else {}),
+        "agent_id": batch.agent_ids or none,
+        "module_id": batch.module_ids or none,
+        "length": batch.lengths.tolist(),
+        "return": batch.returns.tolist(),
+        "terminated": batch.terminated.tolist(),
+        "truncated": batch.truncated.tolist(),
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _described(one: EpisodeBatch) -> dict[str, Any]:
+    """A batch of one episode: its line, its first and last steps, figures of its columns, and their means over time."""
+    from offline_cli.converting.convert import shown_value
+    from offline_cli.datasets.statistics import StatisticsBuilder, means_over_time
+    from offline_cli.trees import flatten
+
+    builder, steps = StatisticsBuilder(), one.num_steps
+    builder.add(one)
+    trees = {"obs": one.acted_obs(view=True), "actions": one.actions, "rewards": one.rewards, **one.extra}
+    leaves = dict(pair for name, tree in trees.items() for pair in flatten(tree, name))
+    chosen = sorted({*range(min(SHOWN_STEPS, steps)), *range(max(0, steps - SHOWN_STEPS), steps)})
+    columns = builder.as_json()["columns"]
+    return {
+        **_rows(one)[0],
+        "steps": [{"t": step, **{path: shown_value(leaf[step]) for path, leaf in leaves.items()}} for step in chosen],
+        "columns": {
+            path: {**figures, "over_time": means_over_time(leaves[path], TIMELINE)} for path, figures in columns.items()
+        },
+    }

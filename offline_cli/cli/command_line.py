@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import typer
 
-from offline_cli.cli.texts import json_object, pairs, storage_options
+from offline_cli.cli.texts import comparisons, json_object, pairs, storage_options
 from offline_cli.cli.without_pandas import DataCommand
 from offline_cli.errors import BadConfig
 from offline_cli.options.option import Declared, Form, Group, declared_in
@@ -28,7 +28,7 @@ from offline_cli.options.option import Declared, Form, Group, declared_in
 __all__ = ["FIRST", "Command", "Shown", "names_of_others", "other_command", "parse", "placed", "read_plainly", "runnable"]
 
 FIRST: Final = "Most used"
-REPEATED: Final = (Form.NAMES, Form.PAIRS)
+REPEATED: Final = (Form.NAMES, Form.PAIRS, Form.COMPARISONS)
 WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -135,7 +135,7 @@ def _callback(command: Command, shown: Shown) -> Callable[..., None]:
 
 def _type(one: Declared) -> Any:
     """What typer parses the text as."""
-    if one.option.form in (Form.NAMES, Form.PAIRS):
+    if one.option.form in REPEATED:
         return list[str]
     return one.kind if one.option.form is Form.PLAIN else str
 
@@ -189,6 +189,8 @@ def _value(one: Declared, given: Any) -> Any:
         return json_object(given, option=one.flag, example=one.option.example)
     if one.option.form is Form.PAIRS and given:
         return pairs(given, option=one.flag)
+    if one.option.form is Form.COMPARISONS and given:
+        return comparisons(given, option=one.flag)
     if one.option.form is Form.NAMES:
         return list(given) if given else None  # typer may say "not given" by an empty list
     return given

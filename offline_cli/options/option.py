@@ -38,6 +38,7 @@ class Form(Enum):
     SIZE = "bytes: 512MiB"
     NAMES = "one text; the option may be repeated"
     PAIRS = "KEY=VALUE; the option may be repeated"
+    COMPARISONS = "KEY=VALUE, KEY>=VALUE or KEY<=VALUE; the option may be repeated"
     JSON = "a JSON object"
 
 
