@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -24,13 +25,15 @@ from offline_cli.json_documents import Expectations
 from offline_cli.options.data_commands import InspectOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.option import declared_in
-from offline_cli.progress import OnProgress, no_progress
+from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
+    from offline_cli.datasets.statistics import HistogramBuilder
     from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.files.locations import Sources
+    from offline_cli.formats.source import Source
 
 ABOUT_READING: Final = declared_in(InspectOptions).keys() - {"expect", "on_error"}  # what a manifest alone does not answer
 SHOWN_STEPS: Final = 5  # of an episode, at either end
@@ -140,25 +143,32 @@ def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection |
 def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgress) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
     from offline_cli.converting.reading import read_opened
+    from offline_cli.datasets.statistics import HistogramBuilder
     from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
 
     tables = TableOptions.of(options)
     opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
-    info, look = opened[0].info, _CloserLook(options["head"], options["episode"])
-    manifest = info.manifest if len(opened) == 1 else None
-    if manifest is not None and look.is_done and not options["deep"]:
-        return _from_manifest(info.location, manifest)
+    manifest = opened[0].info.manifest if len(opened) == 1 else None
     reads_all = manifest is None or options["deep"]
-    with read_opened(opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
-        if reads_all:
-            found = _by_reading(stream, look)
-        else:
-            look.read(stream)
+    look = _CloserLook(options["head"], options["episode"], HistogramBuilder() if reads_all else None)
     if manifest is not None:
-        known = _from_manifest(info.location, manifest)
-        found = replace(known, agents=found.agents, modules=found.modules, histograms=found.histograms) if reads_all else known
-    return look.added_to(found)
+        _look_at_dataset(opened[0], look, on_progress)
+        return look.added_to(_from_manifest(opened[0].info.location, manifest))
+    with read_opened(opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
+        return look.added_to(_by_reading(stream, look))
+
+
+def _look_at_dataset(source: Source, look: _CloserLook, on_progress: OnProgress) -> None:
+    """Read as much of one dataset of ours as is needed."""
+    from offline_cli.tally import Rejects, Tally
+
+    with closing(source):
+        for part in () if look.is_done else source.fragments(Tally(), Rejects()):
+            look.add(part.batch)
+            on_progress(Progress("reading", source.done, source.size, source.unit))
+            if look.is_done:
+                return
 
 
 def _from_manifest(location: str, manifest: Manifest) -> Inspection:
@@ -192,17 +202,12 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
 
 
 def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
-    from offline_cli.datasets.statistics import HistogramBuilder, StatisticsBuilder
+    from offline_cli.datasets.statistics import StatisticsBuilder
 
-    builder, histograms = StatisticsBuilder(), HistogramBuilder()
-    modules: Counter[str] = Counter()
-    agents: Counter[str] = Counter()
+    builder = StatisticsBuilder()
     for batch in stream:
         builder.add(batch)
-        histograms.add(batch)
         look.add(batch)
-        modules.update(id_ for id_ in batch.module_ids or () if id_ is not None)
-        agents.update(id_ for id_ in batch.agent_ids or () if id_ is not None)
     statistics = builder.as_json()
     return Inspection(
         format=", ".join(dict.fromkeys(stream.formats)),
@@ -226,11 +231,9 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),
-        modules=dict(modules),
+        modules={},
         complete=stream.complete,
         from_manifest=False,
-        agents=dict(agents),
-        histograms=histograms.as_json(),
         column_names=_column_names(stream.mappings),
     )
 
@@ -242,60 +245,65 @@ def _column_names(mappings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]
     return {ours: names for ours, theirs in mappings[0].items() if len(names := theirs.split(", ")) > 1}
 
 
-# ---- single episodes ----
+# ---- what the steps are read for ----
 
 
 @dataclass(slots=True)
 class _CloserLook:
-    """The episodes that are shown, out of the batches that pass by."""
+    """What is kept of the batches that pass by."""
 
-    head: int | None  # so many first ones
+    head: int | None  # so many first episodes
     episode: str | None  # the one of this id, or of this id in the table that it is from
+    histograms: HistogramBuilder | None  # None: no batch is wanted for them, nor for agents and modules
     rows: list[dict[str, Any]] = field(default_factory=list)
     found: dict[str, Any] | None = None
+    agents: Counter[str] = field(default_factory=Counter)
+    modules: Counter[str] = field(default_factory=Counter)
 
     @property
     def is_done(self) -> bool:
         """Whether no further batch can change anything."""
-        return len(self.rows) >= (self.head or 0) and (self.episode is None or self.found is not None)
-
-    def read(self, stream: EpisodeStream) -> None:
-        """Take as many batches of `stream` as are needed."""
-        for batch in stream:
-            self.add(batch)
-            if self.is_done:
-                return
+        are_found = len(self.rows) >= (self.head or 0) and (self.episode is None or self.found is not None)
+        return are_found and self.histograms is None
 
     def add(self, batch: EpisodeBatch) -> None:
         """Take what is wanted of `batch`."""
-        from offline_cli.columns import Columns
-
         if self.episode is not None and self.found is None:
-            of_tables = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ()]
-            ids = batch.ids if self.episode in batch.ids else of_tables
+            ids = batch.ids if self.episode in batch.ids else _ids_in_tables(batch)
             if self.episode in ids:
                 number = ids.index(self.episode)
                 self.found = _described(batch.select(slice(number, number + 1)))
         if len(self.rows) < (self.head or 0):
             self.rows += _rows(batch.select(slice(0, (self.head or 0) - len(self.rows))))
+        if self.histograms is not None:
+            self.histograms.add(batch)
+            self.agents.update(name for name in batch.agent_ids or () if name is not None)
+            self.modules.update(name for name in batch.module_ids or () if name is not None)
 
     def added_to(self, found: Inspection) -> Inspection:
-        """`found` with the episodes. Raises UsageError where the one that was asked for is not there."""
+        """`found` with all this. Raises UsageError where the episode that was asked for is not there."""
         if self.episode is not None and self.found is None:
-            fix = "offline-cli inspect SRC --head 20 lists ids; ids of a table's own rows are taken too"
+            fix = "offline-cli inspect SRC --head 20 lists ids; the id that an episode has in its table is taken too"
             raise UsageError(f"no episode is called {self.episode!r}", where=", ".join(found.sources), fix=fix)
+        if self.histograms is not None:
+            found = replace(found, agents=dict(self.agents), modules=dict(self.modules), histograms=self.histograms.as_json())
         return replace(found, shown_episode=self.found, first_episodes=None if self.head is None else self.rows)
+
+
+def _ids_in_tables(batch: EpisodeBatch) -> list[Any]:
+    """(E,) the ids that episodes have in the table that they are from, or None; empty where none has one."""
+    from offline_cli.columns import Columns
+
+    found = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ()]
+    return found if any(name is not None for name in found) else []
 
 
 def _rows(batch: EpisodeBatch) -> list[dict[str, Any]]:
     """Each episode in a line; `source_id` where the table that they are from has ids of its own."""
-    from offline_cli.columns import Columns
-
-    none = (None,) * len(batch)
-    from_tables = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ()]
+    none, in_tables = (None,) * len(batch), _ids_in_tables(batch)
     columns = {
         "eps_id": batch.ids,
-        **({Columns.SOURCE_ID: from_tables} if any(name is not None for name in from_tables) else {}),
+        **({"source_id": in_tables} if in_tables else {}),
         "agent_id": batch.agent_ids or none,
         "module_id": batch.module_ids or none,
         "length": batch.lengths.tolist(),

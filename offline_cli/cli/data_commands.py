@@ -173,7 +173,7 @@ def _show_closer(told: Mapping[str, Any]) -> None:
         grid, more = columns_grid(told, _letters())
         notes = [f"and {more:,} more columns or elements: --json has all"] if more else []
         if told["histograms"] is None:
-            notes += ["--deep reads the steps too: a histogram of each column, episodes by agent and module"]
+            notes += ["return and length are drawn from quantiles; --deep reads the steps: histograms, agents, modules"]
         render.show_grid(*grid, below=notes)
 
 

@@ -292,7 +292,7 @@ class Histogram:
         middles = (self.first + np.arange(len(self.counts)) + (0 if of_each else 0.5)) * self.width
         span = self.high / 2 - self.low / 2 or 1.0  # halves: the difference may be more than the largest float64
         places = middles - self.low if of_each else (middles / 2 - self.low / 2) / span * bars
-        counts = np.bincount(np.clip(places.astype(np.int64), 0, bars - 1), weights=self.counts, minlength=bars)
+        counts = np.bincount(np.clip(places, 0, bars - 1).astype(np.int64), weights=self.counts, minlength=bars)
         return {"low": self.low, "high": self.high, "counts": counts.astype(np.int64).tolist()}
 
 

@@ -9,8 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
+from offline_cli.checking.inspect import inspect
 from offline_cli.converting.convert import convert
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.files.locations import open_location
 from offline_cli.report.inspection import ASCII, BLOCKS, bars_of, sparkline
 
 Call = Callable[..., Any]
@@ -27,6 +32,15 @@ def dataset(request: pytest.FixtureRequest, recording: Path, tmp_path: Path) -> 
 def cells(text: str, name: str) -> list[str]:
     """The cells of the first line that begins with `name`."""
     return next(line.split() for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def write(folder: Path, batch: EpisodeBatch) -> Path:
+    """A dataset of this batch."""
+    said = {"observation_space": batch.observation_space, "action_space": batch.action_space}
+    with DatasetWriter(open_location(folder), format="episodes", action_scale="env", provenance={}, **said) as writer:
+        writer.write(batch)
+        writer.commit()
+    return folder
 
 
 # ---- statistics ----
@@ -102,19 +116,10 @@ def test_a_table_of_columns_is_bounded_and_says_what_it_leaves_out(make_wide: Pa
 @pytest.fixture
 def make_wide(random_batch: Callable[..., Any], tmp_path: Path) -> Path:
     """A dataset of 82 observed numbers, of which 16 are a vector, and an image."""
-    from gymnasium import spaces
-
-    from offline_cli.datasets.writer import DatasetWriter
-    from offline_cli.files.locations import open_location
-
     parts = {f"part{number:02}": spaces.Box(-1, 1, (), np.float32) for number in range(64)}
     space = spaces.Dict({**parts, "vector": spaces.Box(-1, 1, (16,), np.float32), "wide": spaces.Box(-1, 1, (17,), np.float32)})
     batch = random_batch(space, spaces.Box(-1, 1, (), np.float32), lengths=(3, 2))
-    options = {"observation_space": space, "action_space": batch.action_space, "action_scale": "env", "provenance": {}}
-    with DatasetWriter(open_location(tmp_path / "W"), format="episodes", **options) as writer:
-        writer.write(batch)
-        writer.commit()
-    return tmp_path / "W"
+    return write(tmp_path / "W", batch)
 
 
 def test_sparklines_are_ascii_where_stdout_cannot_show_blocks(
@@ -191,6 +196,26 @@ def test_head_reads_no_more_shards_than_it_needs(recording: Path, tmp_path: Path
     assert len(shards) == 4
     shards[-1].unlink()
     assert len(call_json("inspect", tmp_path / "D", "--head", "3")[1]["first_episodes"]) == 3
+
+
+def test_an_episode_without_steps_is_an_episode_of_its_dataset(
+    random_batch: Callable[..., Any], tmp_path: Path, call: Call, call_json: Call
+) -> None:
+    batch = random_batch(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), lengths=(0, 3))
+    write(tmp_path / "D", batch)
+    told = call_json("inspect", tmp_path / "D", "--deep", "--head", "9", "--episode", batch.ids[0])[1]
+    assert [row["length"] for row in told["first_episodes"]] == [0, 3]
+    assert (told["shown_episode"]["steps"], told["shown_episode"]["columns"]) == ([], {})
+    assert sum(told["histograms"]["length"]["counts"]) == told["episodes"] == 2
+    assert call("inspect", tmp_path / "D", "--episode", batch.ids[0]).exit_code == 0
+
+
+def test_episodes_of_a_dataset_elsewhere_are_shown_too(recording: Path) -> None:
+    convert(recording, "memory://inspect-test/D", overwrite=True)
+    told = inspect("memory://inspect-test/D", head=2, deep=True)
+    assert told.first_episodes is not None
+    assert [row["length"] for row in told.first_episodes] == [5, 9]
+    assert told.histograms is not None
 
 
 # ---- expectations ----
