@@ -78,7 +78,7 @@ class Inspection:
     histograms: Mapping[str, Any] | None = None  # of return, length and columns: low, high, counts; None: steps were not read
     first_episodes: Sequence[Mapping[str, Any]] | None = None  # as many as were asked for: id, length, return, how it ended
     shown_episode: Mapping[str, Any] | None = None  # the one that was asked for: the same, its steps, its columns over time
-    column_names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a table's columns that are a vector's elements
+    elements: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a table's columns that are a vector's elements
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`; spaces as JSON, and as one line of text beside it."""
@@ -234,11 +234,11 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         modules={},
         complete=stream.complete,
         from_manifest=False,
-        column_names=_column_names(stream.mappings),
+        elements=_elements(stream.mappings),
     )
 
 
-def _column_names(mappings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+def _elements(mappings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     """Names of the columns that were put together to vectors, by ours; none where tables differ in them."""
     if not mappings or any(one != mappings[0] for one in mappings):
         return {}

@@ -64,7 +64,7 @@ def columns_grid(told: Mapping[str, Any], letters: str) -> tuple[Grid, int]:
         row
         for path, figures in told["columns"].items()
         for row in _rows(
-            path, figures, told["column_names"], [sparkline(one["counts"], letters) for one in drawn.get(path, ())]
+            path, figures, told["elements"], [sparkline(one["counts"], letters) for one in drawn.get(path, ())]
         )
     ]
     return _as_grid((*COLUMN, "histogram"), rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS)
@@ -82,7 +82,7 @@ def episode_grids(told: Mapping[str, Any], letters: str) -> Iterator[Grid]:
     rows = [
         row
         for path, figures in one["columns"].items()
-        for row in _rows(path, figures, told["column_names"], [timeline(each, letters) for each in figures["over_time"]])
+        for row in _rows(path, figures, told["elements"], [timeline(each, letters) for each in figures["over_time"]])
     ]
     yield _as_grid((*COLUMN, "over time"), rows[:MAX_ROWS])
     names = list(one["steps"][0]) if one["steps"] else ["t"]
