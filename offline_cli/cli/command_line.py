@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import typer
 
+from offline_cli.cli.failures import refuse_tight
 from offline_cli.cli.texts import comparisons, json_object, pairs, storage_options
 from offline_cli.cli.without_pandas import DataCommand
 from offline_cli.errors import BadConfig
@@ -95,6 +96,7 @@ class Command:
     examples: tuple[str, ...]
     keys: tuple[str, ...]  # what `--json` prints at least, kept for good
     at_once: Mapping[str, Callable[[typer.Context], None]] = field(default_factory=dict)  # by flag: what it shows
+    address_space: int = 0  # bytes that its libraries take, where they end the process if there are fewer
 
     @property
     def declared(self) -> Mapping[str, Declared]:
@@ -120,7 +122,9 @@ def _callback(command: Command, shown: Shown) -> Callable[..., None]:
     """The function whose signature typer reads."""
 
     def call(ctx: typer.Context, **given: Any) -> None:
-        command.run(ctx, *parse(command, given))
+        parsed = parse(command, given)
+        refuse_tight(command.address_space)
+        command.run(ctx, *parsed)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]

@@ -223,7 +223,7 @@ def _spread(told: Mapping[str, Any], name: str) -> str:
 def validate(ctx: typer.Context, flags: ValidateFlags, options: ValidateOptions) -> None:
     """Look for everything that can be wrong with recordings or datasets.
 
-    Nothing is changed. Exit code 3 where there is an error; warnings are what reading repairs or bears.
+    Nothing is changed. Exit code 3 where there is an error; warnings are what reading repairs or tolerates.
     """
     from offline_cli.checking.validate import validate
 

@@ -65,6 +65,8 @@ def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in told.items() if value is not None and value not in ([], {})}
 
 
+TORCH = 1_200_000_000  # bytes of address space: below 1.17e9, train-bc has been seen to be ended by OpenBLAS
+
 COMMANDS = (
     Command(
         name="record",
@@ -94,6 +96,7 @@ COMMANDS = (
             "offline-cli evaluate run --env-to-module pipeline.toml",
         ),
         keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
+        address_space=TORCH,
     ),
     Command(
         name="train-bc",
@@ -113,5 +116,6 @@ COMMANDS = (
             "offline-cli train-bc s3://bucket/dataset --out s3://bucket/run",
         ),
         keys=("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean"),
+        address_space=TORCH,
     ),
 )

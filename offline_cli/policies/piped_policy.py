@@ -5,7 +5,7 @@
 * `PlaySpec`, `beside_learner`: which pieces a policy plays between. A policy that was trained through a learner pipeline is
   played through the pieces of it that work on both sides, with the state they had after training, frozen: what a filter makes
   of an observation is what the policy learned from. A file for the env-to-module side that a user names replaces those pieces;
-  states of the same names are given to it all the same. There are no guesses: what neither training nor a file determines is
+  states of the same names are given to it nevertheless. There are no guesses: what neither training nor a file determines is
   an error. So are pipelines that do not return what the policy takes, before anything is played.
 """
 

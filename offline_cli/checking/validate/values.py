@@ -88,7 +88,7 @@ class Bounds:
         return bool(np.isfinite(self.low).any() or np.isfinite(self.high).any())
 
     def outside(self, leaf: NDArray[Any]) -> NDArray[np.bool_] | None:
-        """(rows, *shape) values beyond a bound, or between categories; None where there are none. NaN and infinities: no."""
+        """(rows, *shape) values beyond a bound or between categories, but for NaN and infinities; None where there are none."""
         values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
         floats = values.dtype.kind == "f"
         with np.errstate(invalid="ignore"):
