@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import typer
 
 from offline_cli.cli.failures import refuse_tight
-from offline_cli.cli.texts import comparisons, json_object, pairs, storage_options
+from offline_cli.cli.texts import comparisons, json_object, pairs, storage_options, whole_numbers
 from offline_cli.cli.without_pandas import DataCommand
 from offline_cli.errors import BadConfig
 from offline_cli.options.option import Declared, Form, Group, declared_in
@@ -191,6 +191,8 @@ def _value(one: Declared, given: Any) -> Any:
     """The value of one text, or several."""
     if one.option.form is Form.JSON:
         return json_object(given, option=one.flag, example=one.option.example)
+    if one.option.form is Form.NUMBERS and given is not None:
+        return whole_numbers(given, option=one.flag)
     if one.option.form is Form.PAIRS and given:
         return pairs(given, option=one.flag)
     if one.option.form is Form.COMPARISONS and given:
@@ -271,6 +273,8 @@ class Shown:
 
     def default_of(self, one: Declared) -> str:
         """Its default as text; empty where there is none."""
+        if one.option.form is Form.NUMBERS:
+            return ",".join(map(str, one.option.default))
         return one.default(self.spelled)
 
     def meaning(self, one: Declared) -> str:

@@ -24,13 +24,14 @@ from offline_cli.errors import BadConfig, NoData, UsageError
 if TYPE_CHECKING:
     from offline_cli.files.locations import Location
 
-__all__ = ["STDIN", "STORAGE_OPTION", "comparisons", "json_object", "pairs", "storage_options", "with_stdin"]
+__all__ = ["STDIN", "STORAGE_OPTION", "comparisons", "json_object", "pairs", "storage_options", "whole_numbers", "with_stdin"]
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 
 COMPARISON: Final = re.compile(r"([^<>=!~]*)([<>=!~]+)(.*)", re.DOTALL)
 STDIN = "-"
 CHUNK = 1 << 20  # bytes
+MAX_DIGITS: Final = 9
 
 
 def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
@@ -62,6 +63,16 @@ def comparisons(given: Sequence[str], *, option: str) -> dict[str, str]:
     if wrong:
         raise UsageError("; ".join(wrong), where=option, fix=f"for example {option} 'key>=10'; one value for each")
     return found
+
+
+def whole_numbers(given: str, *, option: str) -> tuple[int, ...]:
+    """`"256,256"` as `(256, 256)`. Raises UsageError, naming what is no whole number; an empty list is none either."""
+    parts = [part.strip() for part in given.split(",")]
+    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and len(part) <= MAX_DIGITS)]
+    if wrong:
+        what = f"{wrong[0]!r} in {given!r} is not a whole number" if given.strip() else "no numbers are given"
+        raise UsageError(what, where=option, fix=f"for example {option} 256,256")
+    return tuple(map(int, parts))
 
 
 def _shown(pair: str, option: str) -> str:

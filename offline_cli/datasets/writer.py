@@ -1,6 +1,6 @@
 """Writes a dataset so that it exists only when whole: note, shards, manifest, and only then removal of what was there before.
 
-    with DatasetWriter(open_location("D"), format="columns", ...) as writer:
+    with DatasetWriter("D", observation_space=env.observation_space, action_space=env.action_space) as writer:
         for batch in batches:
             writer.write(batch)
         manifest = writer.commit()
@@ -14,11 +14,13 @@ the note and the complete shards; where no shard was complete yet it leaves no t
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, Unpack
 
 from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.datasets.lease_record import identity_hash
@@ -26,24 +28,28 @@ from offline_cli.datasets.manifest import Counts, Environment, Manifest, now, wi
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
-from offline_cli.datasets.row_groups import Block, BlockCutter
+from offline_cli.datasets.row_groups import Block, BlockCutter, Episodes, joined_batches
 from offline_cli.datasets.shard_sequence import ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds
-from offline_cli.errors import BadEpisode, StorageError
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadConfig, BadEpisode, NoData, StorageError
 from offline_cli.files.blanking import this_command
-from offline_cli.files.locations import Location
+from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
+from offline_cli.options.data_commands import WriteOptions
+from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
 from offline_cli.parquet.shards import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.tally import Reject, Tally
 
-__all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
+__all__ = ["MAX_SHARD_BYTES", "DatasetWriter", "WrittenDataset", "write_dataset"]
 
 MAX_SHARD_BYTES: int = MAX_BYTES.default  # before compression; a killed writer loses at most so much
+UNKNOWN: Final = "unknown"
 
 
 class DatasetWriter:
@@ -51,12 +57,12 @@ class DatasetWriter:
 
     def __init__(
         self,
-        location: Location,
+        location: str | os.PathLike[str] | Location,
         *,
-        format: RowFormat,
+        format: RowFormat = "episodes",
         observation_space: Space | None,
         action_space: Space | None,
-        action_scale: str,
+        action_scale: str = UNKNOWN,
         environment: Environment | None = None,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,
@@ -68,16 +74,17 @@ class DatasetWriter:
         tally: Tally | None = None,
         identity: str = "",
         check_ids: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Nothing is touched before `with`.
+        """Nothing is touched before `with`. `location`: the folder to make, a path or a URL.
 
-        Spaces may be None for `episodes` only. `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file`
-        counts arrays before compression; one episode larger than either has a file of its own. `provenance`: see
-        schemas/manifest.v2.json; missing parts are filled in. `identity`: what is written, as a text that is the same for the
-        same content (`resume` asks for the same). `check_ids`: raise for an id that is there already; False where the caller
-        knows that all differ. Raises UsageError, UnsupportedSpace.
+        Spaces may be None for `episodes` only. `action_scale`: `env` | `normalized` | `unknown`, of Box actions.
+        `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file` arrays before compression; one episode
+        larger than either has a file of its own. `provenance`: see schemas/manifest.v2.json; missing parts are filled in.
+        `identity`: what is written, as a text that is the same for the same content (`resume` asks for the same). `check_ids`:
+        raise for an id that is there already; False where all are known to differ. Raises UsageError, UnsupportedSpace.
         """
-        self._location = location
+        location = self._location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
         self._spaces = observation_space, action_space
         self._spaces_inferred = spaces_inferred
@@ -168,13 +175,14 @@ class DatasetWriter:
 
     # ---- writing ----
 
-    def write(self, batch: EpisodeBatch) -> None:
+    def write(self, batch: EpisodeBatch | SingleAgentEpisode) -> None:
         """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards.
 
         Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
         where another writer has taken over.
         """
         self._target.check()
+        batch = EpisodeBatch.from_episodes([batch]) if isinstance(batch, SingleAgentEpisode) else batch
         batch = self._as_declared(self._rows.prepare(batch))
         if not len(batch):
             return
@@ -326,3 +334,67 @@ class DatasetWriter:
         assert self._shards is not None, "used outside its `with`"
         assert not self._committed, "used after `commit`"
         return self._shards
+
+
+# ---- as one call ----
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDataset:
+    """A dataset that has been committed."""
+
+    out: str  # URL of its folder
+    episodes: int
+    steps: int
+    shards: int
+    manifest: Manifest = field(repr=False)
+
+
+@takes(WriteOptions)
+def write_dataset(
+    episodes: Episodes,
+    url: str | os.PathLike[str] | Location,
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    **options: Unpack[WriteOptions],
+) -> WrittenDataset:
+    """Write `episodes`, batches or single ones, as a dataset in the folder `url`; all of them, or what was there stays.
+
+    Spaces that are not given are those that the first episodes say, and then all have to say the same. Of an episode of several
+    agents each agent's is written. Raises BadConfig where the spaces are not known, NoData for no episodes, OutputExists,
+    UsageError; BadEpisode for an id that comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
+    """
+    check_values(WriteOptions, options, command="write_dataset")
+    place, batches = open_location(url, options["storage_options"]), joined_batches(episodes)
+    first = next((batch for batch in batches if len(batch)), None)
+    if first is None:
+        raise NoData("no episodes to write", where=place.url, fix="check what the episodes are chosen by")
+    observations, actions = observation_space or first.observation_space, action_space or first.action_space
+    if observations is None or actions is None:
+        fix = "write_dataset(..., observation_space=..., action_space=...), of gymnasium.spaces"
+        raise BadConfig("the episodes do not say their spaces", where=place.url, fix=fix)
+    env = options["env"]
+    writer = DatasetWriter(
+        place,
+        format=options["format"],
+        observation_space=observations,
+        action_space=actions,
+        action_scale=options["action_scale"] or UNKNOWN,
+        environment=None if env is None else Environment(env),
+        compression=options["compression"],
+        max_rows_per_file=options["max_rows_per_file"],
+        max_bytes_per_file=options["max_bytes_per_file"],
+        overwrite=options["overwrite"],
+    )
+    with writer:
+        for batch in chain([first], batches):
+            for name, given in (("observation_space", observation_space), ("action_space", action_space)):
+                said, own = getattr(first, name), getattr(batch, name)
+                if given is None and own is not None and own is not said and not same_space(own, said):
+                    fix = f"one {name} for all; or give it, if these mean the same"
+                    raise BadEpisode(f"{name} {own}, and {said} before", where=f"batch from episode {batch.ids[0]}", fix=fix)
+            writer.write(batch)
+        manifest = writer.commit()
+    counts = manifest.counts
+    return WrittenDataset(place.url, counts.episodes, counts.steps, len(manifest.shards), manifest)

@@ -1,4 +1,4 @@
-"""Options of `apply`, `convert`, `inspect`, `validate` and `repair`."""
+"""Options of `apply`, `convert`, `inspect`, `validate` and `repair`, and of the function `write_dataset`."""
 
 import os
 from collections.abc import Mapping
@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final, Literal, Required
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
+    MAX_BYTES,
+    ROW_FORMAT,
     ActionScale,
     Caching,
     DryRun,
@@ -15,6 +17,7 @@ from offline_cli.options.shared import (
     Out,
     Overwriting,
     Resuming,
+    RowFormat,
     Shards,
     Showing,
     Sources,
@@ -36,6 +39,7 @@ __all__ = [
     "RepairOptions",
     "ValidateFlags",
     "ValidateOptions",
+    "WriteOptions",
 ]
 
 BatchFormat = Literal["columns", "safetensors"]
@@ -273,3 +277,14 @@ class RepairFlags(Showing, total=False):
     out: Required[
         Annotated[str, Option(help="Dataset folder: a path or URL.", group=Group.DATA, is_argument=True, metavar="D")]
     ]
+
+
+@reworded(
+    env="Environment that the episodes are of: a gymnasium id, for the manifest.",
+    action_scale={"help": "Scale of Box actions: the environment's own, or [-1, 1].", "without": "unknown"},
+)
+class WriteOptions(Environment, ActionScale, Shards, Overwriting, Storage, total=False):
+    """Keywords of `write_dataset`, which no command is."""
+
+    format: Annotated[RowFormat, ROW_FORMAT]
+    max_bytes_per_file: Annotated[int | None, MAX_BYTES]

@@ -63,9 +63,7 @@ def columns_grid(told: Mapping[str, Any], letters: str) -> tuple[Grid, int]:
     rows = [
         row
         for path, figures in told["columns"].items()
-        for row in _rows(
-            path, figures, told["elements"], [sparkline(one["counts"], letters) for one in drawn.get(path, ())]
-        )
+        for row in _rows(path, figures, told["elements"], [sparkline(one["counts"], letters) for one in drawn.get(path, ())])
     ]
     return _as_grid((*COLUMN, "histogram"), rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS)
 

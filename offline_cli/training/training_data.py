@@ -159,6 +159,7 @@ class TrainingData:
     trained: PipelineSpec | None = None  # what playing the policy takes, with its state; None: no pieces
     pieces: PlaySpec | None = None  # what it plays between in `environment`; None: no pieces
     rewards: RewardFaults = field(default_factory=RewardFaults)
+    given_space: Space | None = None  # of an environment's observations: before the learner pipeline
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
@@ -271,6 +272,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         pieces=pieces,
         rewards=summary.rewards,
         learner=source.learner,
+        given_space=source.spaces[0],
         columns_anew=anew,
     )
 
