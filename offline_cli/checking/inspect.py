@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
+from offline_cli.columns import ElementNames, mappings_in
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import OfflineCliError, UsageError
@@ -65,6 +66,7 @@ class Inspection:
     returns: Mapping[str, Any]  # mean, std, min, max, quantiles by percent; undiscounted sums of rewards
     length: Mapping[str, Any]  # the same, in steps
     columns: Mapping[str, Any]  # the same without quantiles, by column
+    elements: Mapping[str, Sequence[str]]  # of vectors that were columns of a table: their names, by column
     duplicates_dropped: int
     rows_quarantined: int
     episodes_lost: int | None  # that were in the source and are not among these; None: not in the manifest
@@ -78,7 +80,6 @@ class Inspection:
     histograms: Mapping[str, Any] | None = None  # of return, length and columns: low, high, counts; None: steps were not read
     first_episodes: Sequence[Mapping[str, Any]] | None = None  # as many as were asked for: id, length, return, how it ended
     shown_episode: Mapping[str, Any] | None = None  # the one that was asked for: the same, its steps, its columns over time
-    elements: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a table's columns that are a vector's elements
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`; spaces as JSON, and as one line of text beside it."""
@@ -93,6 +94,7 @@ class Inspection:
             "return": dict(self.returns),
             "length": dict(self.length),
             "columns": dict(self.columns),
+            "elements": {path: list(names) for path, names in self.elements.items()},
             "assumptions": dict(sorted(self.assumptions.items())),
         }
 
@@ -189,6 +191,7 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
         returns=statistics["return"],
         length=statistics["length"],
         columns=statistics["columns"],
+        elements=ElementNames.of(mappings_in(manifest.provenance)).by_path,
         duplicates_dropped=0,
         rows_quarantined=0,
         episodes_lost=manifest.episodes_lost,
@@ -225,6 +228,7 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         returns=statistics["return"],
         length=statistics["length"],
         columns=statistics["columns"],
+        elements=stream.elements.by_path,
         duplicates_dropped=stream.tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,
         episodes_lost=stream.episodes_lost,
@@ -234,15 +238,7 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         modules={},
         complete=stream.complete,
         from_manifest=False,
-        elements=_elements(stream.mappings),
     )
-
-
-def _elements(mappings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """Names of the columns that were put together to vectors, by ours; none where tables differ in them."""
-    if not mappings or any(one != mappings[0] for one in mappings):
-        return {}
-    return {ours: names for ours, theirs in mappings[0].items() if len(names := theirs.split(", ")) > 1}
 
 
 # ---- what the steps are read for ----

@@ -212,8 +212,10 @@ def _interrupted(target: Location, *, is_ours: bool) -> Interrupted:
 
 
 def _provenance(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
-    """The commands that made the sources, where they are datasets of ours, and then this one."""
+    """The commands that made the sources, where they are datasets of ours, and then this one; the mappings of tables."""
     known: dict[str, Any] = {"sources": [place.url for place in places], "source_formats": stream.formats}
+    if stream.mapping_documents:
+        known["mappings"] = list(stream.mapping_documents)
     if command:
         known["commands"] = [*stream.commands, shlex.join(command)]
     return known

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import ElementNames
 from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
 from offline_cli.converting.whole_episodes import ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
@@ -65,6 +66,7 @@ class EpisodeStream:
     commands: list[str]  # that made those of the sources which are datasets of ours
     complete: bool  # False: a dataset among the sources was committed before all that was asked for was in it
     mappings: list[Mapping[str, str]]  # of those of the sources which are mapped tables: columns by ours
+    mapping_documents: Sequence[Mapping[str, Any]]  # whole ones, each once: those of datasets among the sources too
     tally: Tally
     rejects: Rejects
     _waiting: WaitingRejects
@@ -101,6 +103,11 @@ class EpisodeStream:
                 yield fitted
 
     @property
+    def elements(self) -> ElementNames:
+        """The names of the elements of vectors, where all sources that have some agree."""
+        return ElementNames.of(self.mapping_documents)
+
+    @property
     def lost_by_reason(self) -> Mapping[str, int]:
         """Episodes of the sources that are not in the stream, as far as they are known; by `Lost`."""
         return self.rejects.lost + self._lost_before
@@ -124,7 +131,7 @@ class EpisodeStream:
         if self._all_say_spaces:
             _check_same_spaces(batch, self.observation_space, self.action_space)
         batch = _structured(batch, (self.observation_space, self.action_space))
-        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of)
+        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of, self.elements)
         return conform(batch, self.observation_space, self.action_space, self._extra_dtypes)
 
 
@@ -206,8 +213,9 @@ def read_opened(
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
+        mappings = _each_once([document for one in said for document in one.mappings])
         if env_spaces is not None:
-            _check_batch(first, env_spaces, (f"--env {env}",) * 2, episodes.place_of)
+            _check_batch(first, env_spaces, (f"--env {env}",) * 2, episodes.place_of, ElementNames.of(mappings))
         known = declared(opened, first, env, env_spaces)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
@@ -231,6 +239,7 @@ def read_opened(
             commands=[line for one in said for line in one.commands],
             complete=all(manifest.complete for manifest in made_from),
             mappings=[one.columns for one in said if one.columns is not None],
+            mapping_documents=mappings,
             tally=episodes.tally,
             rejects=episodes.rejects,
             _waiting=episodes.waiting,
@@ -269,7 +278,11 @@ def _structured(batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatc
 
 
 def _check_batch(
-    batch: EpisodeBatch, spaces: tuple[Space, Space], said_by: tuple[str, str], place_of: Callable[[str], str]
+    batch: EpisodeBatch,
+    spaces: tuple[Space, Space],
+    said_by: tuple[str, str],
+    place_of: Callable[[str], str],
+    elements: ElementNames,
 ) -> None:
     """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` gives its place."""
     shaped = _structured(batch, spaces)
@@ -281,7 +294,7 @@ def _check_batch(
             step = "" if row is None else f", step {row - int(starts[entry])}"
             return f"{place_of(batch.ids[entry])}, episode {batch.ids[entry]}{step}"
 
-        check_fits(tree, space, name=name, said_by=by, where=where)
+        check_fits(tree, space, name=name, said_by=by, where=where, elements=elements)
 
 
 def _check_scale(said: str | None) -> None:
@@ -316,6 +329,10 @@ def _environment_kwargs(sources: Sequence[SourceInfo]) -> Mapping[str, Any]:
     """What the environment was made with, as far as all sources agree."""
     first = sources[0].environment_kwargs
     return first if all(source.environment_kwargs == first for source in sources) else {}
+
+
+def _each_once(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [document for number, document in enumerate(documents) if document not in documents[:number]]
 
 
 def _common(values: Sequence[str | None]) -> str | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
+from offline_cli.columns import mappings_in
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
@@ -209,5 +210,6 @@ def info_of(manifest: Manifest, location: str) -> SourceInfo:
         environment_kwargs=environment.kwargs if environment else {},
         longest=None if longest is None else int(longest),
         commands=tuple(str(line) for line in manifest.provenance.get("commands", [])),
+        mappings=mappings_in(manifest.provenance),
         manifest=manifest,
     )

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import ElementNames
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
@@ -121,7 +122,13 @@ class SourceInfo:
     longest: int | None = None  # steps of the longest episode; None: not known
     commands: tuple[str, ...] = ()  # that made it, first to last
     columns: Mapping[str, str] | None = None  # of a mapped table: its columns by ours, for a preview
+    mappings: tuple[Mapping[str, Any], ...] = ()  # as documents: its own, of a dataset those that its sources were read by
     manifest: Manifest | None = None  # of a dataset of ours
+
+    @property
+    def elements(self) -> ElementNames:
+        """The names of the elements of its vectors."""
+        return ElementNames.of(self.mappings)
 
     @property
     def spaces(self) -> tuple[Space | None, Space | None]:

@@ -27,6 +27,7 @@ __all__ = [
     "Environment",
     "EpisodeEnds",
     "Limit",
+    "MappedTables",
     "Out",
     "Overwriting",
     "Plugins",
@@ -126,11 +127,11 @@ class TempDir(TypedDict, total=False):
     ]
 
 
-class Tables(SourceFormat, TempDir, total=False):
+class MappedTables(SourceFormat, TempDir, total=False):
     """Recordings that may be tables of other programs."""
 
     mapping: Annotated[
-        str | os.PathLike[str] | None,
+        str | os.PathLike[str] | Mapping[str, Any] | None,
         Option(
             help="What the columns of a table mean: a TOML file, or a preset (rllib, gym-legacy, d4rl-table).",
             group=Group.DATA,
@@ -148,6 +149,11 @@ class Tables(SourceFormat, TempDir, total=False):
             group=Group.DATA,
         ),
     ]
+
+
+class Tables(MappedTables, total=False):
+    """The same, within a limit of memory of their own."""
+
     memory_limit: Annotated[int | str, MEMORY_LIMIT]
 
 

@@ -14,15 +14,14 @@ from offline_cli.options.shared import (
     Device,
     DryRun,
     Environment,
+    MappedTables,
     Out,
     Overwriting,
     Plugins,
     Resuming,
     Showing,
-    SourceFormat,
     Sources,
     Storage,
-    TempDir,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +64,9 @@ HIDDEN: Final = Option(
     form=Form.NUMBERS,
     metavar="N,N,...",
 )
-ACTIVATION: Final = Option(help="Activation between hidden layers.", group=Group.LEARNING, default="relu", in_config=True)
+ACTIVATION: Final = Option(
+    help="Activation between hidden layers; linear, as in RLlib, is none.", group=Group.LEARNING, default="relu", in_config=True
+)
 CONFIRM_EPISODES: Final = Option(
     help="Fresh episodes that must confirm {until_return}.", group=Group.CHECKING, default=100, minimum=1, in_config=True
 )
@@ -212,7 +213,7 @@ class Hidden(TypedDict, total=False):
 class MlpKeys(Hidden, total=False):
     """Options of the network mlp, which its table may hold as well."""
 
-    activation: Annotated[Literal["relu", "tanh", "silu", "gelu"], ACTIVATION]
+    activation: Annotated[Literal["relu", "tanh", "silu", "gelu", "linear"], ACTIVATION]
 
 
 class ConfigKeys(_Configured, MlpKeys, total=False):
@@ -238,10 +239,10 @@ class ConfigKeys(_Configured, MlpKeys, total=False):
 
 
 @reworded(
-    temp_dir={"help": "Where {streaming} keeps the steps."},
+    temp_dir={"help": "Where {streaming} keeps the steps, and rows of a table that do not fit into memory go."},
     dry_run="Check options, environment and all data, write nothing.",
 )
-class TrainBCOptions(_Configured, Hidden, SourceFormat, TempDir, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
     """Keywords of `train_bc`."""
 
     config: Annotated[

@@ -22,8 +22,8 @@ from offline_cli.engines.overseer import Overseer, exit_code_of
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
 from offline_cli.files.blanking import this_command
-from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
+from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.encoders import flattened_images
 from offline_cli.options.keywords import check_values, takes
@@ -94,13 +94,13 @@ def train_bc(
     An option that is None takes its value from the TOML file `config`, else its default; so do algorithm and network.
     `pipeline` may be a file, pieces, or what builds them, `lambda obs_space, act_space: pieces`. What its pieces learn, they
     learn from episodes that are not held out, and it is kept with the policy. A file says itself which pieces belong beside the
-    environment too; for Python objects `env_to_module` says it, which may be a file as well.
+    environment too; for Python objects `env_to_module` says it, which may be a file as well. `mapping` may be a dict.
 
     With `resume`, the configuration of the run in `out` stands for options that are None; where there is no checkpoint yet, a
     run begins. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had it from the start.
     With a bound that is reached already no update follows, and one below the updates made is refused. A finished run within its
     bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
-    and an `env` that is code, `module:EnvId` or `python:...`.
+    `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
 
     With `streaming`, each epoch has the same steps once, in an order that depends on `memory_limit` too. What `config` or
     `pipeline` names is imported without `plugins`. `command`: for the note that says who trains here.
@@ -122,7 +122,7 @@ def train_bc(
     asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     folder = RunFolder(open_location(out, storage_options, beside=asked))
     folder.claim(resume=resume, overwrite=options["overwrite"])
-    temp_dir = checked_folder(options["temp_dir"])
+    tables = TableOptions.of(others)
     check_plugins(options["plugins"])
     resolved = _resolve(asked_of_config, options["config"], folder, resume=resume, plugins=options["plugins"])
     setup = _setup(resolved)
@@ -145,7 +145,7 @@ def train_bc(
             from_=options["from_"],
             module_id=options["module_id"],
             device=target.type,
-            temp_dir=temp_dir,
+            tables=tables,
             storage_options=storage_options,
             on_progress=on_progress,
         )

@@ -15,7 +15,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -180,14 +180,15 @@ def load_data(
     from_: str = SOURCE_FORMAT.default,
     module_id: str | None = None,
     device: str = "cpu",
-    temp_dir: str | None = None,
+    tables: TableOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
 ) -> TrainingData:
     """Read `sources` whole, and put them through the learner pipeline: it learns from training episodes only.
 
     `setup`: the algorithm and network of the configuration; None: they are looked up. With `config.streaming` the steps go to a
-    file in `temp_dir`, which `TrainingData.close` ends; `device` is where training will run, whose libraries take memory.
+    file in the `temp_dir` of `tables`, which `TrainingData.close` ends; `device` is where training will run: its libraries take
+    memory.
 
     Raises what `read_episodes` raises, NoData where no episode has steps, BadData outside the spaces; BadConfig for an unknown
     scale of Box actions, where the memory limit does not do, and for episodes of several modules of which `module_id` names
@@ -196,11 +197,12 @@ def load_data(
     after that BadPiece for what a piece raises, or a state that cannot be saved; StorageError where the disk is full.
     """
     shares = Shares.of(config.memory_limit, device) if config.streaming else None
-    tables = None
+    tables = TableOptions() if tables is None else tables
+    temp_dir = tables.temp_dir
     if shares is not None:
-        tables = TableOptions(temp_dir=temp_dir, memory_limit=shares.tables)
+        tables = replace(tables, memory_limit=shares.tables)
     elif config.memory_limit is not None:
-        tables = TableOptions(memory_limit=max(MEMORY_LIMIT, config.memory_limit))
+        tables = replace(tables, memory_limit=max(MEMORY_LIMIT, config.memory_limit))
     opening = open_training_source(
         sources,
         config,

@@ -87,10 +87,13 @@ def test_recordings_that_are_read_in_any_case_show_histograms(recording: Path, c
     assert "--deep" not in shown
 
 
-def test_elements_of_a_vector_have_the_names_of_a_tables_columns(call: Call) -> None:
-    shown = call("inspect", TABLES / "robot_log.csv", "--mapping", TABLES / "robot_log.toml").stdout
-    assert cells(shown, "obs[0]")[1] == "joint_a"
-    assert cells(shown, "actions[1]")[1] == "cmd_lift"
+def test_elements_of_a_vector_have_the_names_of_a_tables_columns_in_a_dataset_too(call: Call, tmp_path: Path) -> None:
+    table, mapping = TABLES / "robot_log.csv", TABLES / "robot_log.toml"
+    convert(table, tmp_path / "D", mapping=mapping)
+    for place in ((table, "--mapping", mapping), (tmp_path / "D",)):
+        shown = call("inspect", *place).stdout
+        assert cells(shown, "obs[0]")[1] == "joint_a"
+        assert cells(shown, "actions[1]")[1] == "cmd_lift"
 
 
 def test_agents_and_modules_are_counted(tmp_path: Path, call: Call, call_json: Call) -> None:

@@ -166,7 +166,7 @@ class _Checks:
         self.name, self.findings = subject.name, findings
         self.episodes = self.steps = self.entries = 0
         self._inferred = subject.own is not None and subject.own.manifest is not None and subject.own.manifest.spaces_inferred
-        self._said = env_spaces or source.info.spaces
+        self._said, self._elements = env_spaces or source.info.spaces, source.info.elements
         check_scale_of(source.info, scale)
         self._scale = source.info.action_scale if scale is None else scale
         self._figures, self._plain = subject.own.comparisons() if subject.own is not None else (None, None)
@@ -213,9 +213,14 @@ class _Checks:
             if mixed:
                 self.findings.add(self.name, "mixed-action-scales", 1, [self.name], example=mixed)
             self._values = ValueChecks(
-                self.findings, self.name, scale, env=self._env, scale_is_said=self._scale_is_said and boxes
+                self.findings,
+                self.name,
+                scale,
+                env=self._env,
+                scale_is_said=self._scale_is_said and boxes,
+                elements=self._elements,
             )
-            self._dimensions = Dimensions(scale)
+            self._dimensions = Dimensions(scale, self._elements)
         return self._values, self._dimensions
 
     def tell(self) -> None:
