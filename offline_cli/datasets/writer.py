@@ -41,7 +41,7 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
 from offline_cli.options.data_commands import WriteOptions
 from offline_cli.options.keywords import check_values, takes
-from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
+from offline_cli.options.shared import COMPRESSION, MAX_BYTES, ROW_FORMAT, RowFormat
 from offline_cli.parquet.shards import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.tally import Reject, Tally
@@ -59,7 +59,7 @@ class DatasetWriter:
         self,
         location: str | os.PathLike[str] | Location,
         *,
-        format: RowFormat = "episodes",
+        format: RowFormat = ROW_FORMAT.default,
         observation_space: Space | None,
         action_space: Space | None,
         action_scale: str = UNKNOWN,
