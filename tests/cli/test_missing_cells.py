@@ -182,6 +182,40 @@ def test_ragged_rows_and_odd_texts_stay_bad_rows(call_json: Call, tmp_path: Path
     assert (list(episodes), told["episodes_lost"], told["assumptions"]["filled-previous:x"]) == (["B"], 2, 1)
 
 
+def test_an_episode_that_lost_a_row_is_set_aside_with_all_its_parts(call_json: Call, tmp_path: Path) -> None:
+    source = tmp_path / "log.csv"
+    rows = [
+        "A,0,1,1,0,1",
+        "A,1,1,1,,1",
+        "A,2,1,1,0,1",
+        "A,3,bad,1,0,1",
+        "A,4,1,1,0,1",
+        "B,0,1,1,0,1",
+        "B,1,,1,0,1",
+        "B,2,1,1,0,1",
+    ]
+    source.write_text("e,t,x,y,a,r\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    for how in ("skip", "quarantine"):
+        told, episodes = converted(call_json, tmp_path, source, "split_at_gaps = true\n" + COLUMNS, "--on-error", how)
+        assert list(episodes) == ["B", "B-gap1"]
+        assert (told["episodes_lost"], told["assumptions"]["split-at-gap"]) == (2, 2)
+
+
+def test_a_table_of_gaps_alone_holds_no_episode(call_json: Call, tmp_path: Path) -> None:
+    rows = [{"e": "A", "t": t, "x": None, "y": 0.5, "a": 1, "r": 1.0} for t in range(3)]
+    told, _ = converted(call_json, tmp_path, write(tmp_path, rows, "parquet"), "split_at_gaps = true\n" + COLUMNS, code=3)
+    assert told["error"]["code"] == "no-data"
+
+
+def test_agents_that_share_an_episode_are_filled_and_split_each_by_itself(call_json: Call, tmp_path: Path) -> None:
+    lines = ["e,p,t,x,a", "A,one,0,1,0", "A,two,0,,0", "A,one,1,,0", "A,two,1,7,0", "A,one,2,3,", "A,two,2,,1", "A,one,3,4,1"]
+    source = tmp_path / "log.csv"
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = 'split_at_gaps = true\n[columns]\neps_id = "e"\nagent_id = "p"\nt = "t"\nobs = "x"\nactions = "a"\n'
+    _, episodes = converted(call_json, tmp_path, source, text + '[fill]\nx = "previous"\n')
+    assert sorted(obs[:-1] for obs, _, _ in episodes.values()) == [[1, 1], [4], [7, 7]]
+
+
 def test_a_fill_for_vectors_takes_whole_cells(call_json: Call, tmp_path: Path) -> None:
     rows = [{"e": "A", "v": None if t == 1 else [t, 2.0 * t], "w": None if t == 2 else [1.0, t], "a": 0} for t in range(4)]
     source = tmp_path / "log.json"

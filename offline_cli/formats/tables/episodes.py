@@ -21,7 +21,7 @@ from offline_cli.formats.arrow_leaves import infos_of
 from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import Keys, StepRows, end_flags, fragments_of_rows
 from offline_cli.formats.tables.rows import Rows
-from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
+from offline_cli.tally import UNFINISHED, Lost, OnError, Rejects, Tally
 
 __all__ = ["EpisodeMaker", "Named", "runs_of"]
 
@@ -121,7 +121,8 @@ class EpisodeMaker:
         bad = (np.searchsorted(first, whole.unfilled, side="right") - 1).tolist()
         for row, e in zip(whole.unfilled.tolist(), bad, strict=True):
             place = f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
-            self.rejects.add(BadEpisode(rows.why_unfilled(row), where=place, fix=UNFILLED), raw=rows.quoted(row))
+            raw = rows.quoted(row) if self.rejects.on_error is OnError.QUARANTINE else ""
+            self.rejects.add(BadEpisode(rows.why_unfilled(row), where=place, fix=UNFILLED), raw=raw)
             if e in left:
                 self.rejects.lose(named.ids[e], place)
         self.rejects.lose_episodes(Lost.BAD_ROW, len(set(bad) - left))
