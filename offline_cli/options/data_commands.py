@@ -169,10 +169,34 @@ class InspectOptions(Tables, Storage, total=False):
     expect: Annotated[
         Mapping[str, Any] | None,
         Option(
-            help="Fail with exit code 7 unless the result has these values, such as episodes=100.",
+            help="Fail with exit code 7 unless the result has these values: episodes=100, 'return.mean>=450', 'steps<=5000'. "
+            "Keys are those of the JSON result, nested ones with dots.",
             group=Group.CHECKING,
-            form=Form.PAIRS,
+            form=Form.COMPARISONS,
             metavar="KEY=VALUE",
+        ),
+    ]
+    deep: Annotated[
+        bool,
+        Option(
+            help="Read a dataset's shards too, for what its manifest does not say: histograms of columns, episodes by agent "
+            "and module. Recordings of other formats are read in any case.",
+            group=Group.CHECKING,
+            default=False,
+        ),
+    ]
+    episode: Annotated[
+        str | None,
+        Option(
+            help="Show one episode: how it ended, its first and last steps, its columns over time.",
+            group=Group.CHECKING,
+            metavar="ID",
+        ),
+    ]
+    head: Annotated[
+        int | None,
+        Option(
+            help="List the first N episodes: id, length, return, how they ended.", group=Group.CHECKING, minimum=1, metavar="N"
         ),
     ]
     on_error: Annotated[
