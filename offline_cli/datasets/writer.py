@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.datasets.lease_record import identity_hash
-from offline_cli.datasets.manifest import Counts, Environment, Manifest, now, with_defaults
+from offline_cli.datasets.manifest import WRAPPERS, Counts, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
@@ -162,7 +162,8 @@ class DatasetWriter:
             "observation_space": obs,
             "action_space": actions,
             "action_scale": self._action_scale,
-            "environment": self._environment and asdict(self._environment),
+            "environment": self._environment and self._environment.as_json(),
+            **({WRAPPERS: list(self._environment.wrappers)} if self._environment and self._environment.wrappers else {}),
             "identity": identity_hash(self._identity),
         }
 

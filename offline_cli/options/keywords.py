@@ -53,6 +53,10 @@ def _values(one: Declared) -> dict[str, Any]:
         return {"enum": list(one.choices)}
     limits = _limits(one)
     kind = int if one.option.form is Form.SIZE else get_origin(one.kind) or one.kind
+    if one.option.form is Form.JSON:
+        return {"type": "object"}
+    if kind is Sequence:
+        return {"type": "array", "items": {"type": TYPES[get_args(one.kind)[0]]}}
     if kind is tuple:
         return {"type": "array", "items": {"type": TYPES[get_args(one.kind)[0]], **limits}}
     if kind is Mapping:

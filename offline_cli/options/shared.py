@@ -25,6 +25,7 @@ __all__ = [
     "Device",
     "DryRun",
     "Environment",
+    "EnvironmentParts",
     "EpisodeEnds",
     "Limit",
     "MappedTables",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 ENV_FORMS: Final = "a gymnasium id, module:EnvId or python:package.module:make_env"
+FROM_DATA: Final = "those in the manifest, or run folder, of the same environment, where they are plain"
 
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -157,7 +159,37 @@ class Tables(MappedTables, total=False):
     memory_limit: Annotated[int | str, MEMORY_LIMIT]
 
 
-class Environment(TypedDict, total=False):
+class EnvironmentParts(TypedDict, total=False):
+    """How an environment is made."""
+
+    env_kwargs: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            help="Arguments to make the environment with: a JSON object.",
+            group=Group.PLAYING,
+            without=FROM_DATA,
+            in_config=True,
+            form=Form.JSON,
+            example='{"gravity": 9.8}',
+            metavar="JSON",
+        ),
+    ]
+    wrappers: Annotated[
+        Sequence[str] | None,
+        Option(
+            help="Wrappers around the environment, inner first: module:Class, or one of gymnasium.wrappers, with arguments "
+            "as in TimeLimit:max_episode_steps=30; none: without.",
+            group=Group.PLAYING,
+            without=FROM_DATA,
+            in_config=True,
+            form=Form.NAMES,
+            flag="--wrapper",
+            metavar="NAME[:key=value,...]",
+        ),
+    ]
+
+
+class Environment(EnvironmentParts, total=False):
     """An environment by name."""
 
     env: Annotated[

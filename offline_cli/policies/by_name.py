@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import torch
@@ -17,7 +18,7 @@ from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import zero_rows
-from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
+from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
@@ -31,6 +32,7 @@ __all__ = ["open_policy", "policy_of_run"]
 
 RANDOM, SB3, PYTHON = "random", "sb3:", "python:"
 KINDS = ("observations", "actions")
+CODE: Final = re.compile(r"[^:]*[^:/]:[^\W\d][\w.]*")  # module:attribute, file.py:attribute
 
 
 def open_policy(
@@ -69,10 +71,14 @@ def open_policy(
         raise BadConfig("this kind of policy cannot be recorded yet", where=f"--policy {name}", fix=_forms())
     try:
         loaded = load_policy(name, storage_options, plugins=plugins)
+    except NoData as err:
+        err.fix = _meant(name) or err.fix
+        raise
     except StorageNotFound as err:
         if "://" in name or Path(name).exists():
             raise
-        raise not_found(name, f"no folder {name} exists, and no policy has that name", where="--policy", fix=_forms()) from err
+        what, fix = f"no folder {name} exists, and no policy has that name", _meant(name) or _forms()
+        raise not_found(name, what, where="--policy", fix=fix) from err
     return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
 
 
@@ -146,6 +152,15 @@ class _Play:
         if not self.pieces.is_default:
             fix = "--wrapper changes what it sees and does; or an RLModule: a run folder, python:package.module:attribute"
             raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {self.name}", fix=fix)
+
+
+def _meant(name: str) -> str:
+    """What a name without prefix was likely meant to be; empty: a run folder."""
+    if name.endswith(".zip"):
+        return f"did you mean {SB3}{name}?"
+    if "://" not in name and CODE.fullmatch(name):
+        return f"did you mean {PYTHON}{name}?"
+    return f"did you mean {PYTHON}{name}:its_name?" if name.endswith(".py") else ""
 
 
 def _forms() -> str:

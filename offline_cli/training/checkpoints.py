@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.datasets.manifest import WRAPPERS, Environment
 from offline_cli.datasets.ownership import is_link, keep_names
 from offline_cli.errors import BadConfig, StorageNotFound
 from offline_cli.files.locations import Location
@@ -139,6 +140,10 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         **network,
         "environment": config.env,
     }
+    known = {one.id: one for one in (data.recorded_in, data.played_in) if one is not None}  # the latter in place of the former
+    if known:
+        kept = filter(None, map(Environment.of, known.values()))
+        told["environments"] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
     module = data.seen.get("module")
     if module not in (None, DEFAULT_MODULE_ID):
         told["module"] = module  # whose episodes it learned from, for people: a run holds one policy

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from offline_cli.applying.learner_batches import nothing_left
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
-from offline_cli.environments import Environment
+from offline_cli.environments import Environment, EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.files.locations import Sources
@@ -159,6 +159,9 @@ class TrainingData:
     trained: PipelineSpec | None = None  # what playing the policy takes, with its state; None: no pieces
     pieces: PlaySpec | None = None  # what it plays between in `environment`; None: no pieces
     rewards: RewardFaults = field(default_factory=RewardFaults)
+    played_in: EnvironmentSpec | None = None  # for checks; None: none are played
+    recorded_in: EnvironmentSpec | None = None  # what the data is of; None: not known, or not one
+    environment_notes: tuple[str, ...] = ()  # on what either says of the other
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:

@@ -209,7 +209,7 @@ def open_training_source(
         return read_episodes(
             sources,
             from_=from_,
-            env=config.env,
+            env=config.env if environment is None else environment.spec,
             action_scale=config.action_scale,
             tables=tables,
             episode_limit=episode_limit,

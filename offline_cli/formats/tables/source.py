@@ -95,7 +95,7 @@ class TableOptions:
             options["rows_as_episodes"],
             options["episode_ends"],
             checked_folder(options["temp_dir"]),
-            byte_size(options.get("memory_limit", MEMORY_LIMIT), option="--memory-limit"),
+            byte_size(options.get("memory_limit", MEMORY_LIMIT), option="--memory-limit", minimum=1),
         )
 
     def identity(self, storage_options: Mapping[str, Any] | None = None) -> list[Any]:
