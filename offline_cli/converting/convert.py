@@ -313,11 +313,11 @@ def _described(batch: EpisodeBatch) -> dict[str, Any]:
         "return": float(batch.returns[0]),
         "terminated": bool(batch.terminated[0]),
         "truncated": bool(batch.truncated[0]),
-        "first_steps": [{path: _value(leaf[step]) for path, leaf in leaves} for step in range(shown)],
+        "first_steps": [{path: shown_value(leaf[step]) for path, leaf in leaves} for step in range(shown)],
     }
 
 
-def _value(value: Any) -> Any:
+def shown_value(value: Any) -> Any:
     """A number, a short list of numbers, or the shape and dtype of a larger value."""
     array = np.asarray(value)
     return array.tolist() if array.size <= SHOWN_NUMBERS else f"{array.dtype} {list(array.shape)}"

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
@@ -33,10 +36,19 @@ from offline_cli.scopes import Scope, part_of
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["ShardReader", "ShardsAhead"]
+__all__ = ["BlockCache", "Blocks", "ShardReader", "ShardsAhead"]
 
 AT_ONCE: Final = 8  # remote shards that are opened before their turn
+KEPT: Final = 4  # blocks, of some 8 MiB or one episode each
 FIX = "write the dataset again from its source"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """The K runs of row groups of a shard that hold whole episodes, as short as they can be."""
+
+    groups: NDArray[np.int64]  # (K+1,) block k is the row groups groups[k]:groups[k+1]
+    episodes: NDArray[np.int64]  # (K+1,) and holds the episodes episodes[k]:episodes[k+1] of the shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +105,41 @@ class ShardReader:
     def _steps(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
         tables = self._row_groups(file, location, trust)
         for table in _whole_episodes(tables, self.target_steps):
-            yield step_tables.from_table(
-                table,
-                observation_space=self.observation_space,
-                action_space=self.action_space,
-                where=location.url,
-                keep=self.keep,
-            )
+            yield self._stepped(table, location)
+
+    def _stepped(self, table: Any, location: Location) -> EpisodeBatch:
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return step_tables.from_table(table, **spaces, where=location.url, keep=self.keep)
+
+    def blocks(self, file: OpenShard, location: Location, trust: Trust) -> Blocks:
+        """Where the opened shard holds which episodes. Of `columns`, the ids of all steps are read. Raises as `read` does."""
+        self.check_columns(file, location)
+        if self.format != "columns":
+            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            return Blocks(np.arange(len(rows) + 1), np.cumsum([0, *rows]))
+        groups, episodes, count, last_id = [0], [0], 0, None
+        tables = read_row_groups(file, location, columns=[Columns.EPS_ID], trust=trust)
+        for group, table in enumerate(tables):
+            if not table.num_rows:
+                continue
+            ids = table.column(Columns.EPS_ID).combine_chunks()
+            ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
+            begins = last_id is None or not last_id.equals(ids[0])
+            if begins and count:
+                groups.append(group)
+                episodes.append(count)
+            count += int(begins) + int(pc.sum(pc.not_equal(ids[1:], ids[:-1])).as_py() or 0)
+            last_id = ids[-1]
+        ends = ([file.num_row_groups], [count]) if count else ([], [])
+        return Blocks(np.array(groups + ends[0]), np.array(episodes + ends[1]))
+
+    def block(self, file: OpenShard, location: Location, trust: Trust, blocks: Blocks, number: int) -> list[EpisodeBatch]:
+        """The episodes of one block of the opened shard, in order. Raises as `read` does."""
+        groups = range(int(blocks.groups[number]), int(blocks.groups[number + 1]))
+        tables = read_row_groups(file, location, columns=self.columns_of(file), trust=trust, groups=groups)
+        if self.format != "columns":
+            return list(self._decoded(tables, location, int(blocks.episodes[number])))
+        return [self._stepped(pa.concat_tables(list(tables)), location)]
 
     def columns_of(self, file: OpenShard) -> list[str]:
         """The columns of an opened shard that are read."""
@@ -116,8 +156,11 @@ class ShardReader:
         return read_row_groups(file, location, columns=self.columns_of(file), trust=trust)
 
     def _episodes(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
-        row = 0
-        for table in self._row_groups(file, location, trust):
+        yield from self._decoded(self._row_groups(file, location, trust), location, 0)
+
+    def _decoded(self, tables: Iterator[Any], location: Location, row: int) -> Iterator[EpisodeBatch]:
+        """`row`: of the first table in its file."""
+        for table in tables:
             for batch in episode_tables.from_table(
                 table,
                 first_row=row,
@@ -129,6 +172,56 @@ class ShardReader:
             ):
                 yield batch if self.keep is None else _kept(batch, self.keep)
             row += table.num_rows
+
+
+class BlockCache:
+    """Where shards have their blocks, and the last few blocks that were read. It is pickled without either."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, Blocks] = {}  # by URL of the shard
+        self._held: OrderedDict[tuple[str, int], list[EpisodeBatch]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[BlockCache], tuple[()]]:
+        return BlockCache, ()
+
+    def read(
+        self,
+        place: Location,
+        reader: ShardReader,
+        opening: Callable[[], AbstractContextManager[OpenShard]],
+        trust: Trust,
+        count: int,
+        episodes: NDArray[np.int64],
+    ) -> list[tuple[NDArray[np.int64], EpisodeBatch]]:
+        """These episodes of the shard at `place`, in parts, each with its places in `episodes`.
+
+        The shard is opened if a part of it has to be read. Raises what `ShardReader.read` raises; BadData for a shard that has
+        not `count` episodes.
+        """
+        with self._lock, ExitStack() as stack:
+            file = cache(lambda: stack.enter_context(opening()))
+            if place.url not in self._blocks:
+                self._blocks[place.url] = reader.blocks(file(), place, trust)
+            blocks = self._blocks[place.url]
+            if blocks.episodes[-1] != count:
+                what = f"the shard holds {blocks.episodes[-1]} episodes, its manifest says {count}"
+                raise BadData(what, where=place.url, fix=FIX)
+            of_block, found = np.searchsorted(blocks.episodes, episodes, side="right") - 1, []
+            for number in np.unique(of_block).tolist():
+                batches = self._held.pop((place.url, number), None)
+                if batches is None:
+                    batches = reader.block(file(), place, trust, blocks, number)
+                self._held[place.url, number] = batches
+                if len(self._held) > KEPT:
+                    self._held.popitem(last=False)
+                rows = np.flatnonzero(of_block == number)
+                wanted, first = episodes[rows] - blocks.episodes[number], np.cumsum([0, *map(len, batches)])
+                of_batch = np.searchsorted(first, wanted, side="right") - 1
+                for one in np.unique(of_batch).tolist():
+                    at = np.flatnonzero(of_batch == one)
+                    found.append((rows[at], batches[one].select(wanted[at] - first[one])))
+        return found
 
 
 def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:

@@ -1,7 +1,7 @@
 """Options of `train-bc`, and the keys of its configuration file."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
@@ -56,7 +56,13 @@ NETWORK: Final = Option(
     in_config=True,
 )
 HIDDEN: Final = Option(
-    help="Widths of the hidden layers of the network mlp.", group=Group.LEARNING, default=(256, 256), minimum=1, in_config=True
+    help="Widths of the hidden layers of the network mlp.",
+    group=Group.LEARNING,
+    default=(256, 256),
+    minimum=1,
+    in_config=True,
+    form=Form.NUMBERS,
+    metavar="N,N,...",
 )
 ACTIVATION: Final = Option(
     help="Activation between hidden layers; linear, as in RLlib, is none.", group=Group.LEARNING, default="relu", in_config=True
@@ -198,10 +204,15 @@ class _Configured(Environment, ActionScale, total=False):
     ]
 
 
-class MlpKeys(TypedDict, total=False):
+class Hidden(TypedDict, total=False):
+    """How large the network mlp is."""
+
+    hidden: Annotated[Sequence[int] | None, HIDDEN]
+
+
+class MlpKeys(Hidden, total=False):
     """Options of the network mlp, which its table may hold as well."""
 
-    hidden: Annotated[tuple[int, ...], HIDDEN]
     activation: Annotated[Literal["relu", "tanh", "silu", "gelu", "linear"], ACTIVATION]
 
 
@@ -231,7 +242,7 @@ class ConfigKeys(_Configured, MlpKeys, total=False):
     temp_dir={"help": "Where {streaming} keeps the steps, and rows of a table that do not fit into memory go."},
     dry_run="Check options, environment and all data, write nothing.",
 )
-class TrainBCOptions(_Configured, MappedTables, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
     """Keywords of `train_bc`."""
 
     config: Annotated[

@@ -101,6 +101,11 @@ class PipedPolicy:
         return block_rows(tried, tried.observation_space, slots, block)
 
     @property
+    def is_stateful(self) -> bool:
+        """Whether the module carries a state from step to step."""
+        return self._module.is_stateful()
+
+    @property
     def may_learn(self) -> bool:
         """Whether a piece keeps a state that may change; not so for those that a run has brought its state for."""
         beside = [_learns(piece, frozen=self._frozen) for piece in self.pipelines.env_to_module.pieces()]

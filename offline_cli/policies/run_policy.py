@@ -52,6 +52,7 @@ from offline_cli.spaces import space_from_json
 __all__ = [
     "ALONE",
     "FORMAT",
+    "GIVEN_SPACE",
     "OF_NETWORK",
     "UINT8_SCALING",
     "WITH_PIECES",
@@ -71,6 +72,7 @@ FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
 ALONE, WITH_PIECES, OF_NETWORK = 1, 2, 3  # versions
 UINT8_SCALING = "uint8_scaling"
+GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
 
 
 @dataclass(frozen=True, slots=True, eq=False)

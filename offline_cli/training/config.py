@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from os import PathLike
@@ -133,8 +133,11 @@ def resolve_config(
     of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(given.get("hidden"), Sequence) and not isinstance(given["hidden"], str):
+        given["hidden"] = list(given["hidden"])
     twice: list[str] = []
     from_file = folded(read_config(file), twice) if file is not None else {}
+    _check_one_size(given, from_file, file)
     merged = {**(stored or {}), **from_file, **given, **merged_tables(stored or {}, from_file)}
     if stored and "network" in from_file and merged["network"] != stored.get("network"):
         merged = {name: value for name, value in merged.items() if name not in MLP_KEYS or name in from_file}
@@ -156,6 +159,14 @@ def _has_null(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_null, value.values()))
     return any(map(_has_null, value)) if isinstance(value, list | tuple) else value is None
+
+
+def _check_one_size(given: Mapping[str, Any], from_file: Mapping[str, Any], file: str | PathLike[str] | None) -> None:
+    """Raise UsageError where option and file name two sizes of the network: a checkpoint's weights have one."""
+    asked, said = given.get("hidden"), from_file.get("hidden")
+    if asked is not None and said is not None and asked != said:
+        what = f"--hidden says {','.join(map(str, asked))}, and the file says {_as_text(said)}"
+        raise UsageError(what, where=f"--hidden and {file}", fix="give the widths in one of the two")
 
 
 def stored_config(stored: Mapping[str, Any]) -> BCConfig:

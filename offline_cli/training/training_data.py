@@ -162,6 +162,7 @@ class TrainingData:
     played_in: EnvironmentSpec | None = None  # for checks; None: none are played
     recorded_in: EnvironmentSpec | None = None  # what the data is of; None: not known, or not one
     environment_notes: tuple[str, ...] = ()  # on what either says of the other
+    given_space: Space | None = None  # of an environment's observations: before the learner pipeline
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
@@ -276,6 +277,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         pieces=pieces,
         rewards=summary.rewards,
         learner=source.learner,
+        given_space=source.spaces[0],
         columns_anew=anew,
     )
 

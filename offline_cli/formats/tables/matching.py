@@ -88,7 +88,7 @@ def default_mapping(files: FileColumns, seen: Callable[[Sequence[str]], Seen]) -
     raise BadMapping(
         f"a table whose columns nothing explains: {_listed(columns)}{more}",
         where=_first(files),
-        fix="`offline-cli convert --mapping FILE`, where FILE says what the columns mean (docs/tables.md)"
+        fix="--mapping FILE, where FILE says what the columns mean (docs/tables.md)"
         f"{_other_delimiter(columns)}. To start from:\n\n" + proposed,
         details={"columns": columns[:MAX_TOLD], "starting_mapping": proposed},
     )
