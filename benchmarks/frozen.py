@@ -184,7 +184,7 @@ def _recorded(temp: Path, key: str, env: str, options: Mapping[str, Any]) -> dic
 
 def _evaluated(temp: Path, name: str, env: str, *, explore: bool) -> dict[str, Any]:
     told = evaluate(str(temp / "runs" / name), env=env, episodes=20, seed=3, explore=explore).as_dict()
-    return {key: value for key, value in told.items() if key not in ("run", "policy", "seconds")}
+    return {key: value for key, value in told.items() if key not in ("run", "policy", "seconds", "env_kwargs", "wrappers")}
 
 
 def frozen() -> dict[str, dict[str, Any]]:

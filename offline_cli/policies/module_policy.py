@@ -37,7 +37,7 @@ from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.policies.policy import Acted, rows_of
-from offline_cli.policies.run_policy import LoadedPolicy
+from offline_cli.policies.run_policy import ENVIRONMENTS, GIVEN_SPACE, LoadedPolicy
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
@@ -159,8 +159,12 @@ class ModulePolicy:
 
 
 def fingerprint_of(loaded: LoadedPolicy) -> str:
-    """Of a run's policy: weights, and description with the pieces it was trained through and a hash of what they learned."""
-    digest = hashlib.sha256(json.dumps(loaded.description, sort_keys=True).encode())
+    """Of a run's policy: weights, and description with the pieces it was trained through and a hash of what they learned.
+
+    What the description says of environments does not count: ids of recorded episodes follow from the fingerprint.
+    """
+    played = {name: value for name, value in loaded.description.items() if name not in (ENVIRONMENTS, GIVEN_SPACE)}
+    digest = hashlib.sha256(json.dumps(played, sort_keys=True).encode())
     for name, tensor in sorted(loaded.module.state_dict().items()):
         digest.update(name.encode() + tensor.numpy().tobytes())
     return digest.hexdigest()

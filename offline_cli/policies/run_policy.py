@@ -51,6 +51,7 @@ from offline_cli.spaces import space_from_json
 
 __all__ = [
     "ALONE",
+    "ENVIRONMENTS",
     "FORMAT",
     "GIVEN_SPACE",
     "OF_NETWORK",
@@ -72,6 +73,7 @@ FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
 ALONE, WITH_PIECES, OF_NETWORK = 1, 2, 3  # versions
 UINT8_SCALING = "uint8_scaling"
+ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
 GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
 
 
@@ -241,7 +243,7 @@ def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
     """Where a run was measured, and what its data is of: none of a run of an earlier version. Raises ValueError, KeyError,
     TypeError where the description of the policy is broken."""
     found = []
-    for one in description.get("environments", []):
+    for one in description.get(ENVIRONMENTS, []):
         parts = one["id"], one["kwargs"], one["wrappers"]
         if [*map(type, parts)] != [str, dict, list] or any(type(text) is not str for text in parts[2]):
             raise ValueError(f"its environment is {one!r}")

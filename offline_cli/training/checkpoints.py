@@ -36,7 +36,7 @@ from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
 from offline_cli.modules.network import MLP, network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.run_files import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
-from offline_cli.policies.run_policy import ALONE, FORMAT, GIVEN_SPACE, OF_NETWORK, UINT8_SCALING, WITH_PIECES
+from offline_cli.policies.run_policy import ALONE, ENVIRONMENTS, FORMAT, GIVEN_SPACE, OF_NETWORK, UINT8_SCALING, WITH_PIECES
 from offline_cli.spaces import space_to_json
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
@@ -143,7 +143,7 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
     known = {one.id: one for one in (data.recorded_in, data.played_in) if one is not None}  # the latter in place of the former
     if known:
         kept = filter(None, map(Environment.of, known.values()))
-        told["environments"] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
+        told[ENVIRONMENTS] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
     module = data.seen.get("module")
     if module not in (None, DEFAULT_MODULE_ID):
         told["module"] = module  # whose episodes it learned from, for people: a run holds one policy
