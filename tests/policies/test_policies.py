@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
 from offline_cli.modules.distributions import build_head
 from offline_cli.modules.drawing import chance_size, drawn_actions
+from offline_cli.policies.module_policy import fingerprint_of
 from offline_cli.policies.policy import uniform_size, uniform_values
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.trees import leaves
@@ -48,6 +50,13 @@ def test_a_run_that_explores_draws_by_its_own_likelihoods(
     np.testing.assert_allclose(batch.extra["action_logp"], picked.numpy(), atol=1e-6)
     share, expected = float((batch.actions == 1).mean()), float(chance.exp()[:, 1].mean())
     assert abs(share - expected) < 4 * np.sqrt(0.25 / len(chance))
+
+
+def test_what_a_run_says_of_environments_does_not_change_its_fingerprint(run_folder: Callable[..., Path]) -> None:
+    loaded = load_policy(str(run_folder("CartPole-v1")))
+    others = {"environments": [{"id": "A-v0", "kwargs": {}, "wrappers": []}], "given_observation_space": None}
+    assert fingerprint_of(replace(loaded, description={**loaded.description, **others})) == fingerprint_of(loaded)
+    assert fingerprint_of(replace(loaded, description={**loaded.description, "network": "x"})) != fingerprint_of(loaded)
 
 
 @pytest.mark.parametrize("scale", ["normalized", "env"])
