@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.converting.operations.selecting import sample as sample
     from offline_cli.converting.operations.selecting import split as split
     from offline_cli.datasets.dataset import open_dataset as open_dataset
+    from offline_cli.datasets.write_dataset import write_dataset as write_dataset
+    from offline_cli.datasets.writer import DatasetWriter as DatasetWriter
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
     from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
@@ -26,7 +28,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.files.locations import open_location as open_location
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
-    from offline_cli.policies.run_policy import load_policy as load_policy
+    from offline_cli.policies.by_name import load_policy as load_policy
     from offline_cli.recording.record import record as record
     from offline_cli.training.train import train_bc as train_bc
 
@@ -38,6 +40,7 @@ _HOMES = {
     "Columns": "offline_cli.columns",
     "ConnectorPipelineV2": "offline_cli.connectors",
     "ConnectorV2": "offline_cli.connectors",
+    "DatasetWriter": "offline_cli.datasets.writer",
     "EpisodeBatch": "offline_cli.episodes.batch",
     "MultiAgentEpisode": "offline_cli.episodes.multi_agent.multi_agent_episode",
     "OfflineCliError": "offline_cli.errors",
@@ -48,7 +51,7 @@ _HOMES = {
     "evaluate": "offline_cli.playing.evaluate",
     "filter": "offline_cli.converting.operations.selecting",
     "inspect": "offline_cli.checking.inspect",
-    "load_policy": "offline_cli.policies.run_policy",
+    "load_policy": "offline_cli.policies.by_name",
     "open_dataset": "offline_cli.datasets.dataset",
     "open_location": "offline_cli.files.locations",
     "record": "offline_cli.recording.record",
@@ -57,12 +60,14 @@ _HOMES = {
     "split": "offline_cli.converting.operations.selecting",
     "train_bc": "offline_cli.training.train",
     "validate": "offline_cli.checking.validate",
+    "write_dataset": "offline_cli.datasets.write_dataset",
 }
 
 __all__ = [
     "Columns",
     "ConnectorPipelineV2",
     "ConnectorV2",
+    "DatasetWriter",
     "EpisodeBatch",
     "MultiAgentEpisode",
     "OfflineCliError",
@@ -83,6 +88,7 @@ __all__ = [
     "split",
     "train_bc",
     "validate",
+    "write_dataset",
 ]
 
 

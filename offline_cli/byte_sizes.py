@@ -16,8 +16,9 @@ SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 FIX: Final = "write a number and a unit: 256MiB, 1GiB"
 
 
-def byte_size(size: int | str, *, option: str) -> int:
-    """`256MiB`, `1.5GB`, `1g` or a plain number as bytes. Raises UsageError for other text, BadConfig for other types."""
+def byte_size(size: int | str, *, option: str, minimum: int = 0) -> int:
+    """`256MiB`, `1.5GB`, `1g` or a plain number as bytes. Raises UsageError for other text, or one of fewer bytes than
+    `minimum`, BadConfig for other types."""
     if isinstance(size, int) and not isinstance(size, bool):
         return size
     if not isinstance(size, str):
@@ -26,4 +27,7 @@ def byte_size(size: int | str, *, option: str) -> int:
     if found is None:
         raise UsageError(f"{size!r} is not a size", where=option, fix=FIX)
     number, unit = found.groups()
-    return int(float(number) * UNITS[(unit or "").lower()])
+    count = int(float(number) * UNITS[(unit or "").lower()])
+    if count < minimum:
+        raise UsageError(f"{option} {size} is less than {minimum}", where=option, fix=FIX)
+    return count

@@ -1,7 +1,8 @@
-"""Environments by name: a gymnasium id, `module:EnvId` or `python:package.module:make_env`.
+"""Environments by name: a gymnasium id, `module:EnvId`, or a class or function, `python:package.module:make_env`.
 
 One place for every command that takes `--env`. Code is imported because the caller names it, never because a dataset, manifest
-or run folder does; it may also lie in the current folder, which is searched last, so that it hides no installed package.
+or run folder does (`formats/opening.py` says what of a record from there is used). It may also lie in the current folder, which
+is searched last, so that it hides no installed package, or in a file named by its path (`my_envs.py:make_env`).
 
 Whatever an environment raises while it is imported, made or closed is BadData with its name; a package that it lacks is
 MissingPackage; a name that gymnasium does not know is UnknownEnvironment.
@@ -10,22 +11,28 @@ MissingPackage; a name that gymnasium does not know is UnknownEnvironment.
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
+import json
 import logging
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import gymnasium as gym
+import gymnasium.wrappers
 import numpy as np
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
-from offline_cli.import_path import add_current_folder
+from offline_cli.import_path import add_current_folder, call_of, hidden_file, module_named, names_file, no_module
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
 from offline_cli.waiting import CLOSING, Overdue, current
 
-__all__ = ["Env", "Environment", "open_environment", "spaces_of_env"]
+__all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +40,33 @@ Env = gym.Env[Any, Any]
 PYTHON = "python:"
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """Which environment, as manifests, run folders and plans have it."""
+
+    id: str  # as `--env` takes it
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # of gymnasium.make; plain JSON values
+    wrappers: tuple[str, ...] = ()  # as `--wrapper` takes them, inner first
+
+    def flags(self, *, kwargs: bool = True, wrappers: bool = True) -> str:
+        """The options of a command that say these, quoted for a shell."""
+        told = [f"--env-kwargs {shlex.quote(json.dumps(dict(self.kwargs)))}"] if kwargs else []
+        if wrappers:
+            told += [f"--wrapper {shlex.quote(text)}" for text in self.wrappers or ("none",)]
+        return " ".join(told)
+
+
 class Environment:
     """How to make copies of one environment; copies that were made are kept until `close`, or the end of a `with`."""
 
-    def __init__(self, name: str, make: Callable[[], Any], make_vector: Callable[[int], Any] | None) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        make_vector: Callable[[int], Any] | None,
+        spec: EnvironmentSpec | None = None,
+    ) -> None:
+        self.name, self.spec = name, EnvironmentSpec(name) if spec is None else spec
         self._make, self._make_vector = make, make_vector
         self._singles: list[Env] = [self._made()]
         self._vectors: dict[int, Any] = {}
@@ -148,19 +177,21 @@ def _difference(path: str, own: Space, other: Space) -> str:
 def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str] = ()) -> Environment:
     """The environment of that name, made with `kwargs`, inside `wrappers`: the first is the innermost.
 
-    A wrapper is `package.module:Class`, or the name of one of gymnasium.wrappers. Raises UnknownEnvironment, with near
-    matches, UnsupportedSpace, MissingPackage for what it needs, BadConfig for kwargs that it does not take and for unknown
-    wrappers, and BadData where its code raises.
+    A wrapper is `package.module:Class`, or the name of one of gymnasium.wrappers; arguments follow, `Name:key=value,...`.
+    Raises UnknownEnvironment, with near matches, UnsupportedSpace, MissingPackage for what it needs, BadConfig for kwargs that
+    it does not take and, naming all mistakes, for wrappers, and BadData where its code raises.
     """
-    given, around = dict(kwargs or {}), [_wrapper(text) for text in wrappers]
-    if name.startswith(PYTHON):
-        return Environment(name, _fitted_out(name, _maker(name), given, around), None)
-    spec = _spec(name)
+    given, around = dict(kwargs or {}), _wrappers(wrappers)
+    told = EnvironmentSpec(name, given, tuple(wrappers))
+    spec = _maker(name) if name.startswith(PYTHON) else _spec(name)
+    if not isinstance(spec, gym.envs.registration.EnvSpec):
+        return Environment(name, _fitted_out(name, spec, given, around), None, told)
     wrapped = bool(spec.additional_wrappers) or bool(wrappers) or spec.vector_entry_point is None
-    vector = None if wrapped else lambda count: gym.make_vec(name, count, vectorization_mode="vector_entry_point", **given)
+    id_ = spec.id  # its module has been imported
+    vector = None if wrapped else lambda count: gym.make_vec(id_, count, vectorization_mode="vector_entry_point", **given)
     # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
-    make = _fitted_out(name, lambda **own: gym.make(name, disable_env_checker=True, **own), given, around)
-    return Environment(name, make, vector)
+    make = _fitted_out(name, lambda **own: gym.make(id_, disable_env_checker=True, **own), given, around)
+    return Environment(name, make, vector, told)
 
 
 def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wrappers: list[Any]) -> Callable[[], Any]:
@@ -179,21 +210,45 @@ def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wra
     return made
 
 
-def spaces_of_env(name: str) -> tuple[Space, Space]:
-    """Observation and action space of the environment of that name. Raises as `open_environment` does."""
-    with open_environment(name) as environment:
+def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:
+    """Observation and action space of that environment. Raises as `open_environment` does."""
+    spec = EnvironmentSpec(named) if isinstance(named, str) else named
+    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
         return environment.observation_space, environment.action_space
 
 
+def check_registered(name: str) -> None:
+    """Raise UnknownEnvironment for an id that gymnasium does not know; names of code are left to `open_environment`."""
+    if ":" not in name:
+        _spec(name)
+
+
 def _spec(name: str) -> Any:
+    """gymnasium's record of an id; or the class or function of a module in which no such id is registered."""
     module, colon, id_ = name.rpartition(":")
-    if colon:
-        _imported(module, name)
+    imported = _imported(module, name) if colon else None
     try:
         return gym.spec(id_)
     except gym.error.Error as err:
-        near = [f"{module}{colon}{match}" for match in difflib.get_close_matches(id_, list(gym.registry), n=3, cutoff=0.5)]
-        raise _unknown(name, str(err), near) from err
+        if callable(made := getattr(imported, id_, None)):
+            return made
+        known = [*gym.registry, *(vars(imported) if imported else ())]
+        near = [f"{module}{colon}{match}" for match in _near(id_, known)]
+        raise _unknown(name, str(err), [*near, *_as_code(name)]) from err
+
+
+def _as_code(name: str) -> list[str]:
+    """What names the attribute of a module that is there, where `name` is written as in Python; nothing is imported."""
+    module, dot, attribute = name.rpartition(".")
+    add_current_folder()
+    with suppress(ImportError, ValueError):
+        if dot and ":" not in name and attribute.isidentifier() and importlib.util.find_spec(module.partition(".")[0]):
+            return [f"{PYTHON}{module}:{attribute}"]
+    return []
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, known, n=3, cutoff=0.5)
 
 
 def _maker(name: str) -> Callable[[], Any]:
@@ -201,24 +256,61 @@ def _maker(name: str) -> Callable[[], Any]:
     imported = _imported(module, name)
     found = getattr(imported, attribute, None)
     if found is None:
-        near = difflib.get_close_matches(attribute, vars(imported), n=3, cutoff=0.5)
-        raise _unknown(name, f"{module} has no {attribute!r}", [f"{PYTHON}{module}:{match}" for match in near])
+        hidden = hidden_file(module, imported)
+        near = [hidden] if hidden else [f"{module}:{match}" for match in _near(attribute, list(vars(imported)))]
+        raise _unknown(name, f"{module} has no {attribute!r}", [f"{PYTHON}{match}" for match in near])
     if not callable(found):
         raise _unknown(name, f"it is {type(found).__name__}, not a function that makes an environment")
     make: Callable[[], Any] = found
     return make
 
 
-def _wrapper(text: str) -> Any:
-    """The class that `--wrapper` names. Raises BadConfig."""
-    module, colon, attribute = text.removeprefix(PYTHON).rpartition(":")
-    module = module if colon else "gymnasium.wrappers"
+def _wrappers(texts: Sequence[str]) -> list[Any]:
+    """What `--wrapper` names, with its arguments. Raises BadConfig with all mistakes."""
+    made, wrong = [], list[BadConfig]()
+    for text in texts:
+        name, arguments, mistakes = call_of(text)
+        try:
+            found = _wrapper(text, name)
+            if mistakes:
+                raise BadConfig("; ".join(mistakes), where=f"--wrapper {text}", fix="--wrapper NAME:key=value,...")
+        except BadConfig as err:
+            wrong.append(err)
+        else:
+            made.append(_called(text, found, arguments) if arguments else found)
+    if len(wrong) > 1:
+        texts = [f"{err.what} ({err.fix})" for err in wrong]
+        raise BadConfig.of(texts, where="; ".join(err.where for err in wrong), fix="correct each --wrapper")
+    if wrong:
+        raise wrong[0]
+    return made
+
+
+def _called(text: str, found: Any, arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
+    if getattr(found, "__module__", "").startswith(gymnasium.wrappers.__name__):  # which take tuples, and JSON has none
+        arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+
+    def made(env: Any) -> Any:
+        try:
+            return partial(found, **arguments)(env)
+        except (TypeError, ValueError, AssertionError) as err:
+            fix = "name arguments that the wrapper takes, with values that it accepts"
+            raise BadConfig(f"the wrapper cannot be made so: {err}", where=f"--wrapper {text}", fix=fix) from err
+
+    return made
+
+
+def _wrapper(text: str, name: str) -> Any:
+    """The class that `name` means, in a `--wrapper`. Raises BadConfig."""
+    module, colon, attribute = name.removeprefix(PYTHON).rpartition(":")
+    module = module if colon else gymnasium.wrappers.__name__
     try:
-        found = getattr(_imported(module, text), attribute, None)
+        imported = _imported(module, text)
     except UnknownEnvironment as err:
-        raise _no_wrapper(text, f"there is no module {module!r}", []) from err
+        raise _no_wrapper(text, f"there is no {'file' if names_file(module) else 'module'} {module!r}", []) from err
+    found = getattr(imported, attribute, None)
     if not callable(found):
-        near = difflib.get_close_matches(attribute, dir(importlib.import_module(module)), n=3, cutoff=0.5)
+        near = [f"{module}:{match}" if colon else match for match in _near(attribute, dir(imported))]
         raise _no_wrapper(text, f"{module} has no class {attribute!r}", near)
     return found
 
@@ -229,14 +321,13 @@ def _no_wrapper(text: str, why: str, near: list[str]) -> BadConfig:
 
 
 def _imported(module: str, name: str) -> ModuleType:
-    if not module or module.startswith("."):
+    if not module or (module.startswith(".") and not names_file(module)):
         raise _unknown(name, "it names no module")
-    add_current_folder()
     try:
-        return importlib.import_module(module)
+        return module_named(module)
     except ModuleNotFoundError as err:
-        if f"{module}.".startswith(f"{err.name}."):
-            raise _unknown(name, f"there is no module {err.name!r}") from err
+        if said := no_module(module, err):
+            raise _unknown(name, said) from err
         raise _missing(name, err) from err
     except (Exception, SystemExit) as err:
         raise _raised(name, f"importing {module}", err) from err

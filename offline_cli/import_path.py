@@ -1,21 +1,41 @@
-"""Where modules are searched: the current folder comes last, here and in every process that is started.
+"""Code that a user names by text: where modules are searched, files, and calls with arguments.
 
-A file that happens to lie there must not pass for a module of the standard library or of an installed package; a module that
-the user names, and that is nowhere else, is found.
+The current folder is searched last, here and in every process that is started: a file that happens to lie there must not pass
+for a module of the standard library or of an installed package; a module that the user names, and that is nowhere else, is
+found. A file can be named by its path too (`sub/pol.py:act`), whatever its name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+import json
 import os
+import re
 import sys
+from collections.abc import Iterator
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any, Final
 
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
 
-__all__ = ["add_current_folder", "named_object", "path_for_workers", "safe_flags", "without_current_folder_first"]
+__all__ = [
+    "add_current_folder",
+    "arguments_of",
+    "call_of",
+    "hidden_file",
+    "module_named",
+    "named_object",
+    "names_file",
+    "no_module",
+    "path_for_workers",
+    "safe_flags",
+]
 
+CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
+ARGUMENT: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 HOME: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
@@ -25,21 +45,69 @@ def add_current_folder() -> None:
         sys.path.append("")
 
 
+def names_file(module: str) -> bool:
+    """Whether what stands for a module is the path of a file: `pol.py`, `sub/pol.py`."""
+    return module.endswith(".py")
+
+
+def module_named(module: str) -> ModuleType:
+    """The module of that name, importable from the current folder too, or of that file, whose own folder is searched last.
+
+    Runs its code: only to be called for what a user's own file or option names. Raises ModuleNotFoundError, whose `name` is
+    `module` for a file that is not there, and what the module raises.
+    """
+    add_current_folder()
+    if not names_file(module):
+        return importlib.import_module(module)
+    if not os.path.isfile(module):
+        raise ModuleNotFoundError(f"no file {module}", name=module)
+    place = os.path.realpath(module)
+    stem = os.path.basename(place).removesuffix(".py")
+    name = f"file_{hashlib.sha256(place.encode()).hexdigest()[:8]}_{stem}"  # never that of an installed module
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, place)
+    assert spec is not None, "a name that ends in .py"
+    assert spec.loader is not None, "a name that ends in .py"
+    if os.path.dirname(place) not in (*sys.path, os.getcwd()):
+        sys.path.append(os.path.dirname(place))
+    sys.modules[name] = found = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(found)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return found
+
+
+def no_module(module: str, error: ModuleNotFoundError) -> str:
+    """What `module_named` says by `error`: there is no such module or file; empty: the module lacks another one."""
+    if not f"{module}.".startswith(f"{error.name}."):
+        return ""
+    return f"there is no {'file' if names_file(module) else 'module'} {error.name!r}"
+
+
+def hidden_file(module: str, found: ModuleType) -> str:
+    """The file of the current folder that has the name of `found`, which is another; empty: there is none."""
+    file = f"{module.replace('.', '/')}.py"
+    is_hidden = os.path.isfile(file) and os.path.realpath(file) != os.path.realpath(getattr(found, "__file__", None) or "")
+    return file if is_hidden and not names_file(module) else ""
+
+
 def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:
-    """What `package.module:attribute` names, importable from the current folder too; the attribute may have dots.
+    """What `package.module:attribute` or `file.py:attribute` names, see `module_named`; the attribute may have dots.
 
     Runs the module's code: only to be called for what a user's own file or option names. `form`: how it has to be written.
     Raises BadConfig where there is no such thing, MissingPackage where the module needs a package, `raised` where it raises.
     """
     module, colon, attribute = path.rpartition(":")
-    if not colon or not module or module.startswith(".") or not attribute:
+    if not colon or not module or (module.startswith(".") and not names_file(module)) or not attribute:
         raise BadConfig(f"{path!r} names no module and attribute", where=where, fix=form)
-    add_current_folder()
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = module_named(module)
     except ModuleNotFoundError as err:
-        if f"{module}.".startswith(f"{err.name}."):
-            raise BadConfig(f"there is no module {err.name!r}", where=where, fix=form) from err
+        if said := no_module(module, err):
+            raise BadConfig(said, where=where, fix=form) from err
         package = (err.name or "what it needs").partition(".")[0]
         raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=f"pip install {package}") from err
     except OfflineCliError as err:
@@ -47,13 +115,72 @@ def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliErr
         raise
     except (Exception, SystemExit) as err:  # it is user code, which may raise anything
         raise raised(f"importing {module} raised {err!r}", where=where, fix="import it by itself, in Python") from err
+    hidden = hidden_file(module, found)
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = get_close_matches(part, dir(found), n=3, cutoff=0.5)
             fix = f"did you mean {' or '.join(near)}?" if near else form
+            if hidden:
+                fix = f"{hidden} of the current folder is not this module: name the file, {hidden}:{attribute}"
             raise BadConfig(f"{module} has no {attribute!r}", where=where, fix=fix)
         found = getattr(found, part)
     return found
+
+
+# ---- calls: `package.module:Class:key=value,...` ----
+
+
+def call_of(text: str) -> tuple[str, dict[str, Any], list[str]]:
+    """What a text names, the arguments behind it, and every mistake in these. A value is JSON, or else text as it stands."""
+    match = CALL.fullmatch(text)
+    if match is None:
+        return text, {}, [f"{text!r} is no NAME:key=value,..."]
+    found: dict[str, Any] = {}
+    wrong = []
+    for name, raw in arguments_of(match["arguments"] or ""):
+        if not name:
+            wrong.append(f'{raw!r} is not key=value (lists as [84,84], other commas within "quotes")')
+        elif name in found:
+            wrong.append(f"{name} is given twice")
+        found[name] = _value(raw)
+    return match["path"], found, wrong
+
+
+def arguments_of(text: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of `key=value,...`, where values may be JSON with commas; without a name what is none."""
+    text = text.strip()
+    while text:
+        match = ARGUMENT.match(text)
+        name, rest = (match[1], text[match.end() :]) if match else ("", text)
+        end = _end_of_json(rest) if match else None
+        raw = rest[:end] if end is not None else rest.partition(",")[0]
+        yield name, raw.strip()
+        text = rest[len(raw) :].lstrip().removeprefix(",").lstrip()
+
+
+def _end_of_json(text: str) -> int | None:
+    """Where the list, object or quoted text ends that `text` begins with, before a comma or the end; None: there is none."""
+    if text[:1] not in ("[", "{", '"'):
+        return None
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return end if text[end:].lstrip()[:1] in ("", ",") else None
+
+
+def _value(raw: str) -> Any:
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return raw
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+# ---- the path ----
 
 
 def path_for_workers() -> list[str]:
@@ -65,12 +192,6 @@ def path_for_workers() -> list[str]:
     if _is_home(here):  # this package may be found nowhere else
         return [entry or here for entry in path]
     return [*filter(None, path), here]
-
-
-def without_current_folder_first() -> None:
-    """Put last what `python -m` puts first."""
-    if not sys.flags.safe_path and sys.path and sys.path[0] == os.getcwd() and not _is_home(sys.path[0]):
-        sys.path.append(sys.path.pop(0))
 
 
 def safe_flags() -> list[str]:

@@ -160,7 +160,7 @@ def named_plugin(
 ) -> Record:
     """What the user's `option` names: one of `ours`, a registered one, or `python:package.module:attribute`.
 
-    `made`: gives the record for an attribute that is none, and its name. `words`: what the option takes besides. Raises
+    `made`: gives the record for an attribute that is not one, and its name. `words`: what the option takes besides. Raises
     UsageError for an unknown name, BadConfig for an object that is no `record`, MissingPackage for one that cannot be imported.
     """
     if name in ours:
@@ -186,7 +186,7 @@ def registered_class(
     """The class of that name in `group`, derived from `base`. `named`: see `plugin`; `ours`: names that need no package.
 
     Raises BadConfig for an unknown name, an unnamed package, and what is not a class of `base` (`derive_from` says where
-    that is), lacks a part, or has a `schema` that is none; MissingPackage for a plug-in that cannot be imported.
+    that is), lacks a part, or has an invalid `schema`; MissingPackage for a plug-in that cannot be imported.
     """
     kind, where = KINDS[group], f"{KINDS[group]}.name"
     found = plugin(group, name, named=named)

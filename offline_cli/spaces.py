@@ -161,7 +161,7 @@ class _Room:
         self._left = MAX_BOUND_BYTES
 
     def take(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Raise _TooLarge where two bounds of that shape are too much, ValueError for a shape that is none."""
+        """Raise _TooLarge where two bounds of that shape are too much, ValueError for an invalid shape."""
         if min(shape, default=0) < 0:
             raise ValueError(f"a negative size in shape {shape}")
         self._left -= 2 * math.prod(max(1, size) for size in shape) * itemsize  # as lists, what is empty takes room too

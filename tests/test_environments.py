@@ -50,7 +50,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gym.registry.pop("FromHere-v0", None)
 
 
-@pytest.mark.parametrize("name", ["python:envs_good:make", "envs_good:FromHere-v0", "python:envs_good:Here"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "python:envs_good:make",
+        "envs_good:FromHere-v0",
+        "python:envs_good:Here",
+        "envs_good:Here",
+        "envs_good:make",
+        "envs_good.py:Here",
+        "python:./envs_good.py:make",
+    ],
+)
 def test_code_in_the_current_folder_can_be_named(here: Path, name: str) -> None:
     with open_environment(name) as env:
         assert (env.name, env.action_space) == (name, gym.spaces.Discrete(3))
@@ -86,6 +97,8 @@ def test_every_copy_is_closed_when_its_use_raises(here: Path) -> None:
         ("CartPoel-v1", "CartPole-v1"),
         ("gymnasium.envs:CartPoel-v1", "gymnasium.envs:CartPole-v1"),
         ("python:envs_good:mak", "python:envs_good:make"),
+        ("envs_good:mak", "envs_good:make"),
+        ("envs_good.make", "python:envs_good:make"),
     ],
 )
 def test_a_misspelt_name_gets_near_matches(here: Path, name: str, near: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,54 @@ def test_the_example_of_a_command_as_a_function_runs(
     assert (
         told == f"{names['recorded'].steps}\nrecord() got an unexpected keyword argument 'epsiodes'. Did you mean 'episodes'?\n"
     )
+
+
+def recipes() -> dict[str, list[str]]:
+    """The examples of each recipe, by its heading."""
+    parts = re.split(r"^### ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in parts}
+
+
+SAYS = {
+    "1.": r"\d+ of 50 episodes, \d+ steps\n",
+    "2.": r"loss 0\.\d+\n",
+    "3.": r"True\n",
+    "4.": r"50\n",
+    "5.": "",
+    "6.": r"3 \d+\n",
+    "7.": r"\w+ [\d.]+ [\d.]+\n\{.*\}\n",
+    "8.": r"25 \{'left'\}\n",
+    "9.": r"True\n",
+    "10.": r"True\n",
+}
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the recipes work on."""
+    folder = tmp_path_factory.mktemp("recipes")
+    (example,) = [
+        text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL) if "seed=1" in text
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(example, {})
+    return folder / "dataset"
+
+
+def test_there_are_ten_recipes() -> None:
+    assert [name.partition(" ")[0] for name in recipes()] == list(SAYS)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_stands_alone_and_says_what_it_should(
+    name: str, recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(recording, tmp_path / "dataset")
+    monkeypatch.chdir(tmp_path)
+    for example in recipes()[name]:
+        exec(example, {"__name__": "recipe"})
+    assert re.fullmatch(SAYS[name.partition(" ")[0]], capsys.readouterr().out)
 
 
 def test_a_dataset_can_be_read_after_the_end_of_its_block_which_hides_no_error(dataset: Path) -> None:

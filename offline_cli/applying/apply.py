@@ -32,6 +32,7 @@ from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.errors import NoData, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
+from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.data_commands import ApplyOptions
 from offline_cli.options.keywords import check_values, takes
@@ -90,7 +91,7 @@ def apply(
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables = TableOptions.of(options)
     file = PipelineSpec.from_file(options["pipeline"], "learner")
-    from_, env, action_scale = options["from_"], options["env"], options["action_scale"]
+    from_, env, action_scale = options["from_"], AskedEnvironment.of(options), options["action_scale"]
     said = Said(sources, from_, env, action_scale, tables, storage_options, out, on_progress)
     if show:
         return show_pipeline(file, said)

@@ -202,9 +202,11 @@ class Asked:
         names = ("format", "steps_per_batch", "limit")
         return {**{name: getattr(self, name) for name in names}, "pipeline": self.file.where, "sources": list(self.sources)}
 
-    def provenance(self, commands: Sequence[str], started: str) -> dict[str, Any]:
-        """`commands`: those that made the sources."""
+    def provenance(self, commands: Sequence[str], mappings: Sequence[Mapping[str, Any]], started: str) -> dict[str, Any]:
+        """`commands`: those that made the sources; `mappings`: by which tables among them were read."""
         known: dict[str, Any] = {"sources": list(self.sources), "pipeline_file": self.file.where}
+        if mappings:
+            known["mappings"] = list(mappings)
         if self.command:
             known["commands"] = [*commands, shlex.join(self.command)]
         return with_defaults(known, started=started)
@@ -260,5 +262,5 @@ def _document(batches: TrainBatches, ready: Ready, asked: Asked, started: str) -
         "action_scale": stream.action_scale,
         "counts": batches.counts(),
         "assumptions": dict(sorted(stream.tally.assumptions.items())),
-        "provenance": asked.provenance(stream.commands, started),
+        "provenance": asked.provenance(stream.commands, stream.mapping_documents, started),
     }

@@ -172,7 +172,7 @@ class BatchFormat(Protocol):
         """What `store` takes. Raises BadConfig, naming column and remedy, for what this format cannot hold."""
 
     def store(self, prepared: Any, target: Location, *, folder: Location, guard: Guard) -> tuple[int, str]:
-        """Write one file, which stands under its name only when whole; its bytes and sha256.
+        """Write one file, which gets its name only when whole; its bytes and sha256.
 
         `guard`: around the moment in which it gets its name; may refuse. Raises StorageError, and what `guard` raises.
         """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,12 +26,12 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.converting.reading import EpisodeStream, read_opened
-from offline_cli.environments import Environment, open_environment
+from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.opening import open_sources
+from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
@@ -55,7 +56,7 @@ class Said:
 
     sources: Sources = ()
     from_: str = SOURCE_FORMAT.default
-    env: str | None = None
+    env: AskedEnvironment | None = None
     action_scale: str | None = None
     tables: TableOptions | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -68,14 +69,20 @@ class Said:
         places = expand(self.sources, self.storage_options, beside=beside)
         if not places and self.env is None:
             raise _no_sources()
-        environment = None
-        if self.env is not None:
-            with open_environment(self.env) as environment:  # what is asked of it holds when it is closed, too
-                pass
-        if not places:
-            return Recordings(self, [], [], environment)
-        opened = open_sources(places, from_=self.from_, tables=self.tables, storage_options=self.storage_options)
-        return Recordings(self, places, opened, environment)
+        opened = [] if not places else self._opened(places)
+        if self.env is None:
+            return Recordings(self, places, opened, None, None)
+        with Scope() as scope:
+            for source in opened:
+                scope.enter(closing(source))
+            spec = self.env.among((source.info.location, source.info.environment) for source in opened)
+            with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+                pass  # what is asked of it holds when it is closed, too
+            scope.moved()
+        return Recordings(self, places, opened, spec, environment)
+
+    def _opened(self, places: Sequence[Location]) -> list[Source]:
+        return open_sources(places, from_=self.from_, tables=self.tables, storage_options=self.storage_options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +92,13 @@ class Recordings:
     said: Said
     places: Sequence[Location]
     opened: Sequence[Source]
+    spec: EnvironmentSpec | None  # of the environment
     environment: Environment | None  # closed
 
     @property
     def where(self) -> str:
         """The sources, for messages."""
-        return ", ".join(source.info.location for source in self.opened) or f"--env {self.said.env}"
+        return ", ".join(source.info.location for source in self.opened) or f"--env {self.spec and self.spec.id}"
 
     @property
     def inferred(self) -> bool:
@@ -114,7 +122,7 @@ class Recordings:
         given, memory_limit = self.environment, MEMORY_LIMIT if self.said.tables is None else self.said.tables.memory_limit
         return read_opened(
             self.opened,
-            env=self.said.env,
+            env=self.spec,
             env_spaces=None if given is None else (given.observation_space, given.action_space),
             action_scale=self.said.action_scale,
             limit=limit,

@@ -4,33 +4,41 @@
 figures are those of the dataset it would become: fragments joined, duplicates dropped, and each of these counted.
 
 For a dataset on this machine the manifest is all that is read, and readers, storage clients and pyarrow, which take 0.5 s to
-import, stay away: they are imported where they are needed.
+import, stay away: they are imported where they are needed. What a manifest does not say is read from the shards where it is
+asked for: histograms of columns, episodes by agent and module (`deep`), single episodes (`episode`, `head`).
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
+from offline_cli.columns import ElementNames, mappings_in
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.errors import OfflineCliError, TargetNotMet, UsageError
+from offline_cli.errors import OfflineCliError, UsageError
 from offline_cli.files.local_files import SIGNS, read_plain
+from offline_cli.json_documents import Expectations
 from offline_cli.options.data_commands import InspectOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.option import declared_in
-from offline_cli.progress import OnProgress, no_progress
+from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
+    from offline_cli.datasets.statistics import HistogramBuilder
+    from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.files.locations import Sources
+    from offline_cli.formats.source import Source
 
 ABOUT_READING: Final = declared_in(InspectOptions).keys() - {"expect", "on_error"}  # what a manifest alone does not answer
+SHOWN_STEPS: Final = 5  # of an episode, at either end
+TIMELINE: Final = 32  # parts of an episode whose means are shown
 
 __all__ = ["Inspection", "inspect"]
 
@@ -58,6 +66,7 @@ class Inspection:
     returns: Mapping[str, Any]  # mean, std, min, max, quantiles by percent; undiscounted sums of rewards
     length: Mapping[str, Any]  # the same, in steps
     columns: Mapping[str, Any]  # the same without quantiles, by column
+    elements: Mapping[str, Sequence[str]]  # of vectors that were columns of a table: their names, by column
     duplicates_dropped: int
     rows_quarantined: int
     episodes_lost: int | None  # that were in the source and are not among these; None: not in the manifest
@@ -66,7 +75,11 @@ class Inspection:
     dropped_reasons: Mapping[str, str]  # by the same names
     modules: Mapping[str, int] | None  # episodes by module id, where they have one; None: not in the manifest
     complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
-    from_manifest: bool  # False: every episode has been read
+    from_manifest: bool  # False: every episode has been read for the figures above
+    agents: Mapping[str, int] | None = None  # episodes by agent id, as `modules`
+    histograms: Mapping[str, Any] | None = None  # of return, length and columns: low, high, counts; None: steps were not read
+    first_episodes: Sequence[Mapping[str, Any]] | None = None  # as many as were asked for: id, length, return, how it ended
+    shown_episode: Mapping[str, Any] | None = None  # the one that was asked for: the same, its steps, its columns over time
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`; spaces as JSON, and as one line of text beside it."""
@@ -81,21 +94,30 @@ class Inspection:
             "return": dict(self.returns),
             "length": dict(self.length),
             "columns": dict(self.columns),
+            "elements": {path: list(names) for path, names in self.elements.items()},
             "assumptions": dict(sorted(self.assumptions.items())),
         }
+
+
+KEYS: Final = (
+    *("return" if name == "returns" else name for name in Inspection.__slots__),
+    *("observation_space_text", "action_space_text"),
+)
+"""Those of `as_dict`."""
 
 
 @takes(InspectOptions)
 def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **options: Unpack[InspectOptions]) -> Inspection:
     """Figures of `sources`, taken together.
 
-    `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`). Raises TargetNotMet, naming
-    all that differ, UsageError for an unknown key, and what `read_episodes` raises.
+    `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`); `{"steps>=": 100}` and
+    `{"steps<=": 100}` are bounds. Raises TargetNotMet, naming all that differ, UsageError for unknown keys and orders, and for
+    an episode that is not there, and what `read_episodes` raises.
     """
     check_values(InspectOptions, options, command="offline-cli inspect")
+    expected = Expectations.of(options["expect"] or {}, KEYS)
     found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
-    if options["expect"]:
-        _check(found, options["expect"])
+    expected.check(found.as_dict(), where=", ".join(found.sources))
     return found
 
 
@@ -123,16 +145,32 @@ def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection |
 def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgress) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
     from offline_cli.converting.reading import read_opened
+    from offline_cli.datasets.statistics import HistogramBuilder
     from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
 
     tables = TableOptions.of(options)
     opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
-    info = opened[0].info
-    if len(opened) == 1 and info.manifest is not None:
-        return _from_manifest(info.location, info.manifest)
+    manifest = opened[0].info.manifest if len(opened) == 1 else None
+    reads_all = manifest is None or options["deep"]
+    look = _CloserLook(options["head"], options["episode"], HistogramBuilder() if reads_all else None)
+    if manifest is not None:
+        _look_at_dataset(opened[0], look, on_progress)
+        return look.added_to(_from_manifest(opened[0].info.location, manifest))
     with read_opened(opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
-        return _by_reading(stream)
+        return look.added_to(_by_reading(stream, look))
+
+
+def _look_at_dataset(source: Source, look: _CloserLook, on_progress: OnProgress) -> None:
+    """Read as much of one dataset of ours as is needed."""
+    from offline_cli.tally import Rejects, Tally
+
+    with closing(source):
+        for part in () if look.is_done else source.fragments(Tally(), Rejects()):
+            look.add(part.batch)
+            on_progress(Progress("reading", source.done, source.size, source.unit))
+            if look.is_done:
+                return
 
 
 def _from_manifest(location: str, manifest: Manifest) -> Inspection:
@@ -153,6 +191,7 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
         returns=statistics["return"],
         length=statistics["length"],
         columns=statistics["columns"],
+        elements=ElementNames.of(mappings_in(manifest.provenance)).by_path,
         duplicates_dropped=0,
         rows_quarantined=0,
         episodes_lost=manifest.episodes_lost,
@@ -165,14 +204,13 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
     )
 
 
-def _by_reading(stream: EpisodeStream) -> Inspection:
+def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
     from offline_cli.datasets.statistics import StatisticsBuilder
 
     builder = StatisticsBuilder()
-    modules: Counter[str] = Counter()
     for batch in stream:
         builder.add(batch)
-        modules.update(id_ for id_ in batch.module_ids or () if id_ is not None)
+        look.add(batch)
     statistics = builder.as_json()
     return Inspection(
         format=", ".join(dict.fromkeys(stream.formats)),
@@ -190,45 +228,104 @@ def _by_reading(stream: EpisodeStream) -> Inspection:
         returns=statistics["return"],
         length=statistics["length"],
         columns=statistics["columns"],
+        elements=stream.elements.by_path,
         duplicates_dropped=stream.tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,
         episodes_lost=stream.episodes_lost,
         assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),
-        modules=dict(modules),
+        modules={},
         complete=stream.complete,
         from_manifest=False,
     )
 
 
-def _check(found: Inspection, expect: Mapping[str, Any]) -> None:
-    have = {key: _value_at(found, key) for key in expect}
-    wrong = {key: (have[key], want) for key, want in expect.items() if not _same(have[key], want)}
-    if wrong:
-        raise TargetNotMet(
-            "; ".join(f"{key} is {is_}, expected {want}" for key, (is_, want) in wrong.items()),
-            where=", ".join(found.sources),
-            fix="check the data with inspect, or correct the expectation",
-            details={"differences": {key: {"is": is_, "expected": want} for key, (is_, want) in wrong.items()}},
-        )
+# ---- what the steps are read for ----
 
 
-def _value_at(found: Inspection, key: str) -> Any:
-    value: Any = found.as_dict()
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            keys = ", ".join(value) if isinstance(value, Mapping) else "nothing below it"
-            raise UsageError(f"nothing is called {key!r}", where="--expect", fix=f"there is {keys}")
-        value = value[part]
-    return value
+@dataclass(slots=True)
+class _CloserLook:
+    """What is kept of the batches that pass by."""
+
+    head: int | None  # so many first episodes
+    episode: str | None  # the one of this id, or of this id in the table that it is from
+    histograms: HistogramBuilder | None  # None: no batch is wanted for them, nor for agents and modules
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    found: dict[str, Any] | None = None
+    agents: Counter[str] = field(default_factory=Counter)
+    modules: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further batch can change anything."""
+        are_found = len(self.rows) >= (self.head or 0) and (self.episode is None or self.found is not None)
+        return are_found and self.histograms is None
+
+    def add(self, batch: EpisodeBatch) -> None:
+        """Take what is wanted of `batch`."""
+        if self.episode is not None and self.found is None:
+            ids = batch.ids if self.episode in batch.ids else _ids_in_tables(batch)
+            if self.episode in ids:
+                number = ids.index(self.episode)
+                self.found = _described(batch.select(slice(number, number + 1)))
+        if len(self.rows) < (self.head or 0):
+            self.rows += _rows(batch.select(slice(0, (self.head or 0) - len(self.rows))))
+        if self.histograms is not None:
+            self.histograms.add(batch)
+            self.agents.update(name for name in batch.agent_ids or () if name is not None)
+            self.modules.update(name for name in batch.module_ids or () if name is not None)
+
+    def added_to(self, found: Inspection) -> Inspection:
+        """`found` with all this. Raises UsageError where the episode that was asked for is not there."""
+        if self.episode is not None and self.found is None:
+            fix = "offline-cli inspect SRC --head 20 lists ids; the id that an episode has in its table is taken too"
+            raise UsageError(f"no episode is called {self.episode!r}", where=", ".join(found.sources), fix=fix)
+        if self.histograms is not None:
+            found = replace(found, agents=dict(self.agents), modules=dict(self.modules), histograms=self.histograms.as_json())
+        return replace(found, shown_episode=self.found, first_episodes=None if self.head is None else self.rows)
 
 
-def _same(value: Any, want: Any) -> bool:
-    """Numbers may come as text, as from a command line, and agree to 9 digits."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            return math.isclose(float(want), value, rel_tol=1e-9)
-        except (TypeError, ValueError):
-            return False
-    return bool(value == want) or str(value).lower() == str(want).lower()
+def _ids_in_tables(batch: EpisodeBatch) -> list[Any]:
+    """(E,) the ids that episodes have in the table that they are from, or None; empty where none has one."""
+    from offline_cli.columns import Columns
+
+    found = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ()]
+    return found if any(name is not None for name in found) else []
+
+
+def _rows(batch: EpisodeBatch) -> list[dict[str, Any]]:
+    """Each episode in a line; `source_id` where the table that they are from has ids of its own."""
+    none, in_tables = (None,) * len(batch), _ids_in_tables(batch)
+    columns = {
+        "eps_id": batch.ids,
+        **({"source_id": in_tables} if in_tables else {}),
+        "agent_id": batch.agent_ids or none,
+        "module_id": batch.module_ids or none,
+        "length": batch.lengths.tolist(),
+        "return": batch.returns.tolist(),
+        "terminated": batch.terminated.tolist(),
+        "truncated": batch.truncated.tolist(),
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _described(one: EpisodeBatch) -> dict[str, Any]:
+    """A batch of one episode: its line, its first and last steps, figures of its columns, and their means over time."""
+    from offline_cli.converting.convert import shown_value
+    from offline_cli.datasets.statistics import StatisticsBuilder, means_over_time
+    from offline_cli.trees import flatten
+
+    builder, steps = StatisticsBuilder(), one.num_steps
+    builder.add(one)
+    trees = {"obs": one.acted_obs(view=True), "actions": one.actions, "rewards": one.rewards, **one.extra}
+    leaves = dict(pair for name, tree in trees.items() for pair in flatten(tree, name))
+    chosen = sorted({*range(min(SHOWN_STEPS, steps)), *range(max(0, steps - SHOWN_STEPS), steps)})
+    columns = builder.as_json()["columns"]
+    return {
+        **_rows(one)[0],
+        "steps": [{"t": step, **{path: shown_value(leaf[step]) for path, leaf in leaves.items()}} for step in chosen],
+        "columns": {
+            path: {**figures, "over_time": means_over_time(leaves[path], TIMELINE)} for path, figures in columns.items()
+        },
+    }

@@ -20,7 +20,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import typer
 
-from offline_cli.cli.texts import json_object, pairs, storage_options
+from offline_cli.cli.failures import refuse_tight
+from offline_cli.cli.texts import comparisons, json_object, pairs, storage_options, whole_numbers
 from offline_cli.cli.without_pandas import DataCommand
 from offline_cli.errors import BadConfig
 from offline_cli.options.option import Declared, Form, Group, declared_in
@@ -28,7 +29,7 @@ from offline_cli.options.option import Declared, Form, Group, declared_in
 __all__ = ["FIRST", "Command", "Shown", "names_of_others", "other_command", "parse", "placed", "read_plainly", "runnable"]
 
 FIRST: Final = "Most used"
-REPEATED: Final = (Form.NAMES, Form.PAIRS)
+REPEATED: Final = (Form.NAMES, Form.PAIRS, Form.COMPARISONS)
 WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -95,6 +96,7 @@ class Command:
     examples: tuple[str, ...]
     keys: tuple[str, ...]  # what `--json` prints at least, kept for good
     at_once: Mapping[str, Callable[[typer.Context], None]] = field(default_factory=dict)  # by flag: what it shows
+    address_space: int = 0  # bytes that its libraries take, where they end the process if there are fewer
 
     @property
     def declared(self) -> Mapping[str, Declared]:
@@ -120,7 +122,9 @@ def _callback(command: Command, shown: Shown) -> Callable[..., None]:
     """The function whose signature typer reads."""
 
     def call(ctx: typer.Context, **given: Any) -> None:
-        command.run(ctx, *parse(command, given))
+        parsed = parse(command, given)
+        refuse_tight(command.address_space)
+        command.run(ctx, *parsed)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
@@ -135,7 +139,7 @@ def _callback(command: Command, shown: Shown) -> Callable[..., None]:
 
 def _type(one: Declared) -> Any:
     """What typer parses the text as."""
-    if one.option.form in (Form.NAMES, Form.PAIRS):
+    if one.option.form in REPEATED:
         return list[str]
     return one.kind if one.option.form is Form.PLAIN else str
 
@@ -187,8 +191,12 @@ def _value(one: Declared, given: Any) -> Any:
     """The value of one text, or several."""
     if one.option.form is Form.JSON:
         return json_object(given, option=one.flag, example=one.option.example)
+    if one.option.form is Form.NUMBERS and given is not None:
+        return whole_numbers(given, option=one.flag)
     if one.option.form is Form.PAIRS and given:
         return pairs(given, option=one.flag)
+    if one.option.form is Form.COMPARISONS and given:
+        return comparisons(given, option=one.flag)
     if one.option.form is Form.NAMES:
         return list(given) if given else None  # typer may say "not given" by an empty list
     return given
@@ -265,6 +273,8 @@ class Shown:
 
     def default_of(self, one: Declared) -> str:
         """Its default as text; empty where there is none."""
+        if one.option.form is Form.NUMBERS:
+            return ",".join(map(str, one.option.default))
         return one.default(self.spelled)
 
     def meaning(self, one: Declared) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import typer
 from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
+from offline_cli.cli.streams import can_show
 from offline_cli.cli.texts import with_stdin
 from offline_cli.errors import OfflineCliError
 from offline_cli.options.data_commands import (
@@ -149,11 +151,41 @@ def inspect(ctx: typer.Context, flags: InspectFlags, options: InspectOptions) ->
 
     with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
         result = inspect(places, **options, on_progress=on_progress)
-    render.show(result, as_json=flags["as_json"], summary=_figures)
+    if flags["as_json"] or (result.first_episodes is None and result.shown_episode is None):
+        render.show(result, as_json=flags["as_json"], summary=_figures)
+    if not flags["as_json"]:
+        _show_closer(result.as_dict())
+
+
+def _show_closer(told: Mapping[str, Any]) -> None:
+    """The episodes that were asked for, else statistics of all columns."""
+    from offline_cli.report.inspection import columns_grid, episode_grids, head_grid
+
+    asked = [name for name in ("first_episodes", "shown_episode") if told[name] is not None]
+    if "first_episodes" in asked:
+        render.show_grid(
+            *head_grid(told["first_episodes"]), above=[f"first {len(told['first_episodes'])} of {told['episodes']:,} episodes"]
+        )
+    if "shown_episode" in asked:
+        for grid in episode_grids(told, _letters()):
+            render.show_grid(*grid)
+    if not asked and told["columns"]:
+        grid, more = columns_grid(told, _letters())
+        notes = [f"and {more:,} more columns or elements: --json has all"] if more else []
+        if told["histograms"] is None:
+            notes += ["return and length are drawn from quantiles; --deep reads the steps: histograms, agents, modules"]
+        render.show_grid(*grid, below=notes)
+
+
+def _letters() -> str:
+    """The letters of sparklines that stdout can show."""
+    from offline_cli.report.inspection import ASCII, BLOCKS
+
+    return BLOCKS if can_show(sys.stdout, BLOCKS) else ASCII
 
 
 def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures that fit a window: spaces in one line each, a spread instead of every quantile, no statistics per column."""
+    """The figures that fit a window: spaces in one line each, a spread instead of every quantile."""
     inferred = " (inferred)" if told["spaces_inferred"] else ""
     return {
         "format": told["format"],
@@ -162,11 +194,12 @@ def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
         "episodes": told["episodes"],
         "ended by": {name: told[name] for name in ("terminated", "truncated", "unfinished") if told[name]},
         "steps": told["steps"],
-        "return": _spread(told["return"]),
-        "length": _spread(told["length"]),
+        "return": _spread(told, "return"),
+        "length": _spread(told, "length"),
         "observations": told["observation_space_text"] + inferred,
         "actions": f"{told['action_space_text']}{inferred}, scale: {told['action_scale']}",
         "environment": told["environment"],
+        **({"episodes by agent": told["agents"]} if told["agents"] else {}),
         **({"episodes by module": told["modules"]} if told["modules"] else {}),
         "extra columns": sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE),
         "duplicate episodes dropped": told["duplicates_dropped"],
@@ -177,15 +210,20 @@ def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _spread(figures: Mapping[str, Any]) -> str:
+def _spread(told: Mapping[str, Any], name: str) -> str:
+    """Mean, range and histogram, of a dataset from its quantiles."""
+    from offline_cli.report.inspection import bars_of, sparkline
+
+    figures, counted = told[name], told["histograms"]
     low, mean, high = (render.in_words(figures.get(name)) for name in ("min", "mean", "max"))
-    return f"mean {mean}, from {low} to {high}"
+    bars = sparkline(counted[name]["counts"] if counted else bars_of(figures), _letters())
+    return f"mean {mean}, from {low} to {high}  {bars}".rstrip()
 
 
 def validate(ctx: typer.Context, flags: ValidateFlags, options: ValidateOptions) -> None:
     """Look for everything that can be wrong with recordings or datasets.
 
-    Nothing is changed. Exit code 3 where there is an error; warnings are what reading repairs or bears.
+    Nothing is changed. Exit code 3 where there is an error; warnings are what reading repairs or tolerates.
     """
     from offline_cli.checking.validate import validate
 
@@ -287,12 +325,15 @@ COMMANDS = (
         run=inspect,
         flags=InspectFlags,
         options=InspectOptions,
-        first=("mapping", "from_", "on_error", "expect", "as_json"),
+        first=("deep", "head", "episode", "expect", "as_json"),
         examples=(
             "offline-cli inspect dataset",
+            "offline-cli inspect dataset --deep",
+            "offline-cli inspect dataset --head 10",
+            "offline-cli inspect dataset --episode 3f2a9c01-17",
             "offline-cli inspect recordings/ --json",
             "offline-cli inspect robot.csv --mapping robot.toml",
-            "offline-cli inspect dataset --expect episodes=100 --expect steps=46184",
+            "offline-cli inspect dataset --expect episodes=100 --expect 'return.mean>=450'",
         ),
         keys=("format", "episodes", "steps", "observation_space", "action_space", "return", "length"),
     ),

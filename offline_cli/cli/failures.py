@@ -9,6 +9,7 @@ than what they need, such failures count as a lack of memory too.
 from __future__ import annotations
 
 import errno
+import mmap
 import re
 import sys
 import traceback
@@ -34,8 +35,10 @@ from offline_cli.errors import (
     causes,
 )
 
-__all__ = ["Bug", "OutOfMemory", "UsageProblem", "explain", "is_shortage", "report"]
+__all__ = ["Bug", "OutOfMemory", "UsageProblem", "explain", "is_shortage", "refuse_tight", "report"]
 
+_RESERVE: Final = mmap.mmap(-1, 8 << 20)
+"""Address space, never touched, that is given up to report a lack of memory."""
 NUMBERS: Final = (errno.ENOMEM, errno.EAGAIN)  # the latter of fork: too many processes
 TIGHT: Final = 2 << 30  # bytes of address space, of which torch takes half to be loaded
 SAID: Final = re.compile(
@@ -84,13 +87,24 @@ def _is_half_loaded(error: BaseException) -> bool:
     )
 
 
-def _is_tight() -> bool:
+def _is_tight(wanted: int = TIGHT) -> bool:
+    """Whether this process may have less address space than so many bytes."""
     try:
         import resource
     except ImportError:  # Windows
         return False
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return limit != resource.RLIM_INFINITY and limit < TIGHT
+    return limit != resource.RLIM_INFINITY and limit < wanted
+
+
+def refuse_tight(wanted: int) -> None:
+    """Raise OutOfMemory under a limit of address space that libraries of a command's cannot be loaded in.
+
+    Below it some of them, such as OpenBLAS, end the process themselves, in words and with exit codes of their own.
+    """
+    if wanted and _is_tight(wanted):
+        what = f"a limit leaves less address space than torch and the libraries beside it take, {wanted / 1e9:.1f} GB"
+        raise OutOfMemory(what, where="ulimit -v", fix="raise the limit (ulimit -v unlimited)")
 
 
 def _is_one(error: BaseException) -> bool:
@@ -115,6 +129,7 @@ class OutOfMemory(OfflineCliError):
 
 def report(error: BaseException, invocation: Invocation) -> int:
     """Show `error` on stderr, under `--json` on stdout too, and return the exit code."""
+    _RESERVE.close()
     told = explain(error, invocation)
     exit_code = _exit_code(error, told)
     if invocation.args[:1] not in _WITH_ON_ERROR:

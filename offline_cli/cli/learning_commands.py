@@ -49,9 +49,9 @@ def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -
 
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
     what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run that
-    is resumed; --pipeline, --module-id and an --env that is code (module:EnvId, python:...) have to be named again. Only
-    --epochs or --updates may change on the way: a resumed run is the one that would have had them from the start, also where
-    they are reached already.
+    is resumed; --pipeline, --mapping, --module-id and an --env that is code (module:EnvId, python:...) have to be named again.
+    The length alone (--epochs or --updates) may change on the way: a resumed run is the one that would have had it from the
+    start, also where it is reached already.
     """
     from offline_cli.training.train import train_bc
 
@@ -64,6 +64,8 @@ def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rows of the table; what was not measured is left out."""
     return {name: value for name, value in told.items() if value is not None and value not in ([], {})}
 
+
+TORCH = 1_200_000_000  # bytes of address space: below 1.17e9, train-bc has been seen to be ended by OpenBLAS
 
 COMMANDS = (
     Command(
@@ -94,6 +96,7 @@ COMMANDS = (
             "offline-cli evaluate run --env-to-module pipeline.toml",
         ),
         keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
+        address_space=TORCH,
     ),
     Command(
         name="train-bc",
@@ -113,5 +116,6 @@ COMMANDS = (
             "offline-cli train-bc s3://bucket/dataset --out s3://bucket/run",
         ),
         keys=("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean"),
+        address_space=TORCH,
     ),
 )

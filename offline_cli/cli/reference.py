@@ -45,7 +45,8 @@ _CONFIG = """\
 <!-- Written by `make docs` from offline_cli/options/training.py and the schemas of algorithms and networks. -->
 
 `offline-cli train-bc ... --config FILE` takes a TOML file with any of these keys. An option of the command line wins over the
-file, the file over the run that is resumed, and that over the default. `RUN/config.toml` holds what a run was made with, and
+file, the file over the run that is resumed, and that over the default; only two different sizes of one network, `--hidden`
+and `hidden` of the file, are exit code 2. `RUN/config.toml` holds what a run was made with, and
 may itself be given as FILE.
 
 ```toml

@@ -17,7 +17,7 @@ from typing import Final, TextIO
 
 from offline_cli.printable_text import printable
 
-__all__ = ["colour_wanted", "discard", "is_terminal", "printable", "settle", "stdout_is_closed", "write"]
+__all__ = ["can_show", "colour_wanted", "discard", "is_terminal", "printable", "settle", "stdout_is_closed", "write"]
 
 COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
@@ -94,6 +94,15 @@ def _lines(text: str) -> str:
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether `stream` is there and is a terminal."""
     return stream is not None and stream.isatty()
+
+
+def can_show(stream: TextIO | None, text: str) -> bool:
+    """Whether the encoding of `stream` has all letters of `text`."""
+    try:
+        text.encode((stream and stream.encoding) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def colour_wanted(stream: TextIO | None) -> bool:

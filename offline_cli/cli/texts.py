@@ -8,6 +8,7 @@ provenance call it `-`. A terminal as input, and `-` twice, are usage errors.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -23,12 +24,14 @@ from offline_cli.errors import BadConfig, NoData, UsageError
 if TYPE_CHECKING:
     from offline_cli.files.locations import Location
 
-__all__ = ["STDIN", "STORAGE_OPTION", "json_object", "pairs", "storage_options", "with_stdin"]
+__all__ = ["STDIN", "STORAGE_OPTION", "comparisons", "json_object", "pairs", "storage_options", "whole_numbers", "with_stdin"]
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 
+COMPARISON: Final = re.compile(r"([^<>=!~]*)([<>=!~]+)(.*)", re.DOTALL)
 STDIN = "-"
 CHUNK = 1 << 20  # bytes
+MAX_DIGITS: Final = 9
 
 
 def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
@@ -42,6 +45,34 @@ def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
             raise UsageError(f"{key.strip()} is given twice", where=option, fix="one value for each key")
         found[key.strip()] = value
     return found
+
+
+def comparisons(given: Sequence[str], *, option: str) -> dict[str, str]:
+    """`["a=1", "b>=2"]` as `{"a": "1", "b>=": "2"}`; whoever takes it knows the orders. Raises UsageError as `pairs` does."""
+    found: dict[str, str] = {}
+    wrong = []
+    for text in given:
+        match = COMPARISON.fullmatch(text)
+        name, order, value = (part.strip() for part in match.groups()) if match else ("", "", "")
+        key = f"{name}{'' if order in ('=', '==') else order}"
+        if not name:
+            wrong.append(f"{text!r} is not KEY=VALUE, KEY>=VALUE or KEY<=VALUE")
+        elif key in found:
+            wrong.append(f"{key} is given twice")
+        found[key] = value
+    if wrong:
+        raise UsageError("; ".join(wrong), where=option, fix=f"for example {option} 'key>=10'; one value for each")
+    return found
+
+
+def whole_numbers(given: str, *, option: str) -> tuple[int, ...]:
+    """`"256,256"` as `(256, 256)`. Raises UsageError, naming what is no whole number; an empty list is none either."""
+    parts = [part.strip() for part in given.split(",")]
+    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and len(part) <= MAX_DIGITS)]
+    if wrong:
+        what = f"{wrong[0]!r} in {given!r} is not a whole number" if given.strip() else "no numbers are given"
+        raise UsageError(what, where=option, fix=f"for example {option} 256,256")
+    return tuple(map(int, parts))
 
 
 def _shown(pair: str, option: str) -> str:

@@ -93,7 +93,7 @@ def document_of(text: bytes, *, where: str) -> dict[str, Any]:
     """What the bytes of such a file say. Raises BadConfig where they are not TOML."""
     try:
         return tomllib.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
+    except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, an invalid date
         raise BadConfig(f"not TOML: {err}", where=where, fix="see https://toml.io for the syntax") from err
 
 

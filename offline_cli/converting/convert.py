@@ -32,6 +32,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.data_commands import ConvertOptions
@@ -125,6 +126,7 @@ def convert(
     if options["from_"] != AUTO:
         reader_named(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
+    env = AskedEnvironment.of(options)
     read_as = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
@@ -136,7 +138,7 @@ def convert(
         places,
         from_=options["from_"],
         on_error=options["on_error"],
-        env=options["env"],
+        env=env,
         action_scale=options["action_scale"],
         limit=limit,
         workers=options["workers"],
@@ -149,13 +151,13 @@ def convert(
             observation_space=stream.observation_space,
             action_space=stream.action_space,
             action_scale=stream.action_scale,
-            environment=Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None,
+            environment=Environment.of(stream.environment),
             spaces_inferred=stream.spaces_inferred,
             provenance=_provenance(places, stream, command),
             compression=options["compression"],
             max_rows_per_file=options["max_rows_per_file"],
             tally=stream.tally,
-            identity=json.dumps([[place.url for place in places], *read_as, said_of_tables]),
+            identity=json.dumps([[place.url for place in places], *read_as, said_of_tables, *_wrappers(env, stream)]),
             overwrite=options["overwrite"],
             resume=options["resume"],
         )
@@ -167,6 +169,11 @@ def convert(
         written = _written(opened_sink(sink, target, context), stream, target)
         counts = written.episodes, written.steps, written.files
         return _result(stream, target, options["to"], counts, started, None)
+
+
+def _wrappers(env: AskedEnvironment | None, stream: EpisodeStream) -> tuple[str, ...]:
+    """What the note of a writer does not compare itself."""
+    return () if env is None or stream.environment is None else stream.environment.wrappers
 
 
 def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
@@ -213,8 +220,10 @@ def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
 
 
 def _provenance(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
-    """The commands that made the sources, where they are datasets of ours, and then this one."""
+    """The commands that made the sources, where they are datasets of ours, and then this one; the mappings of tables."""
     known: dict[str, Any] = {"sources": [place.url for place in places], "source_formats": stream.formats}
+    if stream.mapping_documents:
+        known["mappings"] = list(stream.mapping_documents)
     if command:
         known["commands"] = [*stream.commands, shlex.join(command)]
     return known
@@ -305,11 +314,11 @@ def _described(batch: EpisodeBatch) -> dict[str, Any]:
         "return": float(batch.returns[0]),
         "terminated": bool(batch.terminated[0]),
         "truncated": bool(batch.truncated[0]),
-        "first_steps": [{path: _value(leaf[step]) for path, leaf in leaves} for step in range(shown)],
+        "first_steps": [{path: shown_value(leaf[step]) for path, leaf in leaves} for step in range(shown)],
     }
 
 
-def _value(value: Any) -> Any:
+def shown_value(value: Any) -> Any:
     """A number, a short list of numbers, or the shape and dtype of a larger value."""
     array = np.asarray(value)
     return array.tolist() if array.size <= SHOWN_NUMBERS else f"{array.dtype} {list(array.shape)}"

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli.columns import ElementNames
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, SpaceMismatch
 from offline_cli.formats.source import THE_SOURCE, Source
@@ -193,13 +194,21 @@ def as_space(tree: Tree, space: Space) -> Tree:
     return tree
 
 
-def check_fits(tree: Tree, space: Space, *, name: str, said_by: str, where: Callable[[int | None], str]) -> None:
+def check_fits(
+    tree: Tree,
+    space: Space,
+    *,
+    name: str,
+    said_by: str,
+    where: Callable[[int | None], str],
+    elements: ElementNames | None = None,
+) -> None:
     """Raise SpaceMismatch, with both shapes, unless `tree` (leaves (N, *shape)) has the structure and values of `space`.
 
     Values of a Box may lie outside of it (recorders store raw module outputs); a category that does not exist is a mismatch.
-    `where` gets the row of the value that does not fit, or None where all rows are alike.
+    `where` gets the row of the value that does not fit, or None where all rows are alike; `elements`: names for messages.
     """
-    problems = list(_problems(tree, space, name))
+    problems = list(_problems(tree, space, name, ElementNames() if elements is None else elements))
     if problems:
         raise SpaceMismatch(
             f"{problems[0].what}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
@@ -220,7 +229,7 @@ def _other_space(said_by: str) -> str:
     return f"name the environment that was recorded with --env, or correct what {said_by} says"
 
 
-def _problems(tree: Tree, space: Space, name: str) -> Iterator[_Problem]:
+def _problems(tree: Tree, space: Space, name: str, elements: ElementNames) -> Iterator[_Problem]:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
         have = tree if isinstance(tree, dict) else dict(enumerate(tree)) if isinstance(tree, tuple) else None
@@ -228,34 +237,36 @@ def _problems(tree: Tree, space: Space, name: str) -> Iterator[_Problem]:
             yield _Problem(f"{name} has other parts")
             return
         for key, part in parts.items():
-            yield from _problems(have[key], part, f"{name}.{key}")
+            yield from _problems(have[key], part, f"{name}.{key}", elements)
     elif isinstance(tree, (dict, tuple)):
         yield _Problem(f"{name} has parts")
     elif tree.shape[1:] != tuple(space.shape or ()):
         yield _Problem(f"{name} has values of shape {tree.shape[1:]}, not {tuple(space.shape or ())}")
     elif not isinstance(space, spaces.Box):
-        yield from _categories(tree, space, name)
+        yield from _categories(tree, space, name, elements)
 
 
-def _categories(leaf: NDArray[Any], space: Space, name: str) -> Iterator[_Problem]:
+def _categories(leaf: NDArray[Any], space: Space, name: str, elements: ElementNames) -> Iterator[_Problem]:
     if leaf.dtype.kind not in "biuf":
         yield _Problem(f"{name} holds {leaf.dtype} values that are not whole numbers")
         return
     if leaf.dtype.kind == "f" and (broken := leaf != np.floor(leaf)).any():  # true of NaN too
-        row, value = _first(leaf, broken)
-        yield _Problem(f"{name} holds {value}, which is not a whole number, in {leaf.dtype}", row)
+        row, at, value = _first(leaf, broken)
+        which = elements.column(name, at, leaf.shape[1:])
+        yield _Problem(f"{name} holds {value}, which is not a whole number, in {leaf.dtype}{which}", row)
         return
     low, high = _category_bounds(space)
     bad = (leaf < low) | (leaf > high)
     if bad.any():
-        row, value = _first(leaf, bad)
-        yield _Problem(f"{name} holds {value}, which is not a category", row)
+        row, at, value = _first(leaf, bad)
+        yield _Problem(f"{name} holds {value}, which is not a category{elements.column(name, at, leaf.shape[1:])}", row)
 
 
-def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Any]:
-    """The first row of `leaf` with a `bad` value, and that value."""
+def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Sequence[int], Any]:
+    """The first row of `leaf` with a `bad` value, the index in it, and that value."""
     place = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    return int(place[0]), leaf[place]
+    row, *at = (int(index) for index in place)
+    return row, at, leaf[place]
 
 
 def _category_bounds(space: Space) -> tuple[Any, Any]:

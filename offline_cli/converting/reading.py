@@ -21,16 +21,17 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import ElementNames
 from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
 from offline_cli.converting.whole_episodes import ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.environments import spaces_of_env
+from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.files.locations import Sources
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.opening import open_sources
+from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, ReadOptions, Source, SourceInfo
 from offline_cli.formats.tables import TableOptions
@@ -58,13 +59,13 @@ class EpisodeStream:
     action_space: Space
     spaces_inferred: bool
     action_scale: str  # "env" | "normalized" | "unknown"
-    environment_id: str | None
-    environment_kwargs: Mapping[str, Any]
+    environment: EnvironmentSpec | None
     formats: list[str]  # of the sources, in their order
     locations: list[str]
     commands: list[str]  # that made those of the sources which are datasets of ours
     complete: bool  # False: a dataset among the sources was committed before all that was asked for was in it
     mappings: list[Mapping[str, str]]  # of those of the sources which are mapped tables: columns by ours
+    mapping_documents: Sequence[Mapping[str, Any]]  # whole ones, each once: those of datasets among the sources too
     tally: Tally
     rejects: Rejects
     _waiting: WaitingRejects
@@ -101,6 +102,16 @@ class EpisodeStream:
                 yield fitted
 
     @property
+    def elements(self) -> ElementNames:
+        """The names of the elements of vectors, where all sources that have some agree."""
+        return ElementNames.of(self.mapping_documents)
+
+    @property
+    def environment_id(self) -> str | None:
+        """Of the environment."""
+        return None if self.environment is None else self.environment.id
+
+    @property
     def lost_by_reason(self) -> Mapping[str, int]:
         """Episodes of the sources that are not in the stream, as far as they are known; by `Lost`."""
         return self.rejects.lost + self._lost_before
@@ -124,7 +135,7 @@ class EpisodeStream:
         if self._all_say_spaces:
             _check_same_spaces(batch, self.observation_space, self.action_space)
         batch = _structured(batch, (self.observation_space, self.action_space))
-        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of)
+        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of, self.elements)
         return conform(batch, self.observation_space, self.action_space, self._extra_dtypes)
 
 
@@ -133,7 +144,7 @@ def read_episodes(
     *,
     from_: str = SOURCE_FORMAT.default,
     on_error: str = OnError.FAIL,
-    env: str | None = None,
+    env: str | AskedEnvironment | EnvironmentSpec | None = None,
     action_scale: str | None = None,
     limit: int | None = None,
     workers: int = WORKERS,
@@ -145,7 +156,8 @@ def read_episodes(
 ) -> EpisodeStream:
     """The episodes of all `sources`, in their order.
 
-    `env`: an environment by name, for sources without spaces. `action_scale`: `env` or `normalized`, for sources that do not
+    `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
+    say (`AskedEnvironment.chosen`). `action_scale`: `env` or `normalized`, for sources that do not
     declare it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
     files read at a time, and processes that read large SampleBatch JSON or thousands of small files. `tables`: how to
     read those that are tables. `episode_limit`: on the size of one episode; None: none, for callers with enough memory.
@@ -154,8 +166,16 @@ def read_episodes(
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
     _check_scale(action_scale)
-    env_spaces = None if env is None else spaces_of_env(env)
     opened = open_sources(sources, from_=from_, tables=tables, storage_options=storage_options)
+    with Scope() as scope:
+        for source in opened:
+            scope.enter(closing(source))
+        if isinstance(env, str):
+            env = AskedEnvironment(env)
+        if isinstance(env, AskedEnvironment):
+            env = env.among((source.info.location, source.info.environment) for source in opened)
+        env_spaces = None if env is None else spaces_of_env(env)
+        scope.moved()
     return read_opened(
         opened,
         on_error=on_error,
@@ -176,7 +196,7 @@ def read_opened(
     opened: Sequence[Source],
     *,
     on_error: str = OnError.FAIL,
-    env: str | None = None,
+    env: EnvironmentSpec | None = None,
     env_spaces: tuple[Space, Space] | None = None,
     action_scale: str | None = None,
     limit: int | None = None,
@@ -188,6 +208,7 @@ def read_opened(
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`."""
+    name = None if env is None else env.id
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))
@@ -206,9 +227,10 @@ def read_opened(
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
+        mappings = _each_once([document for one in said for document in one.mappings])
         if env_spaces is not None:
-            _check_batch(first, env_spaces, (f"--env {env}",) * 2, episodes.place_of)
-        known = declared(opened, first, env, env_spaces)
+            _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, ElementNames.of(mappings))
+        known = declared(opened, first, name, env_spaces)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
@@ -224,13 +246,13 @@ def read_opened(
             action_space=action,
             spaces_inferred=spaces_inferred,
             action_scale=_scale(said, action, action_scale),
-            environment_id=env or _common([one.environment_id for one in said]),
-            environment_kwargs=_environment_kwargs(said) if env is None else {},
+            environment=env or _environment(said),
             formats=[one.format for one in said],
             locations=[one.location for one in said],
             commands=[line for one in said for line in one.commands],
             complete=all(manifest.complete for manifest in made_from),
             mappings=[one.columns for one in said if one.columns is not None],
+            mapping_documents=mappings,
             tally=episodes.tally,
             rejects=episodes.rejects,
             _waiting=episodes.waiting,
@@ -269,7 +291,11 @@ def _structured(batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatc
 
 
 def _check_batch(
-    batch: EpisodeBatch, spaces: tuple[Space, Space], said_by: tuple[str, str], place_of: Callable[[str], str]
+    batch: EpisodeBatch,
+    spaces: tuple[Space, Space],
+    said_by: tuple[str, str],
+    place_of: Callable[[str], str],
+    elements: ElementNames,
 ) -> None:
     """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` gives its place."""
     shaped = _structured(batch, spaces)
@@ -281,7 +307,7 @@ def _check_batch(
             step = "" if row is None else f", step {row - int(starts[entry])}"
             return f"{place_of(batch.ids[entry])}, episode {batch.ids[entry]}{step}"
 
-        check_fits(tree, space, name=name, said_by=by, where=where)
+        check_fits(tree, space, name=name, said_by=by, where=where, elements=elements)
 
 
 def _check_scale(said: str | None) -> None:
@@ -312,14 +338,19 @@ def check_scale_of(source: SourceInfo, said: str | None) -> None:
         raise UsageError(what, where=source.location, fix="leave out --action-scale")
 
 
-def _environment_kwargs(sources: Sequence[SourceInfo]) -> Mapping[str, Any]:
-    """What the environment was made with, as far as all sources agree."""
-    first = sources[0].environment_kwargs
-    return first if all(source.environment_kwargs == first for source in sources) else {}
+def _each_once(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [document for number, document in enumerate(documents) if document not in documents[:number]]
 
 
-def _common(values: Sequence[str | None]) -> str | None:
-    return values[0] if len(set(values)) == 1 else None
+def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:
+    """The environment of all sources, and how it was made, as far as they agree."""
+    first = sources[0]
+    if first.environment is None or any(source.environment_id != first.environment_id for source in sources):
+        return None
+    kwargs = all(source.environment_kwargs == first.environment_kwargs for source in sources)
+    wrappers = all(source.environment_wrappers == first.environment_wrappers for source in sources)
+    known = first.environment
+    return EnvironmentSpec(known.id, known.kwargs if kwargs else {}, known.wrappers if wrappers else ())
 
 
 def _check_structure(first: EpisodeBatch, other: EpisodeBatch) -> None:

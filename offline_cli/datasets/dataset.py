@@ -1,30 +1,39 @@
-"""Reads a committed dataset: exactly the shards that its manifest lists.
+"""Reads a committed dataset: exactly the shards that its manifest lists, as a stream or as a sequence of episodes.
 
 A folder without a manifest, or with a broken one, raises.
+
+An index is looked up in the manifest's counts, then in the shard: in its footer (`episodes`), or among the ids of its steps
+(`columns`), once. The run of row groups that holds the episode is read, and the last few are kept.
 """
 
 from __future__ import annotations
 
+import importlib
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote, heard_from, holder_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths, replaced_place
-from offline_cli.datasets.reading import PLAIN_SCHEMA, ShardReader, ShardsAhead
+from offline_cli.datasets.reading import BlockCache, ShardReader, ShardsAhead
+from offline_cli.datasets.row_formats import EpisodeFrames, StepFrames, lazy_frame, whole_frame
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, NoData, Uncommitted
+from offline_cli.episodes.episode_spaces import zero_rows
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
 from offline_cli.parquet.safety import MEMORY_LIMIT
@@ -32,10 +41,17 @@ from offline_cli.parquet.shards import OpenShard, opened
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Reading, Scope
 
+if TYPE_CHECKING:
+    import polars
+
+    from offline_cli.training import torch_datasets
+
 __all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset"]
 
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS = 1 << 16
+TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
+Per = Literal["step", "episode"]
 FIX: Final = "write the dataset again from its source"
 INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-left-out"})
 """Keys of a manifest's provenance and assumptions, one of which a dataset that is not complete has."""
@@ -43,7 +59,10 @@ INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """One committed dataset.
+    """One committed dataset: E episodes, in the manifest's order.
+
+    `len(dataset)` is E, `dataset[i]` a SingleAgentEpisode, `dataset[3:9]`, `dataset[[4, 1]]` and `dataset[mask]` are an
+    EpisodeBatch, and `for episode in dataset` streams. It can be pickled.
 
     It holds nothing open, so that leaving it as a context manager does nothing; `batches` is a context of its own.
     """
@@ -51,6 +70,7 @@ class Dataset:
     location: Location  # its folder
     manifest: Manifest
     part: tuple[Shard, ...] | None = None  # of its shards, those that are read; None: all
+    _cache: BlockCache = field(default_factory=BlockCache, repr=False, compare=False)
     chosen: tuple[NDArray[np.bool_], ...] | None = None  # (E,) of each of these, the episodes that are read; None: all
     kept: KeptRows | None = None  # gets the rows of what is read, where all columns are
 
@@ -95,22 +115,13 @@ class Dataset:
     def _batches(
         self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
     ) -> Iterator[EpisodeBatch]:
-        found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
-        chosen = self.chosen or (None,) * len(shards)
+        shards, reader = self.shards, self._reader(columns, target_steps)
+        found, chosen = self.manifest, self.chosen or (None,) * len(shards)
         wanted = [
             (shard, None if mine is None or mine.all() else mine)
             for shard, mine in zip(shards, chosen, strict=True)
             if mine is None or mine.any()
         ]
-        reader = ShardReader(
-            found.format,
-            found.observation_space,
-            found.action_space,
-            columns,
-            target_steps,
-            declared=not found.spaces_inferred,
-            kept=self.kept if columns is None else None,
-        )
         ends = {"terminated": 0, "truncated": 0}
         with scope.part() as held:
             coming = self._ahead([shard for shard, _ in wanted], reader.columns_of, held)
@@ -126,6 +137,137 @@ class Dataset:
             if self.part is self.chosen is None and count != getattr(found.counts, name):
                 raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
 
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Those that are read."""
+        return self.manifest.shards if self.part is None else self.part
+
+    def of_shards(self, shards: Sequence[Shard]) -> Dataset:
+        """The same of these shards alone."""
+        return replace(self, part=tuple(shards))
+
+    def _reader(self, columns: Sequence[str] | None = None, target_steps: int = 1) -> ShardReader:
+        found = self.manifest
+        spaces = found.observation_space, found.action_space
+        kept = self.kept if columns is None else None
+        return ShardReader(found.format, *spaces, columns, target_steps, declared=not found.spaces_inferred, kept=kept)
+
+    # ---- as a sequence ----
+
+    def __len__(self) -> int:
+        return sum(shard.episodes for shard in self.shards)
+
+    def __iter__(self) -> Reading[SingleAgentEpisode]:
+        """Each episode, streamed as `batches` does; a context manager, as that is, for loops that end early."""
+        read = partial(self._batches, None, TARGET_STEPS, MEMORY_LIMIT)
+        return Reading(lambda scope: (episode for batch in read(scope) for episode in batch))
+
+    @overload
+    def __getitem__(self, which: int | np.integer[Any]) -> SingleAgentEpisode: ...
+    @overload
+    def __getitem__(self, which: slice | Sequence[int] | NDArray[Any]) -> EpisodeBatch: ...
+    def __getitem__(self, which: Any) -> SingleAgentEpisode | EpisodeBatch:
+        """Episode `which`, negative from the end; or a batch of those in a slice, indices (K,), or a mask (E,), in their order.
+
+        Raises IndexError; BadEpisode where chosen episodes have two structures; BadData as `batches` does, but for the sha256
+        of a shard of which only a part is read.
+        """
+        if isinstance(which, slice):
+            return self._selected(np.arange(len(self))[which])
+        if isinstance(which, SupportsIndex) and not getattr(which, "ndim", 0) and not isinstance(which, bool | np.bool_):
+            return self._selected(self._counted(np.array([operator.index(which)])))[0]
+        indices = np.asarray(which)
+        if indices.dtype == np.bool_ and indices.shape == (len(self),):
+            return self._selected(np.flatnonzero(indices))
+        if indices.ndim != 1 or (indices.dtype.kind not in "iu" and indices.size):
+            raise TypeError(f"episodes are chosen by a number, a slice, indices or a mask of {len(self)}, not by {which!r}")
+        return self._selected(self._counted(indices.astype(np.int64)))
+
+    def _counted(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """From 0. Raises IndexError."""
+        wrong = (indices < -len(self)) | (indices >= len(self))
+        if wrong.any():
+            raise IndexError(f"episode {int(indices[wrong][0])} of a dataset with {len(self)} episodes")
+        return np.where(indices < 0, indices + len(self), indices)
+
+    def _selected(self, indices: NDArray[np.int64]) -> EpisodeBatch:
+        """The episodes of these indices, in their order; each block that holds one is read once."""
+        if not len(indices):
+            return self._selected(np.zeros(1, np.int64)).select(slice(0, 0)) if len(self) else self._empty()
+        first = np.cumsum([0, *(shard.episodes for shard in self.shards)])
+        of_shard = np.searchsorted(first, indices, side="right") - 1
+        parts: list[EpisodeBatch] = []
+        places: list[NDArray[np.int64]] = []
+        for number in np.unique(of_shard).tolist():
+            at = np.flatnonzero(of_shard == number)
+            for rows, batch in self._read(self.shards[number], indices[at] - first[number]):
+                parts.append(batch)
+                places.append(at[rows])
+        order, whole = np.concatenate(places), EpisodeBatch.concat(parts)
+        return whole if (np.diff(order) > 0).all() else whole.select(np.argsort(order))
+
+    def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], EpisodeBatch]]:
+        """The episodes of a shard in parts, each with its places in `episodes`."""
+        place = self.location.join(shard.path)
+        opening = partial(opened, place, size=shard.bytes, moved=partial(replaced_place, self.location))
+        try:
+            return self._cache.read(place, self._reader(), opening, Trust(shard.sha256), shard.episodes, episodes)
+        except BadData as error:
+            raise self._overwritten(shard) or error from error.__cause__
+
+    def _empty(self) -> EpisodeBatch:
+        observations, actions = self.manifest.observation_space, self.manifest.action_space
+        rows = {"obs": zero_rows(observations, 0), "actions": zero_rows(actions, 0)}
+        return replace(EpisodeBatch.from_episodes([]), **rows, observation_space=observations, action_space=actions)
+
+    # ---- for other libraries ----
+
+    @overload
+    def to_polars(self, *, per: Per = "step", lazy: Literal[False] = False) -> polars.DataFrame: ...
+    @overload
+    def to_polars(self, *, per: Per = "step", lazy: Literal[True]) -> polars.LazyFrame: ...
+    def to_polars(self, *, per: Per = "step", lazy: bool = False) -> Any:
+        """A row for each step, with the columns of the format `columns`; or a row for each episode: `eps_id`, `length`,
+        `return`, `terminated`, `truncated`, `agent_id`, `module_id`.
+
+        `lazy`: a LazyFrame that reads when it is collected, batch by batch; `infos` and `reset_infos` are in it even if all are
+        empty. Episodes without a step have no row of steps. Raises BadData where the spaces are not known, BadEpisode where
+        extra model outputs change, and what `batches` raises.
+        """
+        frames = StepFrames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
+        make: Callable[..., Any] = lazy_frame if lazy else whole_frame
+        return make(self.batches, frames if per == "step" else EpisodeFrames())
+
+    @overload
+    def to_torch(
+        self, columns: Sequence[str] | None = None, *, streaming: Literal[False] = False
+    ) -> torch_datasets.StepDataset: ...
+    @overload
+    def to_torch(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        streaming: Literal[True],
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> torch_datasets.StepStream: ...
+    def to_torch(self, columns: Sequence[str] | None = None, *, streaming: bool = False, **options: Any) -> Any:
+        """The steps as a dataset of PyTorch: map-style, all in memory; `streaming`: iterable, one row group or so at a time.
+
+        An item is a dict of tensors by column: `obs`, `actions`, `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and
+        the extra model outputs; `columns`: those wanted, None: all. For the options of streams see `StepStream`.
+        Raises MissingPackage without torch, BadConfig for unknown columns, and what `batches` raises.
+        """
+        try:
+            module = importlib.import_module(TORCH_DATASETS)  # by name: torch begins below the datasets
+        except ModuleNotFoundError as err:
+            if err.name != "torch":
+                raise
+            raise MissingPackage("the package torch is missing", where="to_torch", fix="pip install torch") from err
+        return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
+
+    # ---- reading ----
     def _ahead(
         self, shards: Sequence[Shard], columns_of: Callable[[OpenShard], Sequence[str] | None], scope: Scope
     ) -> ShardsAhead | None:
@@ -143,8 +285,7 @@ class Dataset:
         return Reading(lambda scope: self._plain(returns, memory_limit, scope))
 
     def _plain(self, returns: bool, memory_limit: int, scope: Scope) -> Iterator[Any]:
-        found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
-        reader = ShardReader(found.format, found.observation_space, found.action_space)
+        shards, reader = self.shards, self._reader()
         with scope.part() as held:
             coming = self._ahead(shards, lambda _: reader.plain_columns(returns), held)
             for shard in shards:

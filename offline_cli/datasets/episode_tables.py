@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import Space, describe, same_space, tree_from_lists
 from offline_cli.tally import Tally
 
-__all__ = ["EPISODE_SCHEMA", "from_table", "to_table"]
+__all__ = ["EPISODE_SCHEMA", "PLAIN_SCHEMA", "from_table", "to_table", "with_agents"]
 
 FIX = "write the dataset again from its source"
 MAX_BINARY = (1 << 31) - 1  # bytes in one array
@@ -36,6 +36,16 @@ EPISODE_SCHEMA = pa.schema(
         pa.field(Columns.TRUNCATED, pa.bool_()),
     ]
 )
+
+
+PLAIN_SCHEMA: Final = pa.schema(
+    [
+        *(field for field in EPISODE_SCHEMA if field.name != Columns.ITEM),
+        pa.field(Columns.AGENT_ID, pa.string()),
+        pa.field(Columns.MODULE_ID, pa.string()),
+    ]
+)
+"""What is known of an episode without its steps; ids of agent and module may be null."""
 
 
 def to_table(batch: EpisodeBatch, *, where: str, tally: Tally) -> Any:
@@ -121,3 +131,10 @@ def _with_spaces(batch: EpisodeBatch, observation_space: Space | None, action_sp
         observation_space=observation_space or batch.observation_space,
         action_space=action_space or batch.action_space,
     )
+
+
+def with_agents(table: Any) -> Any:
+    """The plain columns of packed episodes in the form of all: who acted is in the packed bytes alone."""
+    nobody = pa.nulls(table.num_rows, pa.string())
+    columns = {**{name: table.column(name) for name in table.column_names}, Columns.AGENT_ID: nobody, Columns.MODULE_ID: nobody}
+    return pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)

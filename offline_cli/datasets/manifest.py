@@ -12,7 +12,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,15 +20,27 @@ import orjson
 
 from offline_cli import __version__
 from offline_cli.datasets.file_names import MANIFEST, SHARD_PATH
+from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, UnsupportedSpace
-from offline_cli.files.blanking import blanked_keys, blanked_values, this_command
+from offline_cli.files.blanking import blanked_call, blanked_keys, blanked_values, this_command
 from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space, space_from_json, space_to_json
 
 if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
     from offline_cli.files.locations import Location
 
-__all__ = ["Counts", "Environment", "Manifest", "Shard", "is_column", "is_shard", "now", "with_defaults"]
+__all__ = [
+    "RECORDING",
+    "WRAPPERS",
+    "Counts",
+    "Environment",
+    "Manifest",
+    "Shard",
+    "is_column",
+    "is_shard",
+    "now",
+    "with_defaults",
+]
 
 VERSION = 2  # that is written; earlier ones stay readable
 MAX_BYTES = 256 << 20
@@ -41,23 +53,44 @@ FIGURES: Final = ("nan", "infinite", "min", "max", "mean", "std")
 COLUMN_KEYS: Final = frozenset({"dtype", "shape", "pooled", "count", *FIGURES})
 FIX = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
 
+RECORDING: Final = "recording"  # part of the provenance: how `record` made the episodes
+WRAPPERS: Final = "wrappers"
+
 PACKAGES = ("numpy", "pyarrow", "gymnasium")
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
-    """What the episodes were played in."""
-
-    id: str  # gymnasium id
-    kwargs: Mapping[str, Any] = field(default_factory=dict)  # of gymnasium.make; plain JSON values, secret ones blanked out
+class Environment(EnvironmentSpec):
+    """What the episodes were played in; secret arguments are blanked out."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kwargs", blanked_values(self.kwargs))
+        object.__setattr__(self, "wrappers", tuple(map(blanked_call, self.wrappers)))
+
+    @classmethod
+    def of(cls, spec: EnvironmentSpec | None) -> Environment | None:
+        """As it may be kept."""
+        return None if spec is None else cls(spec.id, spec.kwargs, spec.wrappers)
 
     @property
     def blanked(self) -> list[str]:
         """Dotted names of the arguments whose values are missing here: no environment can be made with them."""
         return blanked_keys(self.kwargs)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values but for wrappers, which are part of the provenance."""
+        return {"id": self.id, "kwargs": dict(self.kwargs)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], provenance: Any) -> Environment:
+        """The one in a document: `id`, perhaps `kwargs`; wrappers are in the provenance, those of a recording in its part."""
+        known = provenance if isinstance(provenance, Mapping) else {}
+        recording = known.get(RECORDING)
+        told = recording.get(WRAPPERS) if isinstance(recording, Mapping) else known.get(WRAPPERS)
+        given = told if isinstance(told, list) else [] if told is None else [told]
+        wrappers = tuple(one if isinstance(one, str) else json.dumps(one) for one in given)
+        kwargs = document.get("kwargs")
+        return cls(document["id"], kwargs if isinstance(kwargs, dict) else {}, wrappers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +142,7 @@ class Manifest:
             "format": self.format,
             "version": VERSION,
             "complete": self.complete,
-            "environment": self.environment and {"id": self.environment.id, "kwargs": dict(self.environment.kwargs)},
+            "environment": self.environment and self.environment.as_json(),
             "observation_space": self.observation_space and space_to_json(self.observation_space),
             "action_space": self.action_space and space_to_json(self.action_space),
             "spaces_inferred": self.spaces_inferred,
@@ -120,8 +153,14 @@ class Manifest:
             "statistics": dict(self.statistics),
             "assumptions": dict(sorted(self.assumptions.items())),
             **lost,
-            "provenance": dict(self.provenance),
+            "provenance": self._provenance(),
         }
+
+    def _provenance(self) -> dict[str, Any]:
+        """With the wrappers of the environment, where no recording has them."""
+        wrappers = self.environment.wrappers if self.environment is not None else ()
+        told = {WRAPPERS: list(wrappers)} if wrappers and RECORDING not in self.provenance else {}
+        return {**self.provenance, **told}
 
     def to_bytes(self) -> bytes:
         """The file. Raises ValueError for a manifest that its own schema refuses: our bug."""
@@ -153,7 +192,7 @@ class Manifest:
         return Manifest(
             format=document["format"],
             complete=document["complete"],
-            environment=environment and Environment(environment["id"], environment["kwargs"]),
+            environment=environment and Environment.from_json(environment, document["provenance"]),
             observation_space=_space(document["observation_space"], f"{where}, observation_space"),
             action_space=_space(document["action_space"], f"{where}, action_space"),
             spaces_inferred=document["spaces_inferred"],

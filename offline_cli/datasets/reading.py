@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
@@ -20,33 +22,34 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import EPISODE_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
+from offline_cli.datasets.row_formats import check_columns, check_further_columns
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import PROBLEM, BadData, OfflineCliError
+from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import fetch_end
 from offline_cli.files.timeouts import in_daemon_thread
-from offline_cli.parquet.arrow_trees import is_numeric
 from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Scope, part_of
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["PLAIN_SCHEMA", "ShardReader", "ShardsAhead"]
+__all__ = ["BlockCache", "Blocks", "ShardReader", "ShardsAhead"]
 
 AT_ONCE: Final = 8  # remote shards that are opened before their turn
+KEPT: Final = 4  # blocks, of some 8 MiB or one episode each
 FIX = "write the dataset again from its source"
-PLAIN_SCHEMA: Final = pa.schema(
-    [
-        *(field for field in episode_tables.EPISODE_SCHEMA if field.name != Columns.ITEM),
-        pa.field(Columns.AGENT_ID, pa.string()),
-        pa.field(Columns.MODULE_ID, pa.string()),
-    ]
-)
-"""What is known of an episode without its steps; ids of agent and module may be null."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """The K runs of row groups of a shard that hold whole episodes, as short as they can be."""
+
+    groups: NDArray[np.int64]  # (K+1,) block k is the row groups groups[k]:groups[k+1]
+    episodes: NDArray[np.int64]  # (K+1,) and holds the episodes episodes[k]:episodes[k+1] of the shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +99,31 @@ class ShardReader:
     def check_columns(self, file: OpenShard, location: Location) -> None:
         """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
         if self.format != "columns":
-            _check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
+            check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
             return
-        assert self.observation_space is not None, "a manifest of columns has spaces"
-        assert self.action_space is not None, "a manifest of columns has spaces"
-        _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
-        _check_further_columns(file.schema_arrow, location)
+        assert self.observation_space is not None and self.action_space is not None, "a manifest of columns has spaces"  # noqa: PT018
+        check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
+        check_further_columns(file.schema_arrow, location)
 
     def plain(self, file: OpenShard, location: Location, trust: Trust | None, *, returns: bool) -> Iterator[Any] | None:
-        """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard in order; None where it lacks the columns.
-
-        Drawing them raises BadData, naming the shard.
-        """
+        """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard; None where it lacks the columns."""
         wanted = self.plain_columns(returns)
         known = {field.name: field.type for field in file.schema_arrow}
-        like = PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
+        like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
         tables = read_row_groups(file, location, columns=wanted, trust=trust)
         if self.format == "columns":
-            return (step_tables.plain_table(table, PLAIN_SCHEMA, location.url) for table in _whole_episodes(tables, 1))
-        return (_with_agents(table) for table in tables)
+            return (
+                step_tables.plain_table(table, episode_tables.PLAIN_SCHEMA, location.url)
+                for table in _whole_episodes(tables, 1)
+            )
+        return (episode_tables.with_agents(table) for table in tables)
 
     def plain_columns(self, returns: bool) -> list[str]:
         """The columns that `plain` reads; `returns`: those of returns too."""
-        if self.format == "columns":
-            return [name for name in step_tables.FLAT_SCHEMA.names if returns or name != Columns.REWARDS]
-        return [name for name in EPISODE_COLUMNS if name != Columns.ITEM]
+        names = step_tables.FLAT_SCHEMA.names if self.format == "columns" else EPISODE_COLUMNS
+        return [name for name in names if name != Columns.ITEM and (returns or name != Columns.REWARDS)]
 
     def _steps(
         self, file: OpenShard, location: Location, trust: Trust | None, chosen: NDArray[np.bool_] | None
@@ -137,16 +138,44 @@ class ShardReader:
                     continue
                 if not wanted.all():
                     table = table.filter(pa.array(np.repeat(wanted, np.diff(starts))))
-            batch = step_tables.from_table(
-                table,
-                observation_space=self.observation_space,
-                action_space=self.action_space,
-                where=location.url,
-                keep=self.keep,
-            )
+            batch = self._stepped(table, location)
             if self.kept is not None:
                 self.kept.keep(batch, table, batch.starts)
             yield batch
+
+    def _stepped(self, table: Any, location: Location) -> EpisodeBatch:
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return step_tables.from_table(table, **spaces, where=location.url, keep=self.keep)
+
+    def blocks(self, file: OpenShard, location: Location, trust: Trust) -> Blocks:
+        """Where the opened shard holds which episodes. Of `columns`, the ids of all steps are read. Raises as `read` does."""
+        self.check_columns(file, location)
+        if self.format != "columns":
+            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            return Blocks(np.arange(len(rows) + 1), np.cumsum([0, *rows]))
+        groups, episodes, count, last_id = [0], [0], 0, None
+        tables = read_row_groups(file, location, columns=[Columns.EPS_ID], trust=trust)
+        for group, table in enumerate(tables):
+            if not table.num_rows:
+                continue
+            ids = table.column(Columns.EPS_ID).combine_chunks()
+            ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
+            begins = last_id is None or not last_id.equals(ids[0])
+            if begins and count:
+                groups.append(group)
+                episodes.append(count)
+            count += int(begins) + int(pc.sum(pc.not_equal(ids[1:], ids[:-1])).as_py() or 0)
+            last_id = ids[-1]
+        ends = ([file.num_row_groups], [count]) if count else ([], [])
+        return Blocks(np.array(groups + ends[0]), np.array(episodes + ends[1]))
+
+    def block(self, file: OpenShard, location: Location, trust: Trust, blocks: Blocks, number: int) -> list[EpisodeBatch]:
+        """The episodes of one block of the opened shard, in order. Raises as `read` does."""
+        groups = range(int(blocks.groups[number]), int(blocks.groups[number + 1]))
+        tables = read_row_groups(file, location, columns=self.columns_of(file), trust=trust, groups=groups)
+        if self.format != "columns":
+            return list(self._decoded(tables, location, int(blocks.episodes[number])))
+        return [self._stepped(pa.concat_tables(list(tables)), location)]
 
     def columns_of(self, file: OpenShard) -> list[str]:
         """The columns of an opened shard that are read."""
@@ -165,8 +194,13 @@ class ShardReader:
     def _episodes(
         self, file: OpenShard, location: Location, trust: Trust | None, chosen: NDArray[np.bool_] | None
     ) -> Iterator[EpisodeBatch]:
-        first = 0
-        for table in self._row_groups(file, location, trust):
+        yield from self._decoded(self._row_groups(file, location, trust), location, 0, chosen)
+
+    def _decoded(
+        self, tables: Iterator[Any], location: Location, first: int, chosen: NDArray[np.bool_] | None = None
+    ) -> Iterator[EpisodeBatch]:
+        """`first`: row of the first table in its file."""
+        for table in tables:
             rows, first = np.arange(first, first + table.num_rows), first + table.num_rows
             if chosen is not None and not (wanted := chosen[rows]).all():
                 table, rows = table.filter(pa.array(wanted)), rows[wanted]
@@ -186,45 +220,59 @@ class ShardReader:
                 yield batch if self.keep is None else _kept(batch, self.keep)
 
 
+class BlockCache:
+    """Where shards have their blocks, and the last few blocks that were read. It is pickled without either."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, Blocks] = {}  # by URL of the shard
+        self._held: OrderedDict[tuple[str, int], list[EpisodeBatch]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[BlockCache], tuple[()]]:
+        return BlockCache, ()
+
+    def read(
+        self,
+        place: Location,
+        reader: ShardReader,
+        opening: Callable[[], AbstractContextManager[OpenShard]],
+        trust: Trust,
+        count: int,
+        episodes: NDArray[np.int64],
+    ) -> list[tuple[NDArray[np.int64], EpisodeBatch]]:
+        """These episodes of the shard at `place`, in parts, each with its places in `episodes`.
+
+        The shard is opened if a part of it has to be read. Raises what `ShardReader.read` raises; BadData for a shard that has
+        not `count` episodes.
+        """
+        with self._lock, ExitStack() as stack:
+            file = cache(lambda: stack.enter_context(opening()))
+            if place.url not in self._blocks:
+                self._blocks[place.url] = reader.blocks(file(), place, trust)
+            blocks = self._blocks[place.url]
+            if blocks.episodes[-1] != count:
+                what = f"the shard holds {blocks.episodes[-1]} episodes, its manifest says {count}"
+                raise BadData(what, where=place.url, fix=FIX)
+            of_block, found = np.searchsorted(blocks.episodes, episodes, side="right") - 1, []
+            for number in np.unique(of_block).tolist():
+                batches = self._held.pop((place.url, number), None)
+                if batches is None:
+                    batches = reader.block(file(), place, trust, blocks, number)
+                self._held[place.url, number] = batches
+                if len(self._held) > KEPT:
+                    self._held.popitem(last=False)
+                rows = np.flatnonzero(of_block == number)
+                wanted, first = episodes[rows] - blocks.episodes[number], np.cumsum([0, *map(len, batches)])
+                of_batch = np.searchsorted(first, wanted, side="right") - 1
+                for one in np.unique(of_batch).tolist():
+                    at = np.flatnonzero(of_batch == one)
+                    found.append((rows[at], batches[one].select(wanted[at] - first[one])))
+        return found
+
+
 def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:
     extra = {name: tree for name, tree in batch.extra.items() if name in keep}
     return replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in keep else None)
-
-
-def _with_agents(table: Any) -> Any:
-    """The plain columns of packed episodes in the form of all: who acted is in the packed bytes alone."""
-    nobody = pa.nulls(table.num_rows, pa.string())
-    columns = {**{name: table.column(name) for name in table.column_names}, Columns.AGENT_ID: nobody, Columns.MODULE_ID: nobody}
-    return pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)
-
-
-def _check_columns(have: Any, want: Any, location: Location) -> None:
-    """Raise BadData, naming every difference, unless pa.Schema `have` has all the columns of `want`, as it has them."""
-    wrong = []
-    for column in want:
-        if column.name not in have.names:
-            wrong.append(f"no column {column.name!r}")
-        elif not have.field(column.name).type.equals(column.type):
-            wrong.append(f"column {column.name!r} is {have.field(column.name).type}, its space makes it {column.type}")
-    if wrong:
-        raise _wrong_columns(f"other columns than the manifest says: {'; '.join(wrong)}", location)
-
-
-def _check_further_columns(have: Any, location: Location) -> None:
-    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
-    kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
-    wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
-    infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]
-    if len(infos) == 1:
-        wrong.append(f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}")
-    extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
-    wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
-    if wrong:
-        raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)
-
-
-def _wrong_columns(what: str, location: Location) -> BadData:
-    return BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})
 
 
 def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The two row formats as a writer uses them: rows per episode, and batches as tables.
+"""The two row formats as a writer uses them: rows per episode, and batches as tables; and batches as data frames of Polars.
 
 `columns` has one schema for the whole dataset; a batch that does not fit it raises. The first block fixes the extra model
 outputs and whether there are ids of the source. Infos get their two columns from the first episode on that has any; shards
@@ -7,22 +7,39 @@ before it get empty ones at the commit (`lacks`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
+from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.fields import check_names
 from offline_cli.episodes.episode_spaces import check_shapes, conform
-from offline_cli.errors import BadEpisode
+from offline_cli.errors import PROBLEM, BadData, BadEpisode, UsageError
+from offline_cli.files.locations import Location
+from offline_cli.parquet.arrow_trees import is_numeric
+from offline_cli.scopes import Reading
 from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally
 
-__all__ = ["EpisodeRows", "RowFormat", "StepRows", "row_format"]
+__all__ = [
+    "EpisodeFrames",
+    "EpisodeRows",
+    "RowFormat",
+    "StepFrames",
+    "StepRows",
+    "check_columns",
+    "check_further_columns",
+    "lazy_frame",
+    "row_format",
+    "whole_frame",
+]
+
+FIX = "write the dataset again from its source"
 
 
 class RowFormat:
@@ -172,10 +189,157 @@ class StepRows(RowFormat):
 
 
 def row_format(name: str, observation_space: Space | None, action_space: Space | None, tally: Tally) -> RowFormat:
-    """The format of that name: `episodes`, or `columns`, which needs both spaces."""
+    """The format of that name: `episodes`, or `columns`. Raises UsageError for another, and for columns without both spaces."""
     if name == "episodes":
         return EpisodeRows(observation_space, action_space, tally)
-    assert name == "columns", f"no format {name!r}"
-    assert observation_space is not None, "columns need an observation space"
-    assert action_space is not None, "columns need an action space"
+    if name != "columns":
+        raise UsageError(f"no format {name!r}", where="format", fix="episodes or columns")
+    if observation_space is None or action_space is None:
+        fix = "give observation_space and action_space, or format='episodes'"
+        raise UsageError("columns follow from the spaces, and these are not given", where="format='columns'", fix=fix)
     return StepRows(observation_space, action_space, tally)
+
+
+# ---- as data frames ----
+
+
+class StepFrames:
+    """The steps of batches as pl.DataFrames with the columns of the format `columns`, `infos` and `reset_infos` included."""
+
+    def __init__(self, observation_space: Space | None, action_space: Space | None, *, where: str) -> None:
+        self._spaces, self._where = (observation_space, action_space), where
+
+    def frames(self, batches: Iterable[EpisodeBatch]) -> Iterator[Any]:
+        """One for each batch that has steps, but at least one, then without rows.
+
+        Arrays of several axes are Arrays of Polars, the parts of a Tuple fields '0', '1', ... Raises BadData without spaces,
+        BadEpisode where extra model outputs change.
+        """
+        observation_space, action_space = self._spaces
+        if observation_space is None or action_space is None:
+            fix = "offline-cli convert with --env, which says the spaces; or to_polars(per='episode')"
+            raise BadData("the dataset does not say its spaces, which columns follow from", where=self._where, fix=fix)
+        rows, count = StepRows(observation_space, action_space, Tally()), 0
+        rows.add_columns()
+        for prepared in filter(len, map(rows.prepare, batches)):
+            count += 1
+            yield _frame(rows.table(prepared, where=self._where))
+        if not count:
+            yield _frame(step_tables.step_schema(observation_space, action_space, infos=True).empty_table())
+
+    def joined(self, frames: Iterable[Any]) -> Any:
+        """One frame; without infos where all are empty."""
+        import polars as pl
+
+        whole = pl.concat(frames)
+        empty = all(whole[name].null_count() == len(whole) for name in step_tables.INFO_COLUMNS)
+        return whole.drop(step_tables.INFO_COLUMNS) if empty else whole
+
+
+class EpisodeFrames:
+    """The episodes of batches as pl.DataFrames, a row for each."""
+
+    def frames(self, batches: Iterable[EpisodeBatch]) -> Iterator[Any]:
+        """One for each batch, but at least one."""
+        for batch in batches:
+            yield self._frame(batch)
+        yield self._frame(EpisodeBatch.from_episodes([]))
+
+    def joined(self, frames: Iterable[Any]) -> Any:
+        """One frame."""
+        import polars as pl
+
+        return pl.concat(frames)
+
+    def _frame(self, batch: EpisodeBatch) -> Any:
+        import polars as pl
+
+        numbers = {
+            Columns.LENGTH: batch.lengths,
+            Columns.RETURN: batch.returns,
+            Columns.TERMINATED: batch.terminated,
+            Columns.TRUNCATED: batch.truncated,
+        }
+        texts = {Columns.EPS_ID: batch.ids, Columns.AGENT_ID: batch.agent_ids, Columns.MODULE_ID: batch.module_ids}
+        named = {name: pl.Series([None] * len(batch) if of is None else of, dtype=pl.String) for name, of in texts.items()}
+        return pl.DataFrame({Columns.EPS_ID: named[Columns.EPS_ID], **numbers, **named})
+
+
+Frames = StepFrames | EpisodeFrames
+
+
+def whole_frame(reading: Callable[[], Reading[EpisodeBatch]], frames: Frames) -> Any:
+    """All that `reading` gives, as one pl.DataFrame."""
+    with reading() as batches:
+        return frames.joined(list(frames.frames(batches)))
+
+
+def lazy_frame(reading: Callable[[], Reading[EpisodeBatch]], frames: Frames) -> Any:
+    """A pl.LazyFrame of what `reading` gives: it is asked once for the columns, and again whenever the frame is collected."""
+    from polars.io.plugins import register_io_source
+
+    def source(columns: list[str] | None, predicate: Any, rows: int | None, _: int | None) -> Iterator[Any]:
+        with reading() as batches:
+            for frame in frames.frames(batches):
+                found = frame if rows is None else frame.head(rows)
+                rows = None if rows is None else rows - len(found)
+                found = found if predicate is None else found.filter(predicate)
+                yield found if columns is None else found.select(columns)
+                if rows == 0:
+                    return
+
+    with reading() as batches:
+        schema = next(frames.frames(batches)).schema
+    return register_io_source(source, schema=schema)
+
+
+def _frame(table: Any) -> Any:
+    import polars as pl
+
+    return pl.DataFrame({name: _series(table.column(name)) for name in table.schema.names})
+
+
+def _series(column: Any) -> Any:
+    """A pl.Series of an Arrow column; Polars does not know Arrow's type for arrays of several axes."""
+    import polars as pl
+
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        return pl.Series(pl.from_arrow(column.storage)).reshape((len(column), *column.type.shape))
+    if pa.types.is_struct(column.type):
+        parts = {part.name: _series(column.field(i)) for i, part in enumerate(column.type.fields)}
+        return pl.DataFrame(parts).to_struct()
+    return pl.Series(pl.from_arrow(column))
+
+
+# ---- columns of a shard ----
+
+
+def check_columns(have: Any, want: Any, location: Location) -> None:
+    """Raise BadData, naming every difference, unless pa.Schema `have` has all the columns of `want`, as it has them."""
+    wrong = []
+    for column in want:
+        if column.name not in have.names:
+            wrong.append(f"no column {column.name!r}")
+        elif not have.field(column.name).type.equals(column.type):
+            wrong.append(f"column {column.name!r} is {have.field(column.name).type}, its space makes it {column.type}")
+    if wrong:
+        raise _wrong_columns(f"other columns than the manifest says: {'; '.join(wrong)}", location)
+
+
+def check_further_columns(have: Any, location: Location) -> None:
+    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
+    kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
+    wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
+    infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]
+    if len(infos) == 1:
+        wrong.append(f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}")
+    extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
+    wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
+    if wrong:
+        raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)
+
+
+def _wrong_columns(what: str, location: Location) -> BadData:
+    return BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import methodcaller
@@ -23,12 +23,25 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.parquet.row_group_cuts import BLOCK_BYTES
 from offline_cli.spaces import same_space
 from offline_cli.trees import Tree, flatten, leaves
 
-__all__ = ["Block", "BlockCutter", "KeptRows", "ReadyRows", "RowsInTurn", "raw_bytes", "same_content"]
+__all__ = [
+    "Block",
+    "BlockCutter",
+    "Episodes",
+    "KeptRows",
+    "ReadyRows",
+    "RowsInTurn",
+    "joined_batches",
+    "raw_bytes",
+    "same_content",
+]
 
+JOINED = 1 << 16  # single episodes and steps in a batch
 ROW_OVERHEAD = 64  # bytes: id, t, reward and flags of a step
 LARGE = 64 << 10  # bytes of one value in an info that are counted
 MAY_BE_LARGE = frozenset({np.ndarray, bytes, str, list})
@@ -179,6 +192,31 @@ def _large_bytes(info: Mapping[str, Any]) -> int:
 
 def _row_bytes(tree: Tree) -> int:
     return sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves(tree))
+
+
+# ---- single episodes ----
+
+Episodes = EpisodeBatch | Iterable[EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode]
+
+
+def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
+    """Batches as they come; between them, single episodes are joined. Raises BadEpisode for neighbours that cannot be."""
+    single: list[SingleAgentEpisode] = []
+    size = 0  # of these: steps and episodes
+    for one in [episodes] if isinstance(episodes, EpisodeBatch) else episodes:
+        if isinstance(one, EpisodeBatch):
+            parts = []
+        else:
+            parts = [one] if isinstance(one, SingleAgentEpisode) else list(one.agent_episodes.values())
+        single += parts
+        size += len(parts) + sum(map(len, parts))
+        if single and (isinstance(one, EpisodeBatch) or size >= JOINED):
+            yield EpisodeBatch.from_episodes(single)
+            single, size = [], 0
+        if isinstance(one, EpisodeBatch):
+            yield one
+    if single:
+        yield EpisodeBatch.from_episodes(single)
 
 
 # ---- rows that are ready ----

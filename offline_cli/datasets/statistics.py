@@ -14,7 +14,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,15 @@ from offline_cli.errors import BadEpisode
 from offline_cli.tally import UNFINISHED
 from offline_cli.trees import flatten
 
-__all__ = ["ColumnStatistics", "StatisticsBuilder"]
+__all__ = ["MAX_BARS", "ColumnStatistics", "Histogram", "HistogramBuilder", "StatisticsBuilder", "means_over_time"]
 
 MAX_ELEMENTS = 1024
 CHUNK = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
 PLURALS = {Columns.OBS: "observations", Columns.ACTIONS: "actions", Columns.REWARDS: "rewards"}
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
+MAX_BARS: Final = 16  # of a histogram as it is shown
+MAX_HISTOGRAMS: Final = 16  # of one leaf; a larger one has one for all its elements
+FINE: Final = 1 << 10  # bins that are counted, of which those shown are made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,3 +238,106 @@ def _distribution(values: NDArray[Any]) -> dict[str, Any]:
     quantiles = np.quantile(finite, np.array(QUANTILES) / 100).tolist() if len(finite) else [None] * len(QUANTILES)
     kept = {name: figures[name] for name in ("count", "min", "max", "mean", "std")}
     return {**kept, "quantiles": dict(zip(map(str, QUANTILES), quantiles, strict=True))}
+
+
+# ---- histograms ----
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts of values that come in blocks, in equal bins over a range that is not known before.
+
+    A bin is [i * width, (i + 1) * width). The width is a power of two: neighbours are joined where a block goes beyond the
+    range, and no value is counted wrongly. NaN and infinities are left out.
+    """
+
+    width: float = 0.0  # 0: nothing counted yet
+    first: int = 0  # i of the first bin
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    low: float = math.inf
+    high: float = -math.inf
+    whole: bool = True  # whole numbers alone
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Count `values` (N,)."""
+        if values.dtype.kind == "f":
+            self.whole, is_finite = False, np.isfinite(values)
+            values = values if is_finite.all() else values[is_finite]
+        if not len(values):
+            return
+        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+        self._widen()
+        numbers = np.floor(values.astype(np.float64) / self.width).astype(np.int64)
+        first = math.floor(self.low / self.width)
+        counts = np.bincount(numbers - first, minlength=math.floor(self.high / self.width) - first + 1)
+        counts[self.first - first :][: len(self.counts)] += self.counts
+        self.first, self.counts = first, counts
+
+    def _widen(self) -> None:
+        """Join bins until there are at most FINE between `low` and `high`, whose numbers a float64 tells apart."""
+        smallest = max(self.high / FINE - self.low / FINE, max(abs(self.low), abs(self.high)) * 2.0**-50, 2.0**-1000)
+        before, self.width = self.width, max(self.width, 2.0 ** math.floor(math.log2(smallest)), 1.0 if self.whole else 0.0)
+        while math.floor(self.high / self.width) - math.floor(self.low / self.width) >= FINE:
+            self.width *= 2
+        if len(self.counts) and self.width != before:
+            numbers = np.floor((self.first + np.arange(len(self.counts))) * (before / self.width)).astype(np.int64)
+            self.first, self.counts = int(numbers[0]), np.bincount(numbers - numbers[0], weights=self.counts).astype(np.int64)
+
+    def as_json(self) -> dict[str, Any]:
+        """Range and counts: a bar for each number of few whole ones, else MAX_BARS equal ones, to 1/500 of the range."""
+        if not len(self.counts):
+            return {"low": None, "high": None, "counts": []}
+        of_each = self.whole and self.width == 1 and self.high - self.low < MAX_BARS
+        bars = int(self.high - self.low) + 1 if of_each else MAX_BARS if self.high > self.low else 1
+        middles = (self.first + np.arange(len(self.counts)) + (0 if of_each else 0.5)) * self.width
+        span = self.high / 2 - self.low / 2 or 1.0  # halves: the difference may be more than the largest float64
+        places = middles - self.low if of_each else (middles / 2 - self.low / 2) / span * bars
+        counts = np.bincount(np.clip(places, 0, bars - 1).astype(np.int64), weights=self.counts, minlength=bars)
+        return {"low": self.low, "high": self.high, "counts": counts.astype(np.int64).tolist()}
+
+
+@dataclass(slots=True)
+class HistogramBuilder:
+    """Collects histograms of all columns, by the paths of `StatisticsBuilder`: one per element, or one of a large leaf."""
+
+    columns: dict[str, list[Histogram]] = field(default_factory=dict)
+    episodes: dict[str, Histogram] = field(default_factory=lambda: {"return": Histogram(), "length": Histogram()})
+
+    def add(self, batch: EpisodeBatch) -> None:
+        """Count `batch`: observations acted on, actions, rewards, extra model outputs."""
+        self.episodes["return"].add(batch.returns)
+        self.episodes["length"].add(batch.lengths)
+        trees = {Columns.OBS: batch.acted_obs(view=True), Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards}
+        for name, tree in {**trees, **batch.extra}.items():
+            for path, leaf in flatten(tree, name):
+                if leaf.dtype.kind in "biuf" and leaf.size:
+                    self._add_leaf(path, leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf)
+
+    def _add_leaf(self, path: str, leaf: NDArray[Any]) -> None:
+        elements = math.prod(leaf.shape[1:])
+        rows = leaf.reshape(len(leaf), -1) if elements <= MAX_HISTOGRAMS else leaf.reshape(-1, 1)
+        found = self.columns.setdefault(path, [Histogram() for _ in range(rows.shape[1])])
+        for number, one in enumerate(found):
+            for start in range(0, len(rows), CHUNK):
+                one.add(rows[start : start + CHUNK, number])
+
+    def as_json(self) -> dict[str, Any]:
+        """`return`, `length` and `columns`, as in the manifest's `statistics`; of a column a list."""
+        columns = {path: [one.as_json() for one in found] for path, found in self.columns.items()}
+        return {**{name: one.as_json() for name, one in self.episodes.items()}, "columns": columns}
+
+
+def means_over_time(leaf: NDArray[Any], parts: int) -> list[list[float | None]]:
+    """Means of up to `parts` equal stretches of a leaf (T, *shape), NaN and infinities left out: of each element of a value, or
+    of all together where it is large.
+    """
+    edges = np.unique(np.linspace(0, len(leaf), parts + 1).astype(np.int64))
+    rows = leaf.reshape(len(leaf), -1)
+    elements = rows.T if rows.shape[1] <= MAX_HISTOGRAMS else [rows]
+    return [[_mean(values[start:stop]) for start, stop in pairwise(edges.tolist())] for values in elements]
+
+
+def _mean(values: NDArray[Any]) -> float | None:
+    known = values.astype(np.float64)
+    known = known[np.isfinite(known)]
+    return float(known.mean()) if len(known) else None

@@ -17,7 +17,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict
 from typing import Any, Final
 
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
@@ -125,7 +124,7 @@ def _unfinished(folder: Location) -> WritingNote | None:
     kept = found.provenance.get(UNFINISHED_WRITING)
     if found.complete or kept is None:
         return None
-    environment = found.environment and asdict(found.environment)
+    environment = found.environment and found.environment.as_json()
     return WritingNote.of_manifest(kept, environment, where=f"{place.url}, {UNFINISHED_WRITING}")
 
 

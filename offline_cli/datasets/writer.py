@@ -1,6 +1,6 @@
 """Writes a dataset so that it exists only when whole: note, shards, manifest, and only then removal of what was there before.
 
-    with DatasetWriter(open_location("D"), format="columns", ...) as writer:
+    with DatasetWriter("D", observation_space=env.observation_space, action_space=env.action_space) as writer:
         for batch in batches:
             writer.write(batch)
         manifest = writer.commit()
@@ -14,15 +14,16 @@ the note and the complete shards; where no shard was complete yet it leaves no t
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.datasets.lease_record import identity_hash
-from offline_cli.datasets.manifest import Counts, Environment, Manifest, now, with_defaults
+from offline_cli.datasets.manifest import WRAPPERS, Counts, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
@@ -32,11 +33,12 @@ from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, StorageError
 from offline_cli.files.blanking import this_command
-from offline_cli.files.locations import Location
+from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
-from offline_cli.options.shared import COMPRESSION, MAX_BYTES, RowFormat
+from offline_cli.options.shared import COMPRESSION, MAX_BYTES, ROW_FORMAT, RowFormat
 from offline_cli.parquet.shards import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.tally import Reject, Tally
@@ -44,6 +46,7 @@ from offline_cli.tally import Reject, Tally
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
 
 MAX_SHARD_BYTES: int = MAX_BYTES.default  # before compression; a killed writer loses at most so much
+UNKNOWN: Final = "unknown"
 
 
 class DatasetWriter:
@@ -51,12 +54,12 @@ class DatasetWriter:
 
     def __init__(
         self,
-        location: Location,
+        location: str | os.PathLike[str] | Location,
         *,
-        format: RowFormat,
+        format: RowFormat = ROW_FORMAT.default,
         observation_space: Space | None,
         action_space: Space | None,
-        action_scale: str,
+        action_scale: str = UNKNOWN,
         environment: Environment | None = None,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,
@@ -68,16 +71,17 @@ class DatasetWriter:
         tally: Tally | None = None,
         identity: str = "",
         check_ids: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Nothing is touched before `with`.
+        """Nothing is touched before `with`. `location`: the folder to make, a path or a URL.
 
-        Spaces may be None for `episodes` only. `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file`
-        counts arrays before compression; one episode larger than either has a file of its own. `provenance`: see
-        schemas/manifest.v2.json; missing parts are filled in. `identity`: what is written, as a text that is the same for the
-        same content (`resume` asks for the same). `check_ids`: raise for an id that is there already; False where the caller
-        knows that all differ. Raises UsageError, UnsupportedSpace.
+        Spaces may be None for `episodes` only. `action_scale`: `env` | `normalized` | `unknown`, of Box actions.
+        `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file` arrays before compression; one episode
+        larger than either has a file of its own. `provenance`: see schemas/manifest.v2.json; missing parts are filled in.
+        `identity`: what is written, as a text that is the same for the same content (`resume` asks for the same). `check_ids`:
+        raise for an id that is there already; False where all are known to differ. Raises UsageError, UnsupportedSpace.
         """
-        self.location = location
+        location = self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
         self._spaces = observation_space, action_space
         self._spaces_inferred = spaces_inferred
@@ -163,13 +167,14 @@ class DatasetWriter:
             "observation_space": obs,
             "action_space": actions,
             "action_scale": self._action_scale,
-            "environment": self._environment and asdict(self._environment),
+            "environment": self._environment and self._environment.as_json(),
+            **({WRAPPERS: list(self._environment.wrappers)} if self._environment and self._environment.wrappers else {}),
             "identity": identity_hash(self._identity),
         }
 
     # ---- writing ----
 
-    def write(self, batch: EpisodeBatch, ready: ReadyRows | None = None) -> None:
+    def write(self, batch: EpisodeBatch | SingleAgentEpisode, ready: ReadyRows | None = None) -> None:
         """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards.
 
         `ready`: their rows in this format, from `KeptRows`, which are written as they are where nothing has to be changed.
@@ -177,7 +182,8 @@ class DatasetWriter:
         where another writer has taken over.
         """
         self._target.check()
-        given, batch = batch, self._as_declared(self._rows.prepare(batch))
+        given = EpisodeBatch.from_episodes([batch]) if isinstance(batch, SingleAgentEpisode) else batch
+        batch = self._as_declared(self._rows.prepare(given))
         if not len(batch):
             return
         self._take_ids(batch.ids)

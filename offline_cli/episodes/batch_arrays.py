@@ -184,11 +184,15 @@ class BatchArrays:
 
     # ---- parts ----
 
-    def select(self, episodes: slice | Sequence[int] | NDArray[np.integer[Any]]) -> Self:
-        """The batch of these episodes, in this order; arrays are views where `episodes` is a slice of step 1."""
+    def select(self, episodes: slice | Sequence[int] | NDArray[np.integer[Any] | np.bool_]) -> Self:
+        """The batch of these episodes, in this order: a slice, indices (K,), or a mask (E,).
+
+        Arrays are views where `episodes` is a slice of step 1. Raises IndexError.
+        """
         if isinstance(episodes, slice) and episodes.step in (None, 1):
             return self._select_run(*episodes.indices(len(self))[:2])
-        index = np.arange(len(self))[episodes] if isinstance(episodes, slice) else np.asarray(episodes, np.int64)
+        is_index = not isinstance(episodes, slice) and np.asarray(episodes).dtype != np.bool_
+        index = np.asarray(episodes, np.int64) if is_index else np.arange(len(self))[episodes]
         lengths = self.lengths[index]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         rows = np.arange(starts[-1]) + np.repeat(self.starts[index] - starts[:-1], lengths)

@@ -14,11 +14,13 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from offline_cli.files.providers import buckets
+from offline_cli.import_path import call_of
 
 __all__ = [
     "BLANK",
     "blanked",
     "blanked_args",
+    "blanked_call",
     "blanked_keys",
     "blanked_values",
     "looks_secret",
@@ -37,6 +39,7 @@ _SECRET: Final = re.compile(
 
 _OPTION: Final = "--storage-option"
 _ENV_KWARGS: Final = "--env-kwargs"
+_WRAPPER: Final = "--wrapper"
 SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
 _CALLED: Final = "offline_cli, called from Python"
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
@@ -68,6 +71,15 @@ def blanked_values(value: Any) -> Any:
 
 def _blanked_under(key: Any, value: Any) -> Any:
     return BLANK if looks_secret(str(key)) and value is not None and not isinstance(value, bool) else blanked_values(value)
+
+
+def blanked_call(text: str) -> str:
+    """`package.module:Class:key=value,...` with `***` for the values of such keys; unchanged where there is none."""
+    name, arguments, _ = call_of(text)
+    known = blanked_values(arguments)
+    if known == arguments:
+        return text
+    return f"{name}:" + ",".join(f"{key}={value if value == BLANK else json.dumps(value)}" for key, value in known.items())
 
 
 def blanked_keys(value: Any, within: str = "") -> list[str]:
@@ -110,6 +122,10 @@ def _blanked_word(word: str, before: str) -> str:
     name, mark, value = word.partition("=")
     if mark and name == _ENV_KWARGS:
         return f"{name}={_emptied(value)}"
+    if before == _WRAPPER:
+        return blanked_call(word)
+    if mark and name == _WRAPPER:
+        return f"{name}={blanked_call(value)}"
     if _is_secret_option(before) and not word.startswith("--"):
         return BLANK
     if mark and re.fullmatch(r"[\w.-]+", name) and looks_secret(name):
@@ -162,6 +178,8 @@ def _secrets_of_word(word: str, before: str) -> Iterator[str]:
         yield word
     if mark and value and looks_secret(name) and re.fullmatch(r"[\w.-]+", name):
         yield value
+    if before == _WRAPPER or name == _WRAPPER:
+        yield from _secrets_under(call_of(word.removeprefix(f"{_WRAPPER}="))[1])
     yield from (found[3] for found in _IN_QUERY.finditer(word) if _is_secret_in_query(found[2]))
     for text in (word, value):
         yield from _secrets_under(_of_json(text))

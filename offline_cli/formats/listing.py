@@ -44,11 +44,16 @@ KINDS: Final = {
     "arrow": "Arrow files",
     "minari": "a Minari dataset",
     "lerobot": "a LeRobot dataset",
+    "npz": "NumPy archives",
+    "npy": "NumPy arrays",
+    "tfrecord": "TFRecord files",
+    "rlds": "an RLDS dataset in TFRecord files",
 }
 """Possible values of `Listing.kind`, with their descriptions."""
 MAGIC: Final = {
     b"PAR1": "parquet",
     b"\x89HDF": "hdf5",
+    b"\x93NUM": "npy",
     b"ARRO": "arrow",
     b"\xff\xff\xff\xff": "arrow",
     b"PK\x03\x04": "lines",
@@ -95,7 +100,7 @@ class Listing:
 
     @cached_property
     def _kinds(self) -> list[tuple[str, Location]]:
-        """Of those files that were checked: parquet, lines, csv, hdf5, arrow, minari, lerobot, other."""
+        """Of those files that were checked: parquet, lines, other, or one of `KINDS`."""
         kinds = _kinds(self.files)
         known = {kind: file for kind, file in kinds if kind != "other"}
         if len(known) > 1 and "csv" in known and not is_named_csv(known["csv"].name):  # notes with commas, beside the data
@@ -121,6 +126,8 @@ def _kinds_of(files: Sequence[Location]) -> list[str]:
 
 def _kind(file: Location) -> str:
     head, _ = file.start(HEAD_BYTES)
+    if _is_npz(head):
+        return "npz"
     if packing_of(head):
         head = unpacked_head(file)
         if not head.strip():  # damaged, or nothing in it: the reader says which
@@ -131,7 +138,28 @@ def _kind(file: Location) -> str:
         return "other"
     if head.removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
         return _json_kind(file, head)
+    if _is_tfrecord(head):
+        return "tfrecord"
     return "csv" if looks_like_csv(head, file.name) else "other"
+
+
+def _is_npz(head: bytes) -> bool:
+    """Whether a zip archive begins with a NumPy array, by the name of its first member."""
+    length = int.from_bytes(head[26:28], "little")
+    return head[:4] == b"PK\x03\x04" and head[30 : 30 + length].endswith(b".npy")
+
+
+def _is_tfrecord(head: bytes) -> bool:
+    """Whether the length of the first record is followed by its checksum: CRC-32C, rotated by 15 bits, plus a constant."""
+    if int.from_bytes(head[:8], "little") >> 40 or len(head) < 12:  # text, as a length
+        return False
+    crc = 0xFFFFFFFF
+    for byte in head[:8]:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF == int.from_bytes(head[8:12], "little")
 
 
 def _json_kind(file: Location, head: bytes) -> str:
@@ -139,12 +167,14 @@ def _json_kind(file: Location, head: bytes) -> str:
         return "minari"
     if file.name == "info.json" and b'"codebase_version"' in head:
         return "lerobot"
+    if file.name == "features.json" and b'"pythonClassName"' in head:
+        return "rlds"
     return "lines"
 
 
 def _layout(known: Mapping[str, Location]) -> str:
     """The one layout that has files of several kinds, or BadData naming two of them."""
-    for layout in ("minari", "lerobot"):
+    for layout in ("minari", "lerobot", "rlds"):
         if layout in known:
             return layout
     (first, one), (second, other), *_ = known.items()

@@ -29,6 +29,16 @@ AUTO: Final = "auto"
 TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "csv": "csv", "json": "json"}
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
+RECIPES: Final = {
+    "npz": "numpy-files",
+    "npy": "numpy-files",
+    "hdf5": "hdf5-files",
+    "minari": "minari-datasets",
+    "tfrecord": "rlds-datasets",
+    "rlds": "rlds-datasets",
+}
+"""Where docs/formats.md has some lines of Python for them."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -159,8 +169,12 @@ def no_reader(listing: Listing) -> NoData:
     what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
     readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
     readers += [f"what {one.distribution} reads (--from {one.name})" for one in plugins(READERS)]
+    recipe = RECIPES.get(listing.kind)
+    fix = "record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/tables.md)"
+    if recipe:
+        fix = f"some lines of Python convert it: docs/formats.md#{recipe}; or write a table, a row a step (docs/tables.md)"
     return NoData(
         f"{what}; there are readers for {', '.join(readers)}, and for our own datasets",
         where=listing.location,
-        fix="record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/tables.md)",
+        fix=fix,
     )

@@ -24,7 +24,9 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import ElementNames
 from offline_cli.datasets.manifest import Manifest
+from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.options import data_commands
@@ -117,11 +119,25 @@ class SourceInfo:
     action_scale: str = UNKNOWN_SCALE  # of Box actions: `env`, `normalized` or `unknown`
     environment_id: str | None = None  # gymnasium's
     environment_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    environment_wrappers: tuple[str, ...] = ()
     said_by: str = THE_SOURCE  # who declares this, as text
     longest: int | None = None  # steps of the longest episode; None: not known
     commands: tuple[str, ...] = ()  # that made it, first to last
     columns: Mapping[str, str] | None = None  # of a mapped table: its columns by ours, for a preview
+    mappings: tuple[Mapping[str, Any], ...] = ()  # as documents: its own, of a dataset those that its sources were read by
     manifest: Manifest | None = None  # of a dataset of ours
+
+    @property
+    def elements(self) -> ElementNames:
+        """The names of the elements of its vectors."""
+        return ElementNames.of(self.mappings)
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        """What its episodes were played in; None: not known."""
+        if self.environment_id is None:
+            return None
+        return EnvironmentSpec(self.environment_id, self.environment_kwargs, self.environment_wrappers)
 
     @property
     def spaces(self) -> tuple[Space | None, Space | None]:

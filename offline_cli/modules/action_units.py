@@ -85,7 +85,7 @@ def in_network_units(actions: Tree, space: Space, *, action_scale: str) -> Tree:
     """Recorded actions (leaves (N, *shape)) as a network learns them: Box leaves with bounds in about [-1, 1], float32.
 
     `action_scale`: `env` or `normalized`, of the boxes that are not integers. Boxes of floats that need no scaling become
-    float32 all the same; all other leaves stay as they are.
+    float32 nevertheless; all other leaves stay as they are.
     """
     parts = leaf_spaces(space)
     scaled = iter([_scaled(leaf, parts[path], action_scale) for path, leaf in flatten(actions)])

@@ -33,7 +33,13 @@ __all__ = [
     "mlp",
 ]
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU}
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "linear": nn.Identity,  # RLlib's name for none
+}
 MIN_IMAGE_SIDE = 36  # the smallest that three convolutions with strides 4, 2, 1 leave something of
 BY_BOUNDS: Final = "bounds"
 BY_255: Final = "255"

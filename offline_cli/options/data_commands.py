@@ -1,4 +1,4 @@
-"""Options of `apply`, `convert`, `inspect`, `validate` and `repair`."""
+"""Options of `apply`, `convert`, `inspect`, `validate` and `repair`, and of the function `write_dataset`."""
 
 import os
 from collections.abc import Mapping
@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final, Literal, Required
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
+    MAX_BYTES,
+    ROW_FORMAT,
     ActionScale,
     Caching,
     DryRun,
@@ -15,6 +17,7 @@ from offline_cli.options.shared import (
     Out,
     Overwriting,
     Resuming,
+    RowFormat,
     Shards,
     Showing,
     Sources,
@@ -36,6 +39,7 @@ __all__ = [
     "RepairOptions",
     "ValidateFlags",
     "ValidateOptions",
+    "WriteOptions",
 ]
 
 BatchFormat = Literal["columns", "safetensors"]
@@ -165,10 +169,34 @@ class InspectOptions(Tables, Storage, total=False):
     expect: Annotated[
         Mapping[str, Any] | None,
         Option(
-            help="Fail with exit code 7 unless the result has these values, such as episodes=100.",
+            help="Fail with exit code 7 unless the result has these values: episodes=100, 'return.mean>=450', 'steps<=5000'. "
+            "Keys are those of the JSON result, nested ones with dots.",
             group=Group.CHECKING,
-            form=Form.PAIRS,
+            form=Form.COMPARISONS,
             metavar="KEY=VALUE",
+        ),
+    ]
+    deep: Annotated[
+        bool,
+        Option(
+            help="Read a dataset's shards too, for what its manifest does not say: histograms of columns, episodes by agent "
+            "and module. Recordings of other formats are read in any case.",
+            group=Group.CHECKING,
+            default=False,
+        ),
+    ]
+    episode: Annotated[
+        str | None,
+        Option(
+            help="Show one episode: how it ended, its first and last steps, its columns over time.",
+            group=Group.CHECKING,
+            metavar="ID",
+        ),
+    ]
+    head: Annotated[
+        int | None,
+        Option(
+            help="List the first N episodes: id, length, return, how they ended.", group=Group.CHECKING, minimum=1, metavar="N"
         ),
     ]
     on_error: Annotated[
@@ -249,3 +277,14 @@ class RepairFlags(Showing, total=False):
     out: Required[
         Annotated[str, Option(help="Dataset folder: a path or URL.", group=Group.DATA, is_argument=True, metavar="D")]
     ]
+
+
+@reworded(
+    env="Environment that the episodes are of: a gymnasium id, for the manifest.",
+    action_scale={"help": "Scale of Box actions: the environment's own, or [-1, 1].", "without": "unknown"},
+)
+class WriteOptions(Environment, ActionScale, Shards, Overwriting, Storage, total=False):
+    """Keywords of `write_dataset`, which no command is."""
+
+    format: Annotated[RowFormat, ROW_FORMAT]
+    max_bytes_per_file: Annotated[int | None, MAX_BYTES]

@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, Final, ForwardRef, TypeVar, Union, get_args, get_origin
 
 from offline_cli.errors import UsageError
-from offline_cli.options.option import Declared, Form, declared_in, in_order
+from offline_cli.options.option import Declared, Form, Option, declared_in, in_order
 
 __all__ = ["check_values", "schema_of", "spelled", "takes", "wrong_values"]
 
@@ -53,7 +53,9 @@ def _values(one: Declared) -> dict[str, Any]:
         return {"enum": list(one.choices)}
     limits = _limits(one)
     kind = int if one.option.form is Form.SIZE else get_origin(one.kind) or one.kind
-    if kind is tuple:
+    if one.option.form is Form.JSON:
+        return {"type": "object"}
+    if kind is Sequence:
         return {"type": "array", "items": {"type": TYPES[get_args(one.kind)[0]], **limits}}
     if kind is Mapping:
         return {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "minLength": 1}}}
@@ -101,9 +103,14 @@ def _wrong(one: Declared, value: Any) -> str:
         return f"must be {_told(one.kind)}, not {value!r}"
     if one.choices and value not in one.choices:
         return f"{value!r} is not one of {', '.join(one.choices)}"
+    items = value if one.option.form is Form.NUMBERS else [value]
+    return next(filter(None, (_beyond(one.option, item) for item in items)), "")
+
+
+def _beyond(option: Option, value: Any) -> str:
+    """Which limit a number breaks; empty: none, or it is no number."""
     if not isinstance(value, int | float):
         return ""
-    option = one.option
     if isinstance(value, float) and not math.isfinite(value):
         return f"must be a finite number, not {value}"
     if option.minimum is not None and value < option.minimum:

@@ -17,6 +17,7 @@ from offline_cli.options.shared import (
     Caching,
     Compression,
     DryRun,
+    EnvironmentParts,
     Out,
     Overwriting,
     Resuming,
@@ -30,7 +31,7 @@ from offline_cli.options.shared import (
 __all__ = ["FilterOptions", "OperationFlags", "OperationOptions", "SampleOptions", "SplitFlags", "SplitOptions"]
 
 
-class OperationOptions(Tables, ActionScale, Resuming, Overwriting, DryRun, Storage, total=False):
+class OperationOptions(Tables, EnvironmentParts, ActionScale, Resuming, Overwriting, DryRun, Storage, total=False):
     """Keywords of all operations: how sources are read, and files written."""
 
     env: Annotated[

@@ -37,7 +37,9 @@ class Form(Enum):
     FILE = "a path, where Python takes objects as well"
     SIZE = "bytes: 512MiB"
     NAMES = "one text; the option may be repeated"
+    NUMBERS = "whole numbers with commas: 256,256"
     PAIRS = "KEY=VALUE; the option may be repeated"
+    COMPARISONS = "KEY=VALUE, KEY>=VALUE or KEY<=VALUE; the option may be repeated"
     JSON = "a JSON object"
 
 

@@ -1,9 +1,8 @@
 """Options of `record` and `evaluate`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Required, TypedDict
+from typing import Annotated, Literal, Required, TypedDict
 
-from offline_cli.options.option import Form, Group, Option, reworded
+from offline_cli.options.option import Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
     MAX_BYTES,
@@ -11,6 +10,7 @@ from offline_cli.options.shared import (
     Acting,
     DryRun,
     Environment,
+    EnvironmentParts,
     Out,
     Overwriting,
     Plugins,
@@ -57,8 +57,10 @@ class Slots(TypedDict, total=False):
 @reworded(
     step_timeout="End with exit code 3, whole episodes kept, where a step or reset of the environment takes longer.",
     dry_run="Check options, environment and policy, write nothing.",
+    env_kwargs={"without": ""},
+    wrappers={"without": ""},
 )
-class RecordOptions(Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+class RecordOptions(EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
     """Keywords of `record`."""
 
     policy: Required[
@@ -100,27 +102,6 @@ class RecordOptions(Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugin
             default=0,
             minimum=0,
             metavar="I",
-        ),
-    ]
-    env_kwargs: Annotated[
-        Mapping[str, Any] | None,
-        Option(
-            help="Arguments to make the environment with: a JSON object.",
-            group=Group.PLAYING,
-            form=Form.JSON,
-            example='{"gravity": 9.8}',
-            metavar="JSON",
-        ),
-    ]
-    wrappers: Annotated[
-        Sequence[str],
-        Option(
-            help="Wrappers around the environment, inner first: module:Class, or one of gymnasium.wrappers.",
-            group=Group.PLAYING,
-            default=(),
-            form=Form.NAMES,
-            flag="--wrapper",
-            metavar="W",
         ),
     ]
 

@@ -25,8 +25,10 @@ __all__ = [
     "Device",
     "DryRun",
     "Environment",
+    "EnvironmentParts",
     "EpisodeEnds",
     "Limit",
+    "MappedTables",
     "Out",
     "Overwriting",
     "Plugins",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 ENV_FORMS: Final = "a gymnasium id, module:EnvId or python:package.module:make_env"
+FROM_DATA: Final = "those in the manifest, or run folder, of the same environment, where they are plain"
 
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -126,11 +129,11 @@ class TempDir(TypedDict, total=False):
     ]
 
 
-class Tables(SourceFormat, TempDir, total=False):
+class MappedTables(SourceFormat, TempDir, total=False):
     """Recordings that may be tables of other programs."""
 
     mapping: Annotated[
-        str | os.PathLike[str] | None,
+        str | os.PathLike[str] | Mapping[str, Any] | None,
         Option(
             help="What the columns of a table mean: a TOML file, or a preset (rllib, gym-legacy, d4rl-table).",
             group=Group.DATA,
@@ -148,10 +151,45 @@ class Tables(SourceFormat, TempDir, total=False):
             group=Group.DATA,
         ),
     ]
+
+
+class Tables(MappedTables, total=False):
+    """The same, within a limit of memory of their own."""
+
     memory_limit: Annotated[int | str, MEMORY_LIMIT]
 
 
-class Environment(TypedDict, total=False):
+class EnvironmentParts(TypedDict, total=False):
+    """How an environment is made."""
+
+    env_kwargs: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            help="Arguments to make the environment with: a JSON object.",
+            group=Group.PLAYING,
+            without=FROM_DATA,
+            in_config=True,
+            form=Form.JSON,
+            example='{"gravity": 9.8}',
+            metavar="JSON",
+        ),
+    ]
+    wrappers: Annotated[
+        Sequence[str] | None,
+        Option(
+            help="Wrappers around the environment, inner first: module:Class, or one of gymnasium.wrappers, with arguments "
+            "as in TimeLimit:max_episode_steps=30; none: without.",
+            group=Group.PLAYING,
+            without=FROM_DATA,
+            in_config=True,
+            form=Form.NAMES,
+            flag="--wrapper",
+            metavar="NAME[:key=value,...]",
+        ),
+    ]
+
+
+class Environment(EnvironmentParts, total=False):
     """An environment by name."""
 
     env: Annotated[

@@ -1,7 +1,7 @@
 """Options of `train-bc`, and the keys of its configuration file."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
@@ -14,15 +14,14 @@ from offline_cli.options.shared import (
     Device,
     DryRun,
     Environment,
+    MappedTables,
     Out,
     Overwriting,
     Plugins,
     Resuming,
     Showing,
-    SourceFormat,
     Sources,
     Storage,
-    TempDir,
 )
 
 if TYPE_CHECKING:
@@ -57,9 +56,17 @@ NETWORK: Final = Option(
     in_config=True,
 )
 HIDDEN: Final = Option(
-    help="Widths of the hidden layers of the network mlp.", group=Group.LEARNING, default=(256, 256), minimum=1, in_config=True
+    help="Widths of the hidden layers of the network mlp.",
+    group=Group.LEARNING,
+    default=(256, 256),
+    minimum=1,
+    in_config=True,
+    form=Form.NUMBERS,
+    metavar="N,N,...",
 )
-ACTIVATION: Final = Option(help="Activation between hidden layers.", group=Group.LEARNING, default="relu", in_config=True)
+ACTIVATION: Final = Option(
+    help="Activation between hidden layers; linear, as in RLlib, is none.", group=Group.LEARNING, default="relu", in_config=True
+)
 CONFIRM_EPISODES: Final = Option(
     help="Fresh episodes that must confirm {until_return}.", group=Group.CHECKING, default=100, minimum=1, in_config=True
 )
@@ -197,11 +204,16 @@ class _Configured(Environment, ActionScale, total=False):
     ]
 
 
-class MlpKeys(TypedDict, total=False):
+class Hidden(TypedDict, total=False):
+    """How large the network mlp is."""
+
+    hidden: Annotated[Sequence[int] | None, HIDDEN]
+
+
+class MlpKeys(Hidden, total=False):
     """Options of the network mlp, which its table may hold as well."""
 
-    hidden: Annotated[tuple[int, ...], HIDDEN]
-    activation: Annotated[Literal["relu", "tanh", "silu", "gelu"], ACTIVATION]
+    activation: Annotated[Literal["relu", "tanh", "silu", "gelu", "linear"], ACTIVATION]
 
 
 class ConfigKeys(_Configured, MlpKeys, total=False):
@@ -227,10 +239,10 @@ class ConfigKeys(_Configured, MlpKeys, total=False):
 
 
 @reworded(
-    temp_dir={"help": "Where {streaming} keeps the steps."},
+    temp_dir={"help": "Where {streaming} keeps the steps, and rows of a table that do not fit into memory go."},
     dry_run="Check options, environment and all data, write nothing.",
 )
-class TrainBCOptions(_Configured, SourceFormat, TempDir, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
     """Keywords of `train_bc`."""
 
     config: Annotated[

@@ -246,14 +246,17 @@ def parsed(stream: BinaryIO, location: Location, source: Any = None, *, is_own: 
         return shard
 
 
-def expect_row_groups(file: OpenShard, location: Location, columns: Sequence[str] | None = None) -> None:
-    """Prefetch the row groups of a remote shard, and what is before and after them, to be hashed.
+def expect_row_groups(
+    file: OpenShard, location: Location, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
+) -> None:
+    """Prefetch the row groups of a remote shard, and what is before and after them, to be hashed; of `groups`, them alone.
 
     Raises BadData where the footer is broken.
     """
     if location.is_in_bucket:
         with _parquet_failures(location):
-            expect(file.stream, lambda: with_ends(file_ranges(file.metadata, columns), file.size))
+            ranges = file_ranges(file.metadata, columns, groups=groups)
+            expect(file.stream, lambda: with_ends(ranges, file.size) if groups is None else ranges)
 
 
 def is_plain(file: OpenShard) -> bool:
@@ -266,12 +269,19 @@ def is_plain(file: OpenShard) -> bool:
 
 
 def read_row_groups(
-    file: OpenShard, location: Location, *, columns: Sequence[str] | None = None, trust: Trust | None = None
+    file: OpenShard,
+    location: Location,
+    *,
+    columns: Sequence[str] | None = None,
+    trust: Trust | None = None,
+    groups: Sequence[int] | None = None,
 ) -> Iterator[Any]:
-    """The pa.Table of each row group of an opened shard, in order. Raises BadData, StorageError, and as `check_bound` does."""
-    expect_row_groups(file, location, columns)
+    """The pa.Table of each row group of an opened shard, in order; None: of all. Raises BadData, StorageError, and as
+    `check_bound` does.
+    """
+    expect_row_groups(file, location, columns, groups)
     opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
-    for group in range(file.num_row_groups):
+    for group in range(file.num_row_groups) if groups is None else groups:
         with _parquet_failures(location):
             check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
             if location.is_in_bucket:

@@ -44,7 +44,7 @@ class Trust:
     """The manifest's entry for one shard: where it matches, the shard is the writer's own, however well it is packed."""
 
     def __init__(self, sha256: str, memory_limit: int = MEMORY_LIMIT, *, found: str | None = None) -> None:
-        """`sha256`: hex. `memory_limit`: bytes that reading a row group may take all the same: a manifest can be hostile too.
+        """`sha256`: hex. `memory_limit`: bytes that reading a row group may take nevertheless: a manifest can be hostile too.
 
         `found`: the sha256 that the shard has, if that is known.
         """

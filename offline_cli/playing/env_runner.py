@@ -257,7 +257,7 @@ class EnvRunner(Generic[Taken]):
         return f"; its seed was {self._plan.reset_seeds(self.indices(self._playing[[slot]]))[0]}"
 
     def _blamed(self, failure: SlotFailure | PolicyFailure) -> BadData:
-        """The error for what environment or policy raised. Raises what is none of theirs."""
+        """The error for what environment or policy raised. Raises the failure itself where neither is the cause."""
         if isinstance(failure, PolicyFailure):
             slot = failure.row if failure.row < len(self._live) else 0
             error = self._plan.policy_failed(failure, self._place(slot), self._seed(slot))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from offline_cli.converting.fitting import misfits
 from offline_cli.engines.overseer import Overseer
-from offline_cli.environments import Environment, open_environment
+from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
+from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.locations import Location
+from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import check_values, takes
@@ -19,7 +22,7 @@ from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
 from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, way_to_step
 from offline_cli.policies.piped_policy import PlaySpec
-from offline_cli.policies.run_policy import LoadedPolicy, load_policy
+from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
 
 __all__ = ["evaluate"]
@@ -64,11 +67,11 @@ def evaluate(
     def report(done: int) -> None:
         on_progress(Progress("evaluating", done, episodes, "episodes"))
 
-    played_in, threads = _named(options["env"], loaded.description["environment"], name), choose_threads(module, ROUND)
+    played_in, threads = _environment(options, loaded.description, name), choose_threads(module, ROUND)
     with (
-        Overseer(played_in, step_timeout=None if num_env_runners else step_timeout) as overseer,
+        Overseer(played_in.id, step_timeout=None if num_env_runners else step_timeout) as overseer,
         overseer.guarding(),
-        open_environment(played_in) as environment,
+        open_environment(played_in.id, played_in.kwargs, played_in.wrappers) as environment,
         use_threads(threads),
     ):
         pieces = _pieces(loaded, asked)
@@ -77,9 +80,9 @@ def evaluate(
         else:
             pieces.check(environment, module.observation_space, module.action_space, where=name)
         plan = EvaluationPlan(
-            env=played_in,
-            env_kwargs={},
-            wrappers=(),
+            env=played_in.id,
+            env_kwargs=played_in.kwargs,
+            wrappers=played_in.wrappers,
             policy=name,
             explore=explore,
             seed=seed,
@@ -98,7 +101,7 @@ def evaluate(
             played = played_by_runners(plan, on_episodes=report)
         else:
             played = played_here(plan, module.to(target), environment, pieces, on_episodes=report)
-    result = _result(played, environment.name, explore, seed, loaded.checkpoint)
+    result = _result(played, played_in, explore, seed, loaded.checkpoint)
     return _checked(result, min_return, where=f"{run} in {environment.name}")
 
 
@@ -128,17 +131,24 @@ def _check_fits(module: RLModule, environment: Environment, run: str) -> None:
         raise SpaceMismatch.of([text.replace("the data", "the policy") for text in problems], where=run, fix=fix)
 
 
-def _named(asked: str | None, trained_with: str | None, run: str) -> str:
-    """The environment's name. A `module:` or `python:` one is code, which a run folder does not get to choose."""
-    if asked is not None:
-        return asked
-    if trained_with is None or ":" in trained_with:
-        known = f"--env {shlex.quote(trained_with)}" if trained_with else "--env with the environment to play in"
-        raise BadConfig("no environment to play in", where=run, fix=known)
-    return trained_with
+def _environment(options: EvaluateOptions, description: Mapping[str, Any], run: str) -> EnvironmentSpec:
+    """The environment to play in, made as the run says where the caller does not.
+
+    A `module:` or `python:` one is code, which a run folder does not get to choose.
+    """
+    known, name = known_environments(description), options["env"]
+    if name is None:
+        name = description["environment"]
+        if name is None or ":" in name:
+            likely = name or (known[0].id if known else None)
+            fix = f"--env {shlex.quote(likely)}" if likely else "--env with the environment to play in"
+            raise BadConfig("no environment to play in", where=run, fix=fix)
+    asked = AskedEnvironment.of({**options, "env": name})
+    assert asked is not None
+    return asked.among((run, one) for one in [one for one in known if one.id == name] or known)
 
 
-def _result(played: Played, environment: str, explore: bool, seed: int, checkpoint: int | None) -> EvaluateResult:
+def _result(played: Played, environment: EnvironmentSpec, explore: bool, seed: int, checkpoint: int | None) -> EvaluateResult:
     return EvaluateResult(
         episodes=len(played.returns),
         return_mean=played.mean,
@@ -147,7 +157,9 @@ def _result(played: Played, environment: str, explore: bool, seed: int, checkpoi
         return_min=float(played.returns.min()),
         return_max=float(played.returns.max()),
         length_mean=float(played.lengths.mean()),
-        environment=environment,
+        environment=environment.id,
+        env_kwargs=blanked_values(environment.kwargs),
+        wrappers=[*map(blanked_call, environment.wrappers)],
         explore=explore,
         seed=seed,
         checkpoint=checkpoint,

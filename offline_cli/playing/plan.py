@@ -41,7 +41,7 @@ from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.actors import PolicyFailure
 from offline_cli.playing.slots import BITS_BELOW_PURPOSE, Purpose, draw, episode_seed
 from offline_cli.policies.piped_policy import PlaySpec
-from offline_cli.policies.policy import BLOCK_ROWS
+from offline_cli.policies.policy import BLOCK_ROWS, EVALUATION_ROWS
 from offline_cli.policies.run_policy import RunFiles
 
 __all__ = [
@@ -60,7 +60,7 @@ OWN_CLASS: Final = "vector_entry_point"
 CHANCE, VECTOR = 1, 2  # what a seed is for, besides recording
 Index = NDArray[np.int64]
 
-BLOCK: Final = 16  # rows that the policy sees at once, and
+BLOCK: Final = EVALUATION_ROWS  # that the policy sees at once, and
 ROUND: Final = 128  # slots of an own vector class, in evaluations of as many episodes and more
 AHEAD: Final = 64  # steps that numbers are drawn ahead: one call instead of so many, which gives the same
 

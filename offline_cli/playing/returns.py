@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -44,6 +44,8 @@ class EvaluateResult:
     return_max: float
     length_mean: float  # steps
     environment: str
+    env_kwargs: Mapping[str, Any]  # it was made with; secret ones blanked out
+    wrappers: Sequence[str]  # around it
     explore: bool  # actions were drawn, not the likeliest
     seed: int
     checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
@@ -163,8 +165,8 @@ def play(
     """
     plan = EvaluationPlan(
         env=environment.name,
-        env_kwargs={},
-        wrappers=(),
+        env_kwargs=environment.spec.kwargs,
+        wrappers=environment.spec.wrappers,
         policy="",
         explore=explore,
         seed=seed,

@@ -1,36 +1,48 @@
-"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; their spaces must fit the environment's."""
+"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; their spaces must fit the environment's.
+
+`open_policy` is for `record` and its like, `load_policy` for programs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import torch
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.converting.fitting import misfits
-from offline_cli.environments import Environment
+from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.episode_spaces import zero_rows
-from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, StorageNotFound
+from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, SpaceMismatch, StorageNotFound, UnsupportedSpace
 from offline_cli.files.local_files import not_found
+from offline_cli.files.locations import Location
+from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
+from offline_cli.policies import run_policy
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy, RandomPolicy
+from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.policies.python_policy import FunctionPolicy, imported
-from offline_cli.policies.run_policy import LoadedPolicy, load_policy
+from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy
+from offline_cli.spaces import Space, space_from_json
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["open_policy", "policy_of_run"]
+__all__ = ["load_policy", "open_policy", "policy_of_run"]
 
 RANDOM, SB3, PYTHON = "random", "sb3:", "python:"
 KINDS = ("observations", "actions")
+CODE: Final = re.compile(r"[^:]*[^:/]:[^\W\d][\w.]*")  # module:attribute, file.py:attribute
 
 
 def open_policy(
@@ -68,11 +80,15 @@ def open_policy(
     if "://" not in name and name.split(":")[0] in ("rllib", "onnx"):
         raise BadConfig("this kind of policy cannot be recorded yet", where=f"--policy {name}", fix=_forms())
     try:
-        loaded = load_policy(name, storage_options, plugins=plugins)
+        loaded = run_policy.load_policy(name, storage_options, plugins=plugins)
+    except NoData as err:
+        err.fix = _meant(name) or err.fix
+        raise
     except StorageNotFound as err:
         if "://" in name or Path(name).exists():
             raise
-        raise not_found(name, f"no folder {name} exists, and no policy has that name", where="--policy", fix=_forms()) from err
+        what, fix = f"no folder {name} exists, and no policy has that name", _meant(name) or _forms()
+        raise not_found(name, what, where="--policy", fix=fix) from err
     return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
 
 
@@ -148,6 +164,15 @@ class _Play:
             raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {self.name}", fix=fix)
 
 
+def _meant(name: str) -> str:
+    """What a name without prefix was likely meant to be; empty: a run folder."""
+    if name.endswith(".zip"):
+        return f"did you mean {SB3}{name}?"
+    if "://" not in name and CODE.fullmatch(name):
+        return f"did you mean {PYTHON}{name}?"
+    return f"did you mean {PYTHON}{name}:its_name?" if name.endswith(".py") else ""
+
+
 def _forms() -> str:
     return f"{RANDOM}, a run folder of train-bc, {SB3}FILE or {PYTHON}package.module:attribute"
 
@@ -210,3 +235,104 @@ def _check_fits(theirs: tuple[Any, Any], name: str, environment: Environment) ->
     if problems:
         fix = "an environment that the policy was trained for, wrapped as it was"
         raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)
+
+
+# ---- in a program ----
+
+
+class _SpacesAlone(gym.Env[Any, Any]):
+    """The spaces of an environment that is not here."""
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+
+def load_policy(
+    policy: str | os.PathLike[str] | Location,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    env: str | None = None,
+    explore: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    env_to_module: Given = None,
+    module_to_env: Given = None,
+    lookback: int | None = None,
+    plugins: Sequence[str] = (),
+) -> PolicyInUse:
+    """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `python:module:attribute`.
+
+    `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, for
+    pipelines of yours, and for runs of earlier versions that play between pieces and were trained without `env`. `seed`: of
+    drawn actions: those of episode i, counted from 0, are those that `evaluate` draws in its episode i where it plays single
+    copies. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages that the run folder may name.
+
+    Of a run that is not finished, the last checkpoint's policy, and a note says so.
+
+    Raises StorageNotFound, NoData, Uncommitted, BadData, MissingPackage for the run; BadConfig where the spaces are not known,
+    and for a policy that was trained through other code; SpaceMismatch where `env` does not fit; UnknownEnvironment;
+    MissingDevice.
+    """
+    name = policy.url if isinstance(policy, Location) else os.fspath(policy)
+    pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
+    target = choose_device(device).type
+    if name == RANDOM or name.startswith((SB3, PYTHON)):
+        with _environment(env, lambda: _spaces_of_model(name, target)) as environment:
+            made = open_policy(
+                name,
+                environment,
+                explore=explore,
+                device=target,
+                pieces=pieces,
+                storage_options=storage_options,
+                plugins=plugins,
+                example=lambda: environment.singles(1)[0].reset(seed=0)[0],
+            )
+            return PolicyInUse(made, (environment.observation_space, environment.action_space), seed=seed)
+    loaded = run_policy.load_policy(policy, storage_options, plugins=plugins)
+    known = loaded.description["environment"] if env is None else env
+    spaces = None if env is not None else _spaces_of_run(loaded, pieces, name)
+    if spaces is None and known is not None and env is None and ":" in known:  # code, which a run folder does not get to choose
+        known = None
+    with _environment(known if spaces is None else None, lambda: _found(spaces, name)) as environment:
+        made = policy_of_run(loaded, name, environment, explore=explore, device=target, pieces=pieces)
+        return PolicyInUse(made, (environment.observation_space, environment.action_space), seed=seed, run=loaded)
+
+
+@contextmanager
+def _environment(name: str | None, spaces: Any) -> Iterator[Environment]:
+    """The one of that name; without one, a stand-in of the spaces that `spaces` gives."""
+    if name is not None:
+        with open_environment(name) as environment:
+            yield environment
+        return
+    told = spaces()
+    yield Environment("the spaces it was trained with", lambda: _SpacesAlone(*told), None)
+
+
+def _spaces_of_run(loaded: LoadedPolicy, pieces: PlaySpec, where: str) -> tuple[Space, Space] | None:
+    """Those that the run folder says its environment has; None: it does not. Raises BadData."""
+    module, told = loaded.module, loaded.description.get(GIVEN_SPACE)
+    if not pieces.is_default and told is None:
+        return None
+    if loaded.trained is None:
+        return module.observation_space, module.action_space
+    try:
+        return None if told is None else (space_from_json(told, where=where), module.action_space)
+    except (ValueError, TypeError, KeyError, UnsupportedSpace) as err:
+        raise BadData(f"the policy cannot be read: {GIVEN_SPACE}: {err}", where=where, fix="train again") from err
+
+
+def _found(spaces: tuple[Space, Space] | None, name: str) -> tuple[Space, Space]:
+    if spaces is None:
+        what = "what observations its environment gives is not known: the policy plays between pieces, and the run names none"
+        raise BadConfig(what, where=name, fix="load_policy(..., env=...) with the environment it was trained for")
+    return spaces
+
+
+def _spaces_of_model(name: str, device: str) -> tuple[Space, Space]:
+    if name.startswith(SB3):
+        model, _ = load_model(name.removeprefix(SB3), device=device)
+        return model.observation_space, model.action_space
+    fix = "load_policy(..., env=...) with the environment it acts in"
+    raise BadConfig("it does not say for which spaces it is", where=name, fix=fix)

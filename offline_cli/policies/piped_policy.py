@@ -5,7 +5,7 @@
 * `PlaySpec`, `beside_learner`: which pieces a policy plays between. A policy that was trained through a learner pipeline is
   played through the pieces of it that work on both sides, with the state they had after training, frozen: what a filter makes
   of an observation is what the policy learned from. A file for the env-to-module side that a user names replaces those pieces;
-  states of the same names are given to it all the same. There are no guesses: what neither training nor a file determines is
+  states of the same names are given to it nevertheless. There are no guesses: what neither training nor a file determines is
   an error. So are pipelines that do not return what the policy takes, before anything is played.
 """
 
@@ -99,6 +99,11 @@ class PipedPolicy:
         except Exception:  # noqa: BLE001  no values can be invented for whatever a user's module has for a state
             return 1
         return block_rows(tried, tried.observation_space, slots, block)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the module carries a state from step to step."""
+        return self._module.is_stateful()
 
     @property
     def may_learn(self) -> bool:

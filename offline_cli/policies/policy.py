@@ -30,6 +30,7 @@ from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = [
     "BLOCK_ROWS",
+    "EVALUATION_ROWS",
     "RAISED",
     "Acted",
     "Policy",
@@ -47,6 +48,7 @@ __all__ = [
 EDGE = 2.0**-53
 RAISED: Final = (Exception, SystemExit)  # by policies, which may be a user's code
 BLOCK_ROWS: Final = 32
+EVALUATION_ROWS: Final = 16  # of a block in evaluations of as many episodes and more, and in programs
 OTHER_ROWS: Final = (8, 16, 32, 64, 128, 256)
 Chance = NDArray[np.float64]
 

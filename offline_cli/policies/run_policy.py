@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
@@ -51,6 +52,7 @@ from offline_cli.spaces import space_from_json
 __all__ = [
     "ALONE",
     "FORMAT",
+    "GIVEN_SPACE",
     "OF_NETWORK",
     "UINT8_SCALING",
     "WITH_PIECES",
@@ -70,6 +72,7 @@ FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
 ALONE, WITH_PIECES, OF_NETWORK = 1, 2, 3  # versions
 UINT8_SCALING = "uint8_scaling"
+GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,12 +237,25 @@ def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collec
     return network_kind(name, named=plugins)
 
 
+def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
+    """Where a run was measured, and what its data is of: none of a run of an earlier version. Raises ValueError, KeyError,
+    TypeError where the description of the policy is broken."""
+    found = []
+    for one in description.get("environments", []):
+        parts = one["id"], one["kwargs"], one["wrappers"]
+        if [*map(type, parts)] != [str, dict, list] or any(type(text) is not str for text in parts[2]):
+            raise ValueError(f"its environment is {one!r}")
+        found.append(EnvironmentSpec(parts[0], parts[1], tuple(parts[2])))
+    return found
+
+
 def _built(description: Mapping[str, Any], size: int, kind: type[Network], where: str) -> RLModule:
     """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
     if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES, OF_NETWORK):
         raise ValueError(f"format {description['format']} version {description['version']}")
     if not isinstance(description["environment"], (str, type(None))):
         raise ValueError(f"its environment is {description['environment']!r}")
+    known_environments(description)
     observation_space = space_from_json(description["observation_space"], where=where)
     action_space = space_from_json(description["action_space"], where=where)
     if description["version"] == OF_NETWORK:

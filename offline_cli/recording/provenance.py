@@ -13,11 +13,11 @@ from typing import Any
 
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lease_record import identity_hash
-from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.manifest import RECORDING, WRAPPERS, Manifest
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.files.blanking import blanked
+from offline_cli.files.blanking import blanked, blanked_call
 from offline_cli.files.locations import Location
 from offline_cli.playing.env_runner import EnvRunner, too_long
 from offline_cli.playing.plan import Plan, environment_seed
@@ -31,8 +31,6 @@ from offline_cli.recording.step_store import steps_of_plan
 from offline_cli.waiting import Overdue
 
 __all__ = ["Player", "finished_manifest", "provenance"]
-
-RECORDING = "recording"
 
 
 def provenance(plan: Plan, fingerprint: str, command: Sequence[str]) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
         "policy_fingerprint": fingerprint,
         "explore": plan.explore,
         "seed": plan.seed,
-        "wrappers": list(plan.wrappers),
+        WRAPPERS: [*map(blanked_call, plan.wrappers)],
         "vectorize": plan.vectorize,
         "num_envs": plan.num_envs,
         "runners": plan.runners,

@@ -115,7 +115,7 @@ def record(
             observation_space=environment.observation_space,
             action_space=environment.action_space,
             action_scale=opened.action_scale,
-            environment=manifests.Environment(plan.env, dict(plan.env_kwargs)),
+            environment=manifests.Environment(plan.env, dict(plan.env_kwargs), plan.wrappers),
             provenance=provenance(plan, opened.fingerprint, command),
             compression=options["compression"],
             max_rows_per_file=options["max_rows_per_file"],

@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +23,7 @@ from offline_cli.engines.overseer import exit_code_of
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, SpaceMismatch, UsageError
-from offline_cli.files.blanking import blanked_keys
+from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.modules.devices import choose_device
 from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions
@@ -117,12 +115,14 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
     num_env_runners = options["num_env_runners"]
     pieces = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
+    asked = AskedEnvironment.of({**options, "env": env})
+    assert asked is not None
     if num_env_runners:
         pieces.check_travels()
     return Plan(
         env=env,
-        env_kwargs=_plain(options["env_kwargs"] or {}),
-        wrappers=tuple(options["wrappers"]),
+        env_kwargs=asked.kwargs or {},
+        wrappers=tuple(asked.wrappers or ()),
         policy=options["policy"],
         explore=options["explore"],
         seed=options["seed"],
@@ -138,21 +138,6 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         plugins=tuple(options["plugins"]),
         step_timeout=options["step_timeout"],
     )
-
-
-def _plain(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`kwargs` as the manifest will hold them."""
-    try:
-        plain: Mapping[str, Any] = json.loads(json.dumps(dict(kwargs), allow_nan=False))
-    except (TypeError, ValueError) as err:
-        fix = "numbers, texts, lists and objects; for anything else write a function and name it python:module:make_env"
-        raise BadConfig(f"no JSON values: {err}", where="--env-kwargs", fix=fix) from err
-    unknown = blanked_keys(plain)
-    if unknown:
-        asked = json.dumps({**plain, **{name.partition(".")[0]: "..." for name in unknown}})
-        what = f"the values of {', '.join(unknown)} were blanked out where they are from, and are not known"
-        raise BadConfig(what, where="--env-kwargs", fix=f"give them again: --env-kwargs {shlex.quote(asked)}")
-    return plain
 
 
 def resolved_plan(plan: Plan, environment: Environment) -> Plan:

@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.datasets.manifest import WRAPPERS, Environment
 from offline_cli.datasets.ownership import is_link, keep_names
 from offline_cli.errors import BadConfig, StorageNotFound
 from offline_cli.files.locations import Location
@@ -35,7 +36,7 @@ from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
 from offline_cli.modules.network import MLP, network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.run_files import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
-from offline_cli.policies.run_policy import ALONE, FORMAT, OF_NETWORK, UINT8_SCALING, WITH_PIECES
+from offline_cli.policies.run_policy import ALONE, FORMAT, GIVEN_SPACE, OF_NETWORK, UINT8_SCALING, WITH_PIECES
 from offline_cli.spaces import space_to_json
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
@@ -139,12 +140,19 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         **network,
         "environment": config.env,
     }
+    known = {one.id: one for one in (data.recorded_in, data.played_in) if one is not None}  # the latter in place of the former
+    if known:
+        kept = filter(None, map(Environment.of, known.values()))
+        told["environments"] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
     module = data.seen.get("module")
     if module not in (None, DEFAULT_MODULE_ID):
         told["module"] = module  # whose episodes it learned from, for people: a run holds one policy
     if has_uint8(data.observation_space):
         told[UINT8_SCALING] = BY_BOUNDS
-    return told if data.trained is None else told | {"pipeline": data.trained.to_json()}
+    if data.trained is None:
+        return told
+    given = {} if data.given_space is None else {GIVEN_SPACE: space_to_json(data.given_space)}
+    return told | given | {"pipeline": data.trained.to_json()}
 
 
 def learned_bytes(data: TrainingData) -> bytes | None:

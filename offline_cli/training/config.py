@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from os import PathLike
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offline_cli.errors import BadConfig, UsageError
+from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.local_files import not_found
 from offline_cli.json_documents import load_schema, mistakes_by
 from offline_cli.modules.network import MLP, network_kind
@@ -35,6 +36,8 @@ SCHEMA = "config.v2.json"  # says what each key means
 BOUNDS = ("updates", "epochs")
 NEEDS = (
     ("until_return", "env", "an environment to play in"),
+    ("env_kwargs", "env", "the environment that they make"),
+    ("wrappers", "env", "the environment that they go around"),
     ("patience", "val_fraction", "episodes held out for validation"),
 )
 TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
@@ -59,6 +62,8 @@ class BCConfig:
     algorithm: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS["algorithm"]))  # `name`, and its options
     network: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS["network"]))  # the same; of "mlp" the next two
     env: str | None = None
+    env_kwargs: Mapping[str, Any] | None = None
+    wrappers: tuple[str, ...] | None = None
     action_scale: str | None = None
     hidden: tuple[int, ...] = _default("hidden")
     activation: str = _default("activation")
@@ -101,6 +106,8 @@ class BCConfig:
         plain: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in fields_}
         for table in TABLES:  # TOML has no null: what is None by default is so again when it is read
             plain[table] = {name: value for name, value in plain[table].items() if value is not None}
+        plain["env_kwargs"] = blanked_values(self.env_kwargs)
+        plain["wrappers"] = None if self.wrappers is None else [*map(blanked_call, self.wrappers)]
         unused = () if self.network["name"] == MLP else MLP_KEYS
         return {name: value for name, value in plain.items() if value is not None and name not in unused}
 
@@ -126,8 +133,11 @@ def resolve_config(
     of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(given.get("hidden"), Sequence) and not isinstance(given["hidden"], str):
+        given["hidden"] = list(given["hidden"])
     twice: list[str] = []
     from_file = folded(read_config(file), twice) if file is not None else {}
+    _check_one_size(given, from_file, file)
     merged = {**(stored or {}), **from_file, **given, **merged_tables(stored or {}, from_file)}
     if stored and "network" in from_file and merged["network"] != stored.get("network"):
         merged = {name: value for name, value in merged.items() if name not in MLP_KEYS or name in from_file}
@@ -135,11 +145,28 @@ def resolve_config(
     bound = next(filter(None, bounds), BOUNDS)  # one replaces whatever bound the sources below it say
     merged = {name: value for name, value in merged.items() if name not in BOUNDS or name in bound}
     problems = twice + config_mistakes(merged, given)
+    if isinstance(merged.get("env_kwargs"), Mapping) and _has_null(merged["env_kwargs"]):
+        name = _spelled("env_kwargs", "env_kwargs" in given)
+        problems.append(f"{name}: null cannot be kept in config.toml; a function may set it: --env python:module:make_env")
     problems += table_mistakes(merged, own=[table for table in TABLES if table in from_file], packages=plugins)
     if problems:
         kind = UsageError if set(problems) <= set(option_contradictions(merged, given)) else BadConfig
         raise kind.of(problems, where=_sources(file, given, stored), fix=_HELP if file is None else f"{_HELP}; {_PAGE}")
     return _made({**merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}})
+
+
+def _has_null(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_null, value.values()))
+    return any(map(_has_null, value)) if isinstance(value, list | tuple) else value is None
+
+
+def _check_one_size(given: Mapping[str, Any], from_file: Mapping[str, Any], file: str | PathLike[str] | None) -> None:
+    """Raise UsageError where option and file name two sizes of the network: a checkpoint's weights have one."""
+    asked, said = given.get("hidden"), from_file.get("hidden")
+    if asked is not None and said is not None and asked != said:
+        what = f"--hidden says {','.join(map(str, asked))}, and the file says {_as_text(said)}"
+        raise UsageError(what, where=f"--hidden and {file}", fix="give the widths in one of the two")
 
 
 def stored_config(stored: Mapping[str, Any]) -> BCConfig:
@@ -153,8 +180,7 @@ def stored_config(stored: Mapping[str, Any]) -> BCConfig:
 def _made(merged: dict[str, Any]) -> BCConfig:
     if not merged.keys() & set(BOUNDS):
         merged["epochs"] = BOUND_EPOCHS if {"until_return", "patience"} & merged.keys() else DEFAULT_EPOCHS
-    if "hidden" in merged:
-        merged["hidden"] = tuple(merged["hidden"])
+    merged |= {name: tuple(merged[name]) for name in ("hidden", "wrappers") if name in merged}
     return BCConfig(**merged)
 
 
@@ -179,6 +205,7 @@ def _flat(config: BCConfig) -> dict[str, Any]:
     """Each field, and each entry of a table as `table.key`."""
     plain = {field.name: getattr(config, field.name) for field in fields(config)}
     found = {name: value for name, value in plain.items() if name not in TABLES}
+    found |= {name: value for name, value in config.as_dict().items() if name in ("env_kwargs", "wrappers")}  # without secrets
     return found | {f"{table}.{key}": value for table in TABLES for key, value in plain[table].items()}
 
 
@@ -246,7 +273,9 @@ def _unknown(name: str, keys: Collection[str], before: str) -> str:
 
 
 def _spelled(name: str, as_option: bool) -> str:
-    return f"--{name.replace('_', '-')}" if as_option else name
+    if not as_option:
+        return name
+    return declared_in(ConfigKeys)[name].flag if name in declared_in(ConfigKeys) else f"--{name.replace('_', '-')}"
 
 
 def _as_text(value: Any) -> str:

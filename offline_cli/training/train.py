@@ -7,9 +7,9 @@ import logging
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Unpack
 
 import torch
@@ -19,11 +19,12 @@ from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer, exit_code_of
-from offline_cli.environments import Environment, open_environment
+from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
 from offline_cli.files.blanking import this_command
-from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
+from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests, refused
+from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.encoders import flattened_images
 from offline_cli.options.keywords import check_values, takes
@@ -94,13 +95,13 @@ def train_bc(
     An option that is None takes its value from the TOML file `config`, else its default; so do algorithm and network.
     `pipeline` may be a file, pieces, or what builds them, `lambda obs_space, act_space: pieces`. What its pieces learn, they
     learn from episodes that are not held out, and it is kept with the policy. A file says itself which pieces belong beside the
-    environment too; for Python objects `env_to_module` says it, which may be a file as well.
+    environment too; for Python objects `env_to_module` says it, which may be a file as well. `mapping` may be a dict.
 
     With `resume`, the configuration of the run in `out` stands for options that are None; where there is no checkpoint yet, a
     run begins. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had it from the start.
     With a bound that is reached already no update follows, and one below the updates made is refused. A finished run within its
     bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
-    and an `env` that is code, `module:EnvId` or `python:...`.
+    `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
 
     With `streaming`, each epoch has the same steps once, in an order that depends on `memory_limit` too. What `config` or
     `pipeline` names is imported without `plugins`. `command`: for the note that says who trains here.
@@ -115,14 +116,14 @@ def train_bc(
     """
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
     if options["memory_limit"] is not None:
-        asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit")
+        asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     storage_options, resume = options["storage_options"], options["resume"]
     others = {name: value for name, value in options.items() if name not in asked_of_config}  # a schema checks those
     check_values(TrainBCOptions, others, command="offline-cli train-bc")
     asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     folder = RunFolder(open_location(out, storage_options, beside=asked))
     folder.claim(resume=resume, overwrite=options["overwrite"])
-    temp_dir = checked_folder(options["temp_dir"])
+    tables = TableOptions.of(others)
     check_plugins(options["plugins"])
     resolved = _resolve(asked_of_config, options["config"], folder, resume=resume, plugins=options["plugins"])
     setup = _setup(resolved)
@@ -131,12 +132,13 @@ def train_bc(
     if checkpoint is not None:
         setup = replace(setup, uint8_scaling=scaling_of(folder.policy(), where=folder.url))
     with contextlib.ExitStack() as held:
-        overseer = None
-        if resolved.env is not None:
-            overseer = held.enter_context(Overseer(resolved.env, saving="the run is saved, within 10 s"))
-        environment = held.enter_context(_environment(resolved.env, overseer))
+        overseer, places = None, expand(asked, storage_options, beside=out)
+        played_in, recorded_in, notes = _environments(resolved, places)
+        if played_in is not None:
+            overseer = held.enter_context(Overseer(played_in.id, saving="the run is saved, within 10 s"))
+        environment = held.enter_context(_environment(played_in, overseer))
         data = load_data(
-            expand(asked, storage_options, beside=out),
+            places,
             resolved,
             setup,
             environment=environment,
@@ -145,16 +147,16 @@ def train_bc(
             from_=options["from_"],
             module_id=options["module_id"],
             device=target.type,
-            temp_dir=temp_dir,
+            tables=tables,
             storage_options=storage_options,
             on_progress=on_progress,
         )
         held.callback(data.close)
+        data = replace(data, played_in=played_in, recorded_in=recorded_in, environment_notes=tuple(notes))
         if resolved.streaming:
             check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
-        state = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline)
+        state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
         state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size)
-        tensors = None
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
         for note in _notes(data, resolved):
             _log.warning("note: %s", note)
@@ -177,7 +179,22 @@ def train_bc(
 def _notes(data: TrainingData, config: BCConfig) -> list[str]:
     clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns)
     unused_by = config.algorithm["name"] if clones else None
-    return [*flattened_images(data.observation_space, "observations"), *data.rewards.notes(unused_by)]
+    images = flattened_images(data.observation_space, "observations")
+    return [*data.environment_notes, *images, *data.rewards.notes(unused_by)]
+
+
+def _environments(
+    config: BCConfig, places: Sequence[Location]
+) -> tuple[EnvironmentSpec | None, EnvironmentSpec | None, list[str]]:
+    """The environment of the checks, the one that the data is of, and notes. Raises BadConfig."""
+    infos = list(infos_of_manifests(places))
+    same = len(infos) == len(places) and all(info.environment == infos[0].environment for info in infos)
+    recorded_in = infos[0].environment if infos and same else None
+    asked = AskedEnvironment.of(asdict(config))
+    if asked is None:
+        return None, recorded_in, []
+    played_in, notes = asked.chosen((info.location, info.environment) for info in infos)
+    return played_in, recorded_in, notes
 
 
 def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
@@ -232,13 +249,13 @@ def _setup(config: BCConfig) -> Setup:
 
 
 @contextlib.contextmanager
-def _environment(name: str | None, overseer: Overseer | None) -> Iterator[Environment | None]:
+def _environment(spec: EnvironmentSpec | None, overseer: Overseer | None) -> Iterator[Environment | None]:
     """The environment to measure in, closed afterwards whatever happens; None without a name."""
-    if name is None or overseer is None:
+    if spec is None or overseer is None:
         yield None
         return
     with overseer.guarding():
-        environment = open_environment(name)
+        environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
     try:
         yield environment
     finally:
@@ -258,16 +275,34 @@ def _resolve(
     if not (resume and folder.is_run):
         return resolve_config(options, file=file)
     wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins)
-    named = options.get("env") is not None or (file is not None and read_config(file).get("env") is not None)
-    if not named and wanted.env is not None and ":" in wanted.env:  # that is imported for the caller alone
-        env = wanted.env
-        what = f"the run's {CONFIG} names an environment that is code, {env}; no code is imported because a run folder names it"
-        raise BadConfig(what, where=folder.url, fix=f"if that is yours, name it again: --env {shlex.quote(env)}")
+    said = {**({} if file is None else read_config(file)), **{name: one for name, one in options.items() if one is not None}}
+    _check_named_again(wanted, said, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)
     if changed:
         fix = "leave these options out to resume, or train again with --overwrite"
         raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
+
+
+def _check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
+    """Raise BadConfig where a run folder alone names an environment that only its user may name; `said`: what he does."""
+    asked = AskedEnvironment.of({**asdict(wanted), "env_kwargs": None})
+    if asked is None:
+        return
+    env, again = asked.id, list[str]()
+    what = f"the run's {CONFIG} names "
+    if ":" in env and "env" not in said:  # that is imported for the caller alone
+        what += f"an environment that is code, {env}; no code is imported because a run folder names it"
+        again.append(f"--env {shlex.quote(env)}")
+    spec = EnvironmentSpec(env, wanted.env_kwargs or {}, tuple(asked.wrappers or ()))
+    wrong = dict(zip(("kwargs", "wrappers"), refused(spec), strict=True))
+    needed = {name: bool(wrong[name]) and key not in said for name, key in (("kwargs", "env_kwargs"), ("wrappers", "wrappers"))}
+    if any(needed.values()):
+        reasons = [reason for name in needed if needed[name] for reason in wrong[name]]
+        what += f"{'; and ' if again else ''}what is not taken from a run folder: {'; '.join(reasons)}"
+        again.append(spec.flags(**needed))
+    if again:
+        raise BadConfig(what, where=where, fix=f"if that is yours, name it again: {' '.join(again)}")
 
 
 def _finish(session: Session) -> TrainResult:

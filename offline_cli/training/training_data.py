@@ -15,7 +15,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from offline_cli.applying.learner_batches import nothing_left
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
-from offline_cli.environments import Environment
+from offline_cli.environments import Environment, EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.files.locations import Sources
@@ -159,6 +159,10 @@ class TrainingData:
     trained: PipelineSpec | None = None  # what playing the policy takes, with its state; None: no pieces
     pieces: PlaySpec | None = None  # what it plays between in `environment`; None: no pieces
     rewards: RewardFaults = field(default_factory=RewardFaults)
+    played_in: EnvironmentSpec | None = None  # for checks; None: none are played
+    recorded_in: EnvironmentSpec | None = None  # what the data is of; None: not known, or not one
+    environment_notes: tuple[str, ...] = ()  # on what either says of the other
+    given_space: Space | None = None  # of an environment's observations: before the learner pipeline
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
@@ -179,14 +183,15 @@ def load_data(
     from_: str = SOURCE_FORMAT.default,
     module_id: str | None = None,
     device: str = "cpu",
-    temp_dir: str | None = None,
+    tables: TableOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
 ) -> TrainingData:
     """Read `sources` whole, and put them through the learner pipeline: it learns from training episodes only.
 
     `setup`: the algorithm and network of the configuration; None: they are looked up. With `config.streaming` the steps go to a
-    file in `temp_dir`, which `TrainingData.close` ends; `device` is where training will run, whose libraries take memory.
+    file in the `temp_dir` of `tables`, which `TrainingData.close` ends; `device` is where training will run: its libraries take
+    memory.
 
     Raises what `read_episodes` raises, NoData where no episode has steps, BadData outside the spaces; BadConfig for an unknown
     scale of Box actions, where the memory limit does not do, and for episodes of several modules of which `module_id` names
@@ -195,11 +200,12 @@ def load_data(
     after that BadPiece for what a piece raises, or a state that cannot be saved; StorageError where the disk is full.
     """
     shares = Shares.of(config.memory_limit, device) if config.streaming else None
-    tables = None
+    tables = TableOptions() if tables is None else tables
+    temp_dir = tables.temp_dir
     if shares is not None:
-        tables = TableOptions(temp_dir=temp_dir, memory_limit=shares.tables)
+        tables = replace(tables, memory_limit=shares.tables)
     elif config.memory_limit is not None:
-        tables = TableOptions(memory_limit=max(MEMORY_LIMIT, config.memory_limit))
+        tables = replace(tables, memory_limit=max(MEMORY_LIMIT, config.memory_limit))
     opening = open_training_source(
         sources,
         config,
@@ -271,6 +277,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         pieces=pieces,
         rewards=summary.rewards,
         learner=source.learner,
+        given_space=source.spaces[0],
         columns_anew=anew,
     )
 

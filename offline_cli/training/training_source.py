@@ -33,7 +33,7 @@ from offline_cli.applying.learner_batches import (
     of_one_module,
     with_steps,
 )
-from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.columns import STEP_COLUMNS, Columns, ElementNames
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
@@ -80,6 +80,7 @@ class TrainingSource:
     module_id: str | None  # whose episodes are learned from; None: there is one module
     learner: Learner  # learns from the columns, and gives pieces their module
     extras: UsedExtras
+    elements: ElementNames  # of vectors that were columns of a table
     _open: Callable[[], EpisodeStream]
     _streams: Scope  # owns those that are open
     _opened: list[EpisodeStream] = field(default_factory=list)  # one that has not been read yet
@@ -126,8 +127,8 @@ class TrainingSource:
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
         """`episodes`, with actions as a network learns them. Raises BadData for values outside the spaces."""
         observations, actions = self.spaces
-        _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where)
-        _check_values(episodes, episodes.actions, actions, "actions", self.where)
+        _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
+        _check_values(episodes, episodes.actions, actions, "actions", self.where, self.elements)
         return in_learner_units(episodes, actions, self.action_scale)
 
     def columns(self, episodes: EpisodeBatch) -> dict[str, Tree]:
@@ -208,7 +209,7 @@ def open_training_source(
         return read_episodes(
             sources,
             from_=from_,
-            env=config.env,
+            env=config.env if environment is None else environment.spec,
             action_scale=config.action_scale,
             tables=tables,
             episode_limit=episode_limit,
@@ -270,6 +271,7 @@ def _opened(
         module_id=module_id,
         learner=learner,
         extras=extras,
+        elements=stream.elements,
         _open=opened,
         _streams=scope.moved(),
         _opened=[stream],
@@ -281,18 +283,26 @@ def _leaves_pipeline(kind: type[Algorithm]) -> bool:
     return kind.extend is Algorithm.extend and kind.rl_module is Algorithm.rl_module
 
 
-def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str) -> None:
+def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str, elements: ElementNames) -> None:
     """Raise BadData, naming episode and step, for a value of `tree` (leaves (N, ...)) that is not finite, or not a choice."""
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             place = place_of_first(episodes, ~np.isfinite(leaf))
             fix = "take such steps out of the recording: a policy cannot learn from them"
-            raise BadData(f"{path} hold NaN or infinity, first in {place}", where=where, fix=fix)
+            which = _named(path, ~np.isfinite(leaf), elements)
+            raise BadData(f"{path} hold NaN or infinity, first in {place}{which}", where=where, fix=fix)
         low, high = choices_of(part)
         if low is not None and ((leaf < low) | (leaf > high)).any():
             place = place_of_first(episodes, (leaf < low) | (leaf > high))
             fix = "--env with the environment the data is from, or convert again with the right space"
-            raise BadData(f"{path} hold choices outside {part}, first in {place}", where=where, fix=fix)
+            which = _named(path, (leaf < low) | (leaf > high), elements)
+            raise BadData(f"{path} hold choices outside {part}, first in {place}{which}", where=where, fix=fix)
+
+
+def _named(path: str, wrong: NDArray[np.bool_], elements: ElementNames) -> str:
+    """`, column joint_a`: of the first wrong value (N, *shape), where columns have names."""
+    at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]
+    return elements.column(path, [int(index) for index in at], wrong.shape[1:])
 
 
 class UsedExtras:

@@ -45,3 +45,8 @@ def test_dir_lists_the_public_names() -> None:
 def test_importing_the_package_loads_nothing_heavy(shell: Shell) -> None:
     done = shell("-c", f"import sys, offline_cli\nprint([name for name in {HEAVY} if name in sys.modules])")
     assert done.stdout == "[]\n"
+
+
+def test_datasets_are_read_and_written_without_torch(shell: Shell) -> None:
+    code = "import sys\nfrom offline_cli import DatasetWriter, open_dataset, write_dataset\nprint('torch' in sys.modules)"
+    assert shell("-c", code).stdout == "False\n"

@@ -26,7 +26,7 @@ from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.progress import Lines, working
 from offline_cli.cli.render import to_json
 from offline_cli.errors import BadConfig, BadData
-from offline_cli.formats.tables.matching import starting_mapping
+from offline_cli.formats.tables.proposals import starting_mapping
 from offline_cli.printable_text import printable
 from offline_cli.progress import Progress
 

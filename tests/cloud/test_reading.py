@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from cloud_servers import Cloud, found_by_environment
 from fault_proxy import Fault, FaultProxy
+from gymnasium import spaces
 from requests_made import Requests
 
-from offline_cli import open_dataset, record
+from offline_cli import EpisodeBatch, open_dataset, record, write_dataset
 from offline_cli.errors import StorageError
 from offline_cli.files.locations import open_location
 
@@ -108,6 +109,33 @@ def test_a_shard_takes_a_question_and_a_range(s3: Cloud, requests: Requests, loc
     assert sum(len(batch) for batch in dataset.batches()) == 60
     shards = len(dataset.manifest.shards)
     assert Counter(method for method, _ in requests.calls) == {"head_object": shards, "get_object": shards}
+
+
+@pytest.mark.parametrize("format", ["episodes", "columns"])
+def test_an_episode_by_its_number_takes_one_row_group(s3: Cloud, requests: Requests, tmp_path: Path, format: Any) -> None:
+    rng, lengths = np.random.default_rng(0), np.full(150, 20)
+    batch = EpisodeBatch(
+        ids=tuple(f"e{number}" for number in range(150)),
+        starts=np.concatenate([[0], np.cumsum(lengths)]),
+        obs=rng.normal(size=(150 * 21, 1000)).astype(np.float32),
+        actions=np.zeros(3000, np.int64),
+        rewards=np.arange(3000.0),
+        terminated=np.ones(150, np.bool_),
+        truncated=np.zeros(150, np.bool_),
+        observation_space=spaces.Box(-np.inf, np.inf, (1000,), np.float32),
+        action_space=spaces.Discrete(2),
+    )
+    write_dataset(batch, tmp_path / "D", format=format)
+    dataset = open_dataset(uploaded(tmp_path / "D", s3))
+    total = sum(shard.bytes for shard in dataset.manifest.shards)
+    requests.clear()
+    assert dataset[110].id_ == "e110"
+    assert 0 < sum(end - start for _, start, end in requests.ranges) < total / 2
+    requests.clear()
+    assert [dataset[number].id_ for number in (111, 140)] == ["e111", "e140"]
+    assert not requests.calls
+    with iter(dataset) as episodes:
+        assert next(episodes).id_ == "e0"
 
 
 def test_columns_that_nobody_wants_stay_there(s3: Cloud, requests: Requests, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offline_cli.datasets.statistics import ColumnStatistics, StatisticsBuilder
+from offline_cli.datasets.statistics import MAX_BARS, ColumnStatistics, Histogram, StatisticsBuilder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 
@@ -140,3 +140,38 @@ def test_a_column_that_changes_its_shape_is_refused_by_name(make_batch: Make) ->
     builder.add(make_batch((2,), extra={"h": np.zeros((2, 3))}))
     with pytest.raises(BadEpisode, match="'h'"):
         builder.add(make_batch((2,), extra={"h": np.zeros((2, 4))}))
+
+
+# ---- histograms ----
+
+
+@given(
+    st.lists(st.lists(st.floats(width=64), max_size=20), min_size=1, max_size=5)
+    | st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=20), min_size=1, max_size=5)
+)
+def test_a_histogram_counts_every_finite_value_once_whatever_the_blocks(blocks: list[list[float]]) -> None:
+    found, kind = Histogram(), np.int64 if all(isinstance(value, int) for block in blocks for value in block) else np.float64
+    for block in blocks:
+        found.add(np.array(block, kind))
+    told = found.as_json()
+    values = [value for block in blocks for value in block if np.isfinite(value)]
+    assert sum(told["counts"]) == len(values)
+    assert (told["low"], told["high"]) == ((float(min(values)), float(max(values))) if values else (None, None))
+    assert len(told["counts"]) <= MAX_BARS
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e9])
+def test_the_bars_are_those_of_equal_parts_of_the_range(offset: float) -> None:
+    values = offset + np.random.default_rng(0).normal(size=20_000)
+    found = Histogram()
+    for block in np.array_split(values, 7):
+        found.add(block)
+    want = np.histogram(values, MAX_BARS)[0]
+    assert np.abs(np.array(found.as_json()["counts"]) - want).sum() < len(values) / 50
+
+
+def test_few_whole_numbers_have_a_bar_each() -> None:
+    found = Histogram()
+    for block in ([3, 3, 5], [1], [5, 5]):
+        found.add(np.array(block, np.int32))
+    assert found.as_json() == {"low": 1.0, "high": 5.0, "counts": [1, 0, 2, 0, 3]}

@@ -122,3 +122,11 @@ def test_a_digest_sees_every_step_and_dtype_but_no_names() -> None:
     for change in changes:
         other = replace(batch, **change)
         assert [other.digest(e) != batch.digest(e) for e in (0, 2)] == [True, True], change
+
+
+def test_a_mask_selects_the_episodes_that_it_marks_and_has_their_number() -> None:
+    batch = batch_of()
+    assert batch.select(batch.lengths != 2).ids == ("b", "c")
+    assert batch.select(np.zeros(3, np.bool_)).lengths.tolist() == []
+    with pytest.raises(IndexError):
+        batch.select(np.ones(2, np.bool_))

@@ -15,7 +15,7 @@ from offline_cli.errors import BadMapping, StorageNotFound, UsageError
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.tables import TableOptions
 from offline_cli.formats.tables.mapping import mapping_of, preset_names, preset_text
-from offline_cli.formats.tables.matching import starting_mapping
+from offline_cli.formats.tables.proposals import starting_mapping
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]

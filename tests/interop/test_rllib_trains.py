@@ -37,8 +37,13 @@ NOT_BY_RLLIB: dict[str, tuple[Space, Space, str]] = {
 }
 
 
-def train_one_iteration(batch: EpisodeBatch, data: str) -> float:
-    """The loss after one iteration of RLlib's BC on the shards in `data`, a dataset of `batch` in the episodes format."""
+TUPLES_IN_COLUMNS: dict[str, tuple[Space, Space]] = {
+    name: NOT_BY_RLLIB[name][:2] for name in ("tuple observation", "tuple action")
+}
+
+
+def train_one_iteration(batch: EpisodeBatch, data: str, *, format: str = "episodes") -> float:
+    """The loss after one iteration of RLlib's BC on the shards in `data`, a dataset of `batch` in this format."""
     from ray.rllib.algorithms.bc import BCConfig
     from ray.rllib.connectors.env_to_module import FlattenObservations
 
@@ -49,8 +54,8 @@ def train_one_iteration(batch: EpisodeBatch, data: str) -> float:
         .training(train_batch_size_per_learner=16)
         .offline_data(
             input_=[data],
-            input_read_episodes=True,
-            input_read_batch_size=6,
+            input_read_episodes=format == "episodes",
+            input_read_batch_size=6 if format == "episodes" else None,
             dataset_num_iters_per_learner=1,
             map_batches_kwargs={"concurrency": 1, "num_cpus": 1},
             materialize_mapped_data=False,
@@ -93,3 +98,16 @@ def test_rllib_cannot_train_on_these_spaces_and_says_so(
     data = write_dataset(tmp_path / "D", batch, format="episodes")
     with pytest.raises(Exception, match=message):  # RLlib's types differ by case: its words are stated
         train_one_iteration(batch, data)
+
+
+@pytest.mark.parametrize(("observation_space", "action_space"), TUPLES_IN_COLUMNS.values(), ids=TUPLES_IN_COLUMNS)
+def test_rllib_trains_on_tuples_in_columns(
+    observation_space: Space,
+    action_space: Space,
+    random_batch: Callable[..., EpisodeBatch],
+    write_dataset: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    batch = random_batch(observation_space, action_space, lengths=[10] * 6)
+    data = write_dataset(tmp_path / "D", batch, format="columns")
+    assert np.isfinite(train_one_iteration(batch, data, format="columns"))

@@ -112,6 +112,7 @@ def readers(folder: Path) -> dict[str, Callable[[], Iterator[Any]]]:
         "large files of Parquet": lambda: rows_of_files(1),
         "a dataset of episodes": lambda: open_dataset(str(folder / "episodes")).batches(),
         "a dataset of columns": lambda: open_dataset(str(folder / "columns")).batches(target_steps=1),
+        "episodes of a dataset": lambda: iter(open_dataset(str(folder / "episodes"))),
         "processes": lambda: mapped(tasks.squared, itertools.count(), workers=2),
     }
 

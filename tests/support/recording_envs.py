@@ -344,6 +344,14 @@ class Doubled(gym.ObservationWrapper[Any, Any, Any]):
         return 2 * observation
 
 
+class Keyed(gym.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that is given a secret."""
+
+    def __init__(self, env: Any, api_key: str) -> None:
+        super().__init__(env)
+        self.api_key = api_key
+
+
 def one_at_a_time(observation: Any) -> int:
     """A policy of single observations."""
     return int(observation[0]) % 3

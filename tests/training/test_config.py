@@ -118,7 +118,7 @@ def test_a_mistake_in_options_is_told_in_their_words(
         ("batch_size = 0", "batch_size: must be a whole number at least 1, not 0"),
         ('lr = "fast"', "lr: must be a number above 0, not 'fast'"),
         ("hidden = [0]", "hidden: must be a list, each item a whole number at least 1, not [0]"),
-        ('activation = "sine"', 'activation: must be one of "relu", "tanh", "silu", "gelu", not \'sine\''),
+        ('activation = "sine"', 'activation: must be one of "relu", "tanh", "silu", "gelu", "linear", not \'sine\''),
     ],
 )
 def test_a_mistake_in_the_file_is_told_in_its_words(tmp_path: Path, text: str, problem: str) -> None:

@@ -149,7 +149,7 @@ class Plan:
         }
         known = {**before, "repaired": [*(repairs if isinstance(repairs, list) else []), this]}
         if self.is_resumable and self.known.go_on_from is not None:
-            environment = self.known.environment and asdict(self.known.environment)
+            environment = self.known.environment and self.known.environment.as_json()
             known[UNFINISHED_WRITING] = self.known.go_on_from.within_manifest(environment)
         return with_defaults(known, started=now())
 

@@ -29,6 +29,7 @@ from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.timeouts import ReadingPool
+from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
@@ -69,7 +70,7 @@ class Known:
     go_on_from: WritingNote | None = None  # the note that --resume would continue from, if all of its shards are whole
 
 
-def what_is_known(found: Survey, choice: Choice, env: str | None) -> Known:
+def what_is_known(found: Survey, choice: Choice, env: AskedEnvironment | None) -> Known:
     """Of the shards of `choice`. `env`: an environment whose spaces are theirs, if nothing else does. Raises
 
     BadConfig where spaces are needed and unknown, BadData where no shard can be read, and what
@@ -150,7 +151,7 @@ def _other_parts(document: Mapping[str, Any]) -> dict[str, Any]:
     env, assumptions, provenance = (document.get(name) for name in ("environment", "assumptions", "provenance"))
     lost = document.get("episodes_lost")
     parts: dict[str, Any] = {
-        "environment": _environment(env),
+        "environment": _environment(env, provenance if isinstance(provenance, dict) else document),
         "assumptions": {k: v for k, v in assumptions.items() if type(v) is int and v >= 0}
         if isinstance(assumptions, dict)
         else {},
@@ -161,17 +162,16 @@ def _other_parts(document: Mapping[str, Any]) -> dict[str, Any]:
     return parts | {name: document[name] for name, values in chosen.items() if document.get(name) in values}
 
 
-def _environment(document: Any) -> Environment | None:
+def _environment(document: Any, provenance: Mapping[str, Any]) -> Environment | None:
     if not isinstance(document, dict) or not isinstance(document.get("id"), str) or not document["id"]:
         return None
-    kwargs = document.get("kwargs")
-    return Environment(document["id"], kwargs if isinstance(kwargs, dict) else {})
+    return Environment.from_json(document, provenance)
 
 
 # ---- what the shards say themselves ----
 
 
-def _of_shards(folder: Location, shards: Sequence[Location], env: str | None, left: Mapping[str, Any]) -> Known:
+def _of_shards(folder: Location, shards: Sequence[Location], asked: AskedEnvironment | None, left: Mapping[str, Any]) -> Known:
     """Format by the columns, spaces as `convert` would have them of the same files."""
     readable = [place for place in shards if _can_be_read(place)]
     if not readable:
@@ -181,6 +181,8 @@ def _of_shards(folder: Location, shards: Sequence[Location], env: str | None, le
         packed = Columns.ITEM in file.schema_arrow.names
         codec = str(file.metadata.row_group(0).column(0).compression).lower() if file.num_row_groups else COMPRESSION.default
     source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, folder.url)
+    others = _other_parts(left)
+    env = None if asked is None else asked.among([(folder.url, others["environment"])])
     env_spaces = None if env is None else spaces_of_env(env)
     try:
         stream = read_opened([source], on_error="skip", env=env, env_spaces=env_spaces)
@@ -193,12 +195,12 @@ def _of_shards(folder: Location, shards: Sequence[Location], env: str | None, le
         observation_space=stream.observation_space,
         action_space=stream.action_space,
         spaces_inferred=stream.spaces_inferred,
-        **{**_other_parts(left), "action_scale": stream.action_scale},
+        **{**others, "action_scale": stream.action_scale},
     )
     _check_spaces(known, readable[0])
     return replace(
         known,
-        environment=known.environment or (Environment(env) if env else None),
+        environment=known.environment or Environment.of(env),
         compression=codec if codec in COMPRESSIONS else known.compression,
     )
 

@@ -28,6 +28,7 @@ from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
+from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.options.data_commands import RepairOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
@@ -99,7 +100,7 @@ def repair(
     """
     check_values(RepairOptions, options, command="offline-cli repair")
     folder, began = open_location(out, options["storage_options"]), time.monotonic()
-    drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], options["env"], options["dry_run"]
+    drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], AskedEnvironment.of(options), options["dry_run"]
     if options["force_unlock"]:
         if drop_broken or keep is not None or env is not None:
             fix = "take the note away first, then repair"

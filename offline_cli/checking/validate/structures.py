@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from offline_cli.checking.validate.findings import Findings
 from offline_cli.checking.validate.values import Bounds, bounds_of
-from offline_cli.columns import Columns
+from offline_cli.columns import Columns, ElementNames
 from offline_cli.converting.fitting import extra_kinds
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space, describe, leaf_spaces, same_space
@@ -148,8 +148,8 @@ class _Leaf:
 class Dimensions:
     """Extremes of every dimension of one source."""
 
-    def __init__(self, action_scale: str) -> None:
-        self._scale = action_scale
+    def __init__(self, action_scale: str, elements: ElementNames) -> None:
+        self._scale, self._elements = action_scale, elements
         self._leaves: dict[str, _Leaf] = {}
 
     def see(self, batch: EpisodeBatch, known: tuple[Space | None, Space | None]) -> None:
@@ -186,16 +186,21 @@ class Dimensions:
                 continue
             constant = np.asarray(leaf.low == leaf.high)
             if constant.any():
-                places = (f"{source}, {name} is always {leaf.low[at]!s}" for at, name in _named(path, constant))
+                places = (f"{source}, {name} is always {leaf.low[at]!s}" for at, name in self._named(path, constant))
                 findings.add(source, "constant-dimension", int(np.count_nonzero(constant)), places)
             self._tell_saturated(findings, source, path, leaf, constant)
+
+    def _named(self, path: str, chosen: NDArray[np.bool_]) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Index and name of each chosen element."""
+        for at in np.argwhere(chosen).tolist():
+            yield tuple(at), self._elements.named(path, at, chosen.shape)
 
     def _tell_saturated(self, findings: Findings, source: str, path: str, leaf: _Leaf, constant: NDArray[np.bool_]) -> None:
         on_bound = leaf.at_low + leaf.at_high
         saturated = np.asarray((on_bound >= SHARE * leaf.rows) & (on_bound < leaf.rows) & ~constant)
         if saturated.any():
             shares = on_bound / leaf.rows
-            places = (f"{source}, {name}: {shares[at]:.0%} on a bound" for at, name in _named(path, saturated))
+            places = (f"{source}, {name}: {shares[at]:.0%} on a bound" for at, name in self._named(path, saturated))
             findings.add(source, "saturated-dimension", int(np.count_nonzero(saturated)), places)
 
 
@@ -217,9 +222,3 @@ def _saturable(leaf: NDArray[Any], space: Space | None, scale: str) -> Bounds | 
         return None
     low, high = (np.where(np.isfinite(side), side, np.nan) for side in (bounds.low, bounds.high))  # nothing equals NaN
     return Bounds(low, high, categories=False)
-
-
-def _named(path: str, chosen: NDArray[np.bool_]) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Index and name of each chosen element: `obs[3]`."""
-    for at in np.argwhere(chosen).tolist():
-        yield tuple(at), f"{path}[{', '.join(map(str, at))}]" if at else path

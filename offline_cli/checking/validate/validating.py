@@ -29,7 +29,7 @@ from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location, Sources, expand
-from offline_cli.formats.opening import open_sources
+from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.data_commands import ValidateOptions
@@ -54,9 +54,8 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
     """
     began = time.monotonic()
     check_values(ValidateOptions, options, command="offline-cli validate")
-    env, from_, storage_options = options["env"], options["from_"], options["storage_options"]
+    env, from_, storage_options = AskedEnvironment.of(options), options["from_"], options["storage_options"]
     tables = TableOptions.of(options)
-    env_spaces: tuple[Space, Space] | None = None if env is None else spaces_of_env(env)
     findings = Findings()
     tally = ListeningTally(findings)
 
@@ -83,8 +82,9 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
         for members in [[place] for place in group] if is_folder else [list(group)]:
             is_own = is_folder and holds_dataset(members[0])
             subjects += [own_folder(members[0])] if is_own else foreign(members)
+    env_spaces = None if env is None else _spaces_in(env, subjects)
     read_as = ReadOptions(env_spaces, memory_limit=tables.memory_limit)
-    checks = _read(subjects, findings, tally, env, read_as, options["action_scale"], on_progress)
+    checks = _read(subjects, findings, tally, None if env is None else env.id, read_as, options["action_scale"], on_progress)
     names = [subject.name for subject in subjects]
     return Validation(
         problems=findings.problems(names),
@@ -98,6 +98,17 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
         hashes_unchecked=sum(subject.own.unhashed for subject in subjects if subject.own is not None),
         seconds=time.monotonic() - began,
     )
+
+
+def _spaces_in(env: AskedEnvironment, subjects: Sequence[_Subject]) -> tuple[Space, Space]:
+    """The spaces of the environment, made as the sources say; they are closed where it cannot be made."""
+    with Scope() as scope:
+        sources = [subject.source for subject in subjects if subject.source is not None]
+        for source in sources:
+            scope.enter(closing(source))
+        spaces = spaces_of_env(env.among((source.info.location, source.info.environment) for source in sources))
+        scope.moved()
+    return spaces
 
 
 def _read(
@@ -166,7 +177,7 @@ class _Checks:
         self.name, self.findings = subject.name, findings
         self.episodes = self.steps = self.entries = 0
         self._inferred = subject.own is not None and subject.own.manifest is not None and subject.own.manifest.spaces_inferred
-        self._said = env_spaces or source.info.spaces
+        self._said, self._elements = env_spaces or source.info.spaces, source.info.elements
         check_scale_of(source.info, scale)
         self._scale = source.info.action_scale if scale is None else scale
         self._figures, self._plain = subject.own.comparisons() if subject.own is not None else (None, None)
@@ -213,9 +224,14 @@ class _Checks:
             if mixed:
                 self.findings.add(self.name, "mixed-action-scales", 1, [self.name], example=mixed)
             self._values = ValueChecks(
-                self.findings, self.name, scale, env=self._env, scale_is_said=self._scale_is_said and boxes
+                self.findings,
+                self.name,
+                scale,
+                env=self._env,
+                scale_is_said=self._scale_is_said and boxes,
+                elements=self._elements,
             )
-            self._dimensions = Dimensions(scale)
+            self._dimensions = Dimensions(scale, self._elements)
         return self._values, self._dimensions
 
     def tell(self) -> None:

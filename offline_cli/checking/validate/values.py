@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from offline_cli.checking.validate.findings import Findings
 from offline_cli.checking.validate.problem_codes import Severity
-from offline_cli.columns import Columns
+from offline_cli.columns import Columns, ElementNames
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
 from offline_cli.spaces import Space, describe, leaf_spaces
@@ -37,6 +37,7 @@ from offline_cli.trees import flatten
 __all__ = ["BadRows", "Bounds", "ValueChecks", "bounds_of"]
 
 Leaf = tuple[str, NDArray[Any]]
+NO_NAMES: Final = ElementNames()
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class BadRows:
 
     batch: EpisodeBatch
     starts: NDArray[np.int64]  # (E+1,): rows of each episode; those of observations, or of steps
+    elements: ElementNames = NO_NAMES
     _rows: NDArray[np.bool_] | None = None  # None: no bad one so far
     _first: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = field(default_factory=list)  # leaves that have some
 
@@ -73,8 +75,8 @@ class BadRows:
         for path, leaf, bad in self._first:
             for row in np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)).tolist():
                 at = np.unravel_index(int(bad[row].argmax()), leaf.shape[1:]) if leaf.ndim > 1 else ()
-                element = f"[{', '.join(map(str, at))}]" if at else ""
-                yield f"{self._place(row)}: {path}{element} is {leaf[(row, *at)]!s}"
+                name = self.elements.named(path, [int(index) for index in at], leaf.shape[1:])
+                yield f"{self._place(row)}: {name} is {leaf[(row, *at)]!s}"
 
     def _place(self, row: int) -> str:
         episode = int(np.searchsorted(self.starts, row, side="right")) - 1
@@ -96,7 +98,7 @@ class Bounds:
         return bool(np.isfinite(self.low).any() or np.isfinite(self.high).any())
 
     def outside(self, leaf: NDArray[Any]) -> NDArray[np.bool_] | None:
-        """(rows, *shape) values beyond a bound, or between categories; None where there are none. NaN and infinities: no."""
+        """(rows, *shape) values beyond a bound or between categories, but for NaN and infinities; None where there are none."""
         values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
         floats = values.dtype.kind == "f"
         with np.errstate(invalid="ignore"):
@@ -134,11 +136,18 @@ class ValueChecks:
     """The checks of values of one source; a batch is seen once."""
 
     def __init__(
-        self, findings: Findings, source: str, action_scale: str, *, env: str | None = None, scale_is_said: bool = False
+        self,
+        findings: Findings,
+        source: str,
+        action_scale: str,
+        *,
+        env: str | None = None,
+        scale_is_said: bool = False,
+        elements: ElementNames = NO_NAMES,
     ) -> None:
         """`env`: the environment that the caller names; `scale_is_said`: by the caller, and not by the source."""
         self.findings, self.source, self.scale = findings, source, action_scale
-        self.env, self.scale_is_said = env, scale_is_said
+        self.env, self.scale_is_said, self.elements = env, scale_is_said, elements
         self._known: dict[str, tuple[Space, dict[str, Space], dict[str, Bounds]]] = {}  # the last space of each tree
 
     def see(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
@@ -149,12 +158,15 @@ class ValueChecks:
             (Columns.ACTIONS, "action", batch.actions, batch.starts, spaces[1]),
         ):
             leaves = list(flatten(tree, name))
-            self._finite(leaves, f"{kind}s", BadRows(batch, starts), BadRows(batch, starts))
+            self._finite(leaves, f"{kind}s", self._rows(batch, starts), self._rows(batch, starts))
             if space is not None:
                 self._in_space(leaves, name, kind, batch, starts, space)
-        self._finite([("rewards", batch.rewards)], "rewards", *_of_steps(batch))
+        self._finite([("rewards", batch.rewards)], "rewards", self._rows(batch, batch.starts), self._rows(batch, batch.starts))
         extras = [leaf for name, tree in batch.extra.items() for leaf in flatten(tree, name)]
-        self._finite(extras, "extras", *_of_steps(batch))
+        self._finite(extras, "extras", self._rows(batch, batch.starts), self._rows(batch, batch.starts))
+
+    def _rows(self, batch: EpisodeBatch, starts: NDArray[np.int64]) -> BadRows:
+        return BadRows(batch, starts, self.elements)
 
     def _add(self, code: str, bad: BadRows, **more: Any) -> None:
         if bad.count:
@@ -191,7 +203,7 @@ class ValueChecks:
             self.findings.add(self.source, "space-mismatch", len(batch), places, **more)
             return
         for categories, severity in ((True, "error"), (False, self._severity(kind))):
-            outside = BadRows(batch, starts)
+            outside = self._rows(batch, starts)
             for path, leaf in leaves:
                 allowed = bounds.get(path)
                 if allowed is not None and allowed.categories is categories and leaf.dtype.kind in "biuf":
@@ -227,7 +239,7 @@ class ValueChecks:
         return known
 
     def _dtypes(self, leaves: list[Leaf], parts: Mapping[str, Space], batch: EpisodeBatch, starts: NDArray[np.int64]) -> None:
-        lost, other, strange = BadRows(batch, starts), [], False
+        lost, other, strange = self._rows(batch, starts), [], False
         for path, leaf in leaves:
             dtype = np.dtype(parts[path].dtype)
             if leaf.dtype.newbyteorder("=") != dtype.newbyteorder("="):
@@ -240,10 +252,6 @@ class ValueChecks:
             severity: Severity = "warning" if strange else "note"
             more: dict[str, Any] = {"severity": severity, "example": "; ".join(other), "episodes": batch.ids}
             self.findings.add(self.source, "dtype-differs", len(batch), places, **more)
-
-
-def _of_steps(batch: EpisodeBatch) -> tuple[BadRows, BadRows]:
-    return BadRows(batch, batch.starts), BadRows(batch, batch.starts)
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

@@ -35,7 +35,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.opening import OwnSource, open_sources
+from offline_cli.formats.opening import AskedEnvironment, OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.keywords import check_values
@@ -115,7 +115,7 @@ class Operation:
         """
         check_values(kind, options, command=f"offline-cli {name}")
         sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-        tables, storage_options = TableOptions.of(options), options["storage_options"]  # type: ignore[arg-type]
+        tables, storage_options = TableOptions.of(options), options["storage_options"]
         target = open_location(out, storage_options, beside=sources)
         places = expand(sources, storage_options, beside=out)
         check_apart(places, target)
@@ -158,14 +158,15 @@ class Operation:
 
         `only_looking`: no row that is set aside has to be kept.
         """
-        options, env = self.options, self.options["env"]
+        options, env = self.options, AskedEnvironment.of(self.options)
+        spec = None if env is None else env.among((source.info.location, source.info.environment) for source in self.sources)
         on_error = OnError(options["on_error"])
         read = [self._keeping(source) for source in (self.sources if sources is None else sources)]
         return read_opened(
             read,
             on_error=OnError.SKIP if only_looking and on_error is OnError.QUARANTINE else on_error,
-            env=env,
-            env_spaces=None if env is None else spaces_of_env(env),
+            env=spec,
+            env_spaces=None if spec is None else spaces_of_env(spec),
             action_scale=options["action_scale"],
             workers=options["workers"],
             memory_limit=self.tables.memory_limit,
@@ -185,7 +186,7 @@ class Operation:
     def identity(self, **chosen: Any) -> str:
         """A text that is the same for the same content; `chosen`: what decides it besides the sources and how they are read."""
         options = self.options
-        read_as = [options[name] for name in ("from_", "on_error", "env", "action_scale")]
+        read_as = [options[name] for name in ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")]
         said_of_tables = self.tables.identity(options["storage_options"])
         return json.dumps([self.name, [place.url for place in self.places], read_as, said_of_tables, chosen], sort_keys=True)
 
@@ -207,7 +208,7 @@ class Operation:
             observation_space=stream.observation_space,
             action_space=stream.action_space,
             action_scale=stream.action_scale,
-            environment=Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None,
+            environment=Environment.of(stream.environment),
             spaces_inferred=stream.spaces_inferred,
             provenance=known,
             compression=self.compression,

@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.converting.operations import Operation, Share
 from offline_cli.converting.reading import EpisodeStream
-from offline_cli.datasets.reading import PLAIN_SCHEMA
+from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location
+from offline_cli.formats.memory_limits import give_back
 from offline_cli.formats.opening import OwnSource
 from offline_cli.formats.source import Source
 
@@ -89,6 +90,7 @@ def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
     packed = any(manifest.format == "episodes" for manifest in operation.manifests)
     if operation.all_own and not (packed and OF_AGENTS.intersection(columns)):
         found = _by_plain_columns(operation, returns=Columns.RETURN in columns)
+        give_back()
         if found is not None:
             return found
     with operation.stream(only_looking=True) as stream:

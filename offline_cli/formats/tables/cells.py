@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,17 @@ FRACTION: Final = "[.eEnN]"  # in a number that is none of the integers; NaN and
 FEW: Final = 256  # lists that are parsed one by one in less time than a call of polars takes
 SAMPLES: Final = 12  # different texts that are kept for messages
 
+TIME_FORMS: Final = (  # of other ISO forms, one after the other, to the plain one
+    (r"^(\d{4})(\d{2})(\d{2})[ Tt](\d{2})(\d{2})(\d{2})", "$1-$2-$3 $4:$5:$6"),
+    (r"^(\d{4})[/.](\d{2})[/.](\d{2})", "$1-$2-$3"),
+    (r"^(\d{4}-\d{2}-\d{2})[ Tt](\d{2}:\d{2})([^:0-9]|$)", "$1 $2:00$3"),
+    (r"^(\d{4}-\d{2}-\d{2})t", "$1 "),
+    (r"(:\d{2}),(\d)", "$1.$2"),
+    (r" ?([Zz]|UTC|GMT)$", "+00:00"),
+    (r"(:\d{2}(?:\.\d+)?) ?([+-]\d{2}):?(\d{2})$", "$1$2:$3"),
+    (r"(:\d{2}(?:\.\d+)?) ?([+-]\d{2})$", "$1$2:00"),
+)
+TimeUnit = Literal["ns", "us"]
 Bad = NDArray[np.bool_]
 
 
@@ -185,19 +196,32 @@ def booleans_in(cells: pa.Array, *, flags: bool = False) -> tuple[NDArray[np.boo
     return _values(parsed.cast(pl.Int8), stripped, np.bool_)
 
 
-def times_in(cells: pa.Array) -> tuple[NDArray[np.int64], Bad]:
-    """(N,) nanoseconds since 1970 of ISO dates and times, with or without an offset from UTC."""
+def times_in(cells: pa.Array, unit: TimeUnit = "ns") -> tuple[NDArray[np.int64], Bad]:
+    """(N,) since 1970 in UTC, of ISO dates and times with an offset from UTC or, taken for UTC, without."""
     stripped = _stripped(cells)
-    return _values(_times(stripped), stripped, np.int64)
+    return _values(_times(stripped, unit), stripped, np.int64)
 
 
-def _times(cells: pl.Series) -> pl.Series:
+def _times(cells: pl.Series, unit: TimeUnit = "ns") -> pl.Series:
+    """Null for what is no time."""
+    found = _plain_times(cells, unit)
+    odd = found.is_null() & cells.is_not_null()
+    if not odd.any():
+        return found
+    again = cells.filter(odd)
+    for pattern, text in TIME_FORMS:
+        again = again.str.replace(pattern, text)
+    return found.scatter(odd.arg_true(), _plain_times(again, unit))
+
+
+def _plain_times(cells: pl.Series, unit: TimeUnit) -> pl.Series:
+    """Of `2024-03-01`, and of that with `12:00:00` after a blank or a T, with fractions, with `Z` or `+01:00`."""
     import polars as pl
 
     plain = cells.str.replace("T", " ", literal=True)
     with_day = pl.select(pl.when(plain.str.len_chars() == 10).then(plain + " 00:00:00").otherwise(plain)).to_series()
-    local = with_day.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns", strict=False)
-    zoned = with_day.str.replace("Z$", "+00:00").str.to_datetime("%Y-%m-%d %H:%M:%S%.f%:z", time_unit="ns", strict=False)
+    local = with_day.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit=unit, strict=False)
+    zoned = with_day.str.replace("Z$", "+00:00").str.to_datetime("%Y-%m-%d %H:%M:%S%.f%:z", time_unit=unit, strict=False)
     return local.cast(pl.Int64).fill_null(zoned.cast(pl.Int64))
 
 

@@ -7,12 +7,14 @@ read, because the last row may have the first decimal: one more pass over these 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from offline_cli.errors import BadData
 from offline_cli.formats.arrow_leaves import is_text
@@ -22,9 +24,14 @@ from offline_cli.formats.tables.files import RawChunk, TableFile, with_types
 from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.numeric import dtype_of, is_one_number, is_temporal
+from offline_cli.formats.tables.proposals import Seen
 from offline_cli.scopes import Scope
 
-__all__ = ["ColumnFacts", "LookedAt", "columns_of", "gather"]
+__all__ = ["MOST_TEXTS", "ColumnFacts", "LookedAt", "columns_of", "gather", "seen_rows"]
+
+MOST_TEXTS: Final = 256  # of a column of categories that are proposed
+MOST_SEEN: Final = 1_000_000  # rows whose texts a proposal of a whole mapping names
+KEPT_SEEN: Final = 1 << 16  # rows that it looks at otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,53 @@ def gather(
         for name in file.nullable(integers & types[file.url].keys(), temp_dir):
             facts[name].has_nulls = True
     return facts
+
+
+def seen_rows(
+    files: Sequence[TableFile],
+    columns: Sequence[str],
+    form: CsvForm,
+    *,
+    chunk_bytes: int,
+    temp_dir: str | None,
+    most_rows: int | None = MOST_SEEN,
+) -> Seen:
+    """The first rows of these flat columns, and all texts of `most_rows` rows, None: of all; as far as files can be read."""
+    first, held, rows, whole = list[pa.Table](), 0, 0, True
+    texts: dict[str, dict[str, None] | None] = {}
+    limits: dict[str, Any] = {"chunk_bytes": chunk_bytes, "temp_dir": temp_dir}
+    with suppress(BadData), Scope() as scope, closing(raw_chunks(files, columns, form, **limits, scope=scope)) as chunks:
+        for _, chunk in chunks:
+            if isinstance(chunk, BadData):
+                continue
+            table = chunk.table.select([name for name in columns if name in chunk.table.column_names])
+            if held < KEPT_SEEN:
+                first.append(table.slice(0, KEPT_SEEN - held))
+                held += first[-1].num_rows
+            _collect(table, texts)
+            rows += table.num_rows
+            if most_rows is not None and rows >= most_rows:
+                whole = False
+                break
+    kept = pa.concat_tables(first, promote_options="permissive") if first and _are_alike(first) else None
+    return Seen(kept, rows, whole, {name: None if known is None else sorted(known) for name, known in texts.items()})
+
+
+def _are_alike(tables: Sequence[pa.Table]) -> bool:
+    """Whether tables can be one; what cannot is proposed by names alone."""
+    with suppress(pa.ArrowException):
+        pa.unify_schemas([table.schema for table in tables], promote_options="permissive")
+        return True
+    return False
+
+
+def _collect(table: pa.Table, texts: dict[str, dict[str, None] | None]) -> None:
+    """Add the different texts of each column, None for one of more than `MOST_TEXTS`."""
+    for name in table.column_names:
+        if not is_text(table.schema.field(name).type) or texts.get(name, {}) is None:
+            continue
+        known = (texts.get(name) or {}) | dict.fromkeys(pc.unique(table.column(name)).drop_null().to_pylist())
+        texts[name] = None if len(known) > MOST_TEXTS else known
 
 
 def _look_at_chunk(

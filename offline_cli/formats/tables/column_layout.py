@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +13,11 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
-from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.column_facts import ColumnFacts, LookedAt
-from offline_cli.formats.tables.mapping import EXTRA, KEYS, TREES, Part
+from offline_cli.formats.tables.column_facts import MOST_TEXTS, ColumnFacts, LookedAt
+from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, KEYS, MEAN, PREVIOUS, TREES, Part
 from offline_cli.formats.tables.matching import Matched
+from offline_cli.formats.tables.proposals import TextColumn, hint_for_dates
 from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = ["VALUES", "ColumnPlan", "Layout", "Leaf", "lay_out", "looked_at"]
@@ -27,15 +26,19 @@ VALUES = (*TREES, EXTRA)  # roles of any shape, in parts or whole
 SCALARS = (Columns.REWARDS, *END_FLAGS)
 
 
+Problems = list[str | TextColumn]
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
     """How one of their columns is read."""
 
     column: str
     dtype: np.dtype[Any]
-    cells: str  # what cells of text are: number, list, bool, time, category
+    cells: str  # what cells of text are: number, list, bool, time (of t, for its order), microseconds, category
     categories: tuple[str, ...] = ()
     vectors: bool = False  # some file holds more than one number a value
+    fill: str | float | None = None  # what a missing cell becomes: `zero`, `previous`, `mean`, a number; None: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Layout:
     infos: str | None  # their column
     dropped: Mapping[str, str]  # columns left out, and why
     counted_t: bool  # whether t counts steps: whole numbers that are no times
+    split_at_gaps: bool = False  # a missing cell without a fill ends the episode
 
     def of(self, role: str) -> tuple[Leaf, ...]:
         """The leaves of one role."""
@@ -70,6 +74,15 @@ class Layout:
         """Names of the leaves that become arrays of an episode, one value a step."""
         roles = {Columns.OBS, Columns.ACTIONS, Columns.REWARDS, EXTRA}
         return frozenset(leaf.name for leaf in self.leaves if leaf.role in roles)
+
+    def splits_at(self, leaf: Leaf) -> bool:
+        """Whether an episode ends at a missing cell of it."""
+        return self.split_at_gaps and leaf.role in FILLED_ROLES
+
+    @property
+    def missing(self) -> tuple[tuple[Leaf, int], ...]:
+        """Leaves and numbers of those of their columns whose missing cells are filled once an episode is whole."""
+        return tuple((leaf, i) for leaf in self.leaves for i, plan in enumerate(leaf.columns) if plan.fill == PREVIOUS)
 
     @property
     def has_t(self) -> bool:
@@ -86,14 +99,15 @@ class Layout:
 
 def looked_at(matched: Matched, types: Mapping[str, pa.DataType]) -> LookedAt:
     """The flat columns of which facts are needed."""
-    wanted, times, extras = (
+    mapping = matched.mapping
+    wanted, extras = (
         [name for part in parts for theirs in part.columns for name in _expanded(theirs, types)]
         for parts in (
-            [part for part in matched.mapping.parts if part.role not in (*KEYS, *SCALARS, Columns.INFOS)],
-            matched.mapping.of(Columns.T),
-            matched.mapping.of(EXTRA),
+            [part for part in mapping.parts if part.role not in (*KEYS, *SCALARS, Columns.INFOS)],
+            mapping.of(EXTRA),
         )
     )
+    times = [name for name in wanted if name not in mapping.categories]
     return LookedAt(list(dict.fromkeys([*wanted, *matched.spare])), times, {*extras, *matched.spare})
 
 
@@ -109,13 +123,14 @@ def lay_out(
     known_spaces: tuple[Space | None, Space | None],
     *,
     untyped: Collection[str] = (),
+    texts_of: Callable[[Sequence[str]], Mapping[str, Sequence[str] | None]],
 ) -> Layout:
-    """The layout of all files; `untyped`: those whose types follow from their first lines.
+    """The layout of all files; `untyped`: those whose types follow from their first lines; `texts_of`: see `TextColumn`.
 
     Raises BadMapping with every column that contradicts the mapping.
     """
     types = next(iter(files.values()))
-    mapping, problems = matched.mapping, list[str]()
+    mapping, problems = matched.mapping, Problems()
     leaves: list[Leaf] = []
     for part in mapping.parts:
         if part.role in VALUES:
@@ -130,21 +145,26 @@ def lay_out(
             leaves += _order(part, facts, problems)
     left_out = {name: why for name in matched.spare if (why := _why_no_extra(name, facts[name]))}
     leaves += [_spare(name, facts[name]) for name in matched.spare if name not in left_out]
+    leaves = [replace(leaf, columns=tuple(_with_fill(plan, leaf, mapping.fill) for plan in leaf.columns)) for leaf in leaves]
+    leaves = _with_dtypes(leaves, mapping.dtypes, known_spaces, facts)
+    problems += _bad_fills(leaves, mapping.fill)
     keys = {part.role: _key(part, files, untyped, problems) for part in mapping.parts if part.role in KEYS}
     infos = next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
     problems += _bad_infos(infos, types)
     if problems:
+        texts = texts_of([problem.column for problem in problems if isinstance(problem, TextColumn)])
         raise BadMapping.of(
-            problems,
+            [one if isinstance(one, str) else one.problem(texts.get(one.column), MOST_TEXTS) for one in problems],
             where=f"mapping {mapping.name} for {next(iter(files))}",
             fix="name columns of numbers, lists of numbers or JSON lists; leave the others out",
         )
     return Layout(
-        leaves=tuple(_with_dtypes(leaves, mapping.dtypes, known_spaces, facts)),
+        leaves=tuple(leaves),
         keys=keys,
         infos=infos,
         dropped={**matched.dropped, **left_out},
         counted_t=_counts_steps(leaves),
+        split_at_gaps=mapping.split_at_gaps,
     )
 
 
@@ -153,7 +173,7 @@ def _leaves(
     types: Mapping[str, pa.DataType],
     facts: Mapping[str, ColumnFacts],
     categories: Mapping[str, Sequence[str]],
-    problems: list[str],
+    problems: Problems,
 ) -> list[Leaf]:
     """One leaf, or one for each column of a struct."""
     structs = [theirs for theirs in part.columns if theirs not in types]
@@ -174,7 +194,7 @@ def _leaves(
     return [Leaf(part.name, part.role, part.path, known, part.stacked, dtype)]
 
 
-def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str, problems: list[str]) -> ColumnPlan | None:
+def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str, problems: Problems) -> ColumnPlan | None:
     """How the column is read as numbers; None, and a problem, where it holds none."""
     if categories:
         return ColumnPlan(column, np.dtype(np.int64), "category", tuple(categories))
@@ -183,8 +203,10 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
         problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, not numbers")
     elif facts.is_empty:
         problems.append(f"{ours}: column '{column}' has no value in any row")
+    elif cells.kind == "time" and (facts.has_times or not facts.dtypes):
+        return ColumnPlan(column, np.dtype(np.int64), "microseconds")
     elif cells.kind in ("text", "time") and not facts.dtypes:
-        problems.append(_text_for_numbers(column, cells.samples, ours))
+        problems.append(TextColumn(column, ours, cells.samples))
     elif cells.kind in ("number", "list", "bool"):
         vectors = facts.has_lists or cells.kind == "list"
         return ColumnPlan(column, np.result_type(*facts.dtypes, cells.dtype), cells.kind, vectors=vectors)
@@ -193,28 +215,14 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
     return None
 
 
-def _text_for_numbers(column: str, samples: Sequence[str], ours: str) -> str:
-    if any(map(looks_packed, samples)):
-        return (
-            f"{ours}: column '{column}' holds RLlib's packed values, which are read from Parquet and SampleBatch files only: "
-            "record with output_compress_columns=[], or as Parquet"
-        )
-    shown = ", ".join(repr(text[:40]) for text in samples[:3])
-    names = json.dumps(sorted(samples), ensure_ascii=False)
-    key = column if column.isidentifier() and column.isascii() else json.dumps(column, ensure_ascii=False)
-    return (
-        f"{ours}: column '{column}' holds text ({shown}), not numbers; "
-        f"if the texts are categories, number them in the mapping: [categories] {key} = {names}"
-    )
-
-
-def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: list[str]) -> list[Leaf]:
+def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: Problems) -> list[Leaf]:
     """Of t: an integer, or a float where it has decimals."""
     column = part.columns[0]
     known = facts.get(column)
     if known is None or known.odd or known.is_empty or known.cells.kind in ("text", "list", "bool"):
         held = "a struct" if known is None else f"{min(known.odd)}" if known.odd else known.cells.kind or "no value"
-        problems.append(f"t: column '{column}' holds {held}, not numbers, dates or ISO times")
+        hint = "" if known is None or not known.cells.samples else hint_for_dates(column, known.cells.samples)
+        problems.append(f"t: column '{column}' holds {held}, not numbers, dates or ISO times{hint and '; '}{hint}")
         return []
     dtypes = [*known.dtypes, *([known.cells.dtype] if known.cells.kind == "number" else [])]
     has_decimals = any(dtype.kind == "f" for dtype in dtypes)
@@ -248,14 +256,14 @@ def _why_no_extra(name: str, facts: ColumnFacts) -> str:
 
 def _spare(name: str, facts: ColumnFacts) -> Leaf:
     """An extra model output of the column's own name."""
-    problems: list[str] = []
+    problems: Problems = []
     plan = _plan(name, facts, (), name, problems)
     assert plan is not None, problems  # of numbers, as `_why_no_extra` has seen
     return Leaf(f"{EXTRA}.{name}", EXTRA, (name,), (plan,), False, plan.dtype, spare=True)
 
 
 def _key(
-    part: Part, files: Mapping[str, Mapping[str, pa.DataType]], untyped: Collection[str], problems: list[str]
+    part: Part, files: Mapping[str, Mapping[str, pa.DataType]], untyped: Collection[str], problems: Problems
 ) -> tuple[str, pa.DataType]:
     """Ids stay as they are where they are numbers in all files, and are text otherwise: `007` is not 7.
 
@@ -287,6 +295,37 @@ def _bad_infos(column: str | None, types: Mapping[str, pa.DataType]) -> list[str
     return [f"infos: column '{column}' holds {types[column]}, and neither JSON text nor structs"]
 
 
+# ---- missing cells ----
+
+
+def _with_fill(plan: ColumnPlan, leaf: Leaf, fills: Mapping[str, str | float]) -> ColumnPlan:
+    return replace(plan, fill=fills.get(plan.column)) if leaf.role in FILLED_ROLES else plan
+
+
+def _bad_fills(leaves: Sequence[Leaf], fills: Mapping[str, str | float]) -> Iterator[str]:
+    """Fills that the columns cannot hold."""
+    plans = [(leaf, plan) for leaf in leaves for plan in leaf.columns if plan.fill is not None]
+    used = {plan.column for _, plan in plans}
+    yield from (
+        f"fill: '{column}' is a struct, or holds no numbers: name its columns" for column in fills if column not in used
+    )
+    for leaf, plan in plans:
+        what = f"fill: column '{plan.column}' of {leaf.name} holds {leaf.dtype}"
+        if plan.fill == MEAN and leaf.dtype.kind != "f":
+            yield f"{what}, and no mean of them: a number, previous, or floats by [dtypes]"
+        elif not isinstance(plan.fill, str) and not _holds(plan, leaf.dtype, float(plan.fill or 0)):
+            yield f"{what}, and not {plan.fill}"
+
+
+def _holds(plan: ColumnPlan, dtype: np.dtype[Any], value: float) -> bool:
+    if plan.categories:
+        return value.is_integer() and 0 <= value < len(plan.categories)
+    if dtype.kind == "f":
+        return True
+    low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return value.is_integer() and low <= value <= high
+
+
 # ---- dtypes ----
 
 
@@ -312,14 +351,14 @@ def _with_dtypes(
             leaf = replace(leaf, dtype=np.dtype(said[name]))
         elif space is not None and leaf.dtype.kind == "f" and all(_is_soft(plan, facts) for plan in leaf.columns):
             leaf = replace(leaf, dtype=_dtype_in(space, leaf))
-        elif leaf.role == EXTRA and leaf.dtype.kind in "iu" and any(_may_be_null(plan, facts) for plan in leaf.columns):
+        elif leaf.role == EXTRA and leaf.dtype.kind in "iu" and any(_may_be_nan(plan, facts) for plan in leaf.columns):
             leaf = replace(leaf, dtype=np.dtype(np.float64))  # so that it can hold NaN
         found.append(leaf)
     return found
 
 
-def _may_be_null(plan: ColumnPlan, facts: Mapping[str, ColumnFacts]) -> bool:
-    return plan.column not in facts or facts[plan.column].has_nulls
+def _may_be_nan(plan: ColumnPlan, facts: Mapping[str, ColumnFacts]) -> bool:
+    return plan.fill is None and (plan.column not in facts or facts[plan.column].has_nulls)
 
 
 def _twin(role: str) -> str:

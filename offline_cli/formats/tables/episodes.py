@@ -21,9 +21,11 @@ from offline_cli.formats.arrow_leaves import infos_of
 from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import Keys, StepRows, end_flags, fragments_of_rows
 from offline_cli.formats.tables.rows import Rows
-from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, Rejects, Tally
+from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 
 __all__ = ["EpisodeMaker", "Named", "runs_of"]
+
+UNFILLED = "fill it with zero, mean or a number; split_at_gaps = true; or --on-error skip to leave out the episode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,17 @@ class Named:
     agents: Sequence[str | None] | None = None
     modules: Sequence[str | None] | None = None
     shared: Sequence[str | None] | None = None  # ids of multi-agent episodes
+
+    def taken(self, of: NDArray[np.int64], number: NDArray[np.int64]) -> Named:
+        """Those of parts, by the episodes that they are parts of: the first has its name, the n-th after it `-gap<n>` too."""
+
+        def every(names: Sequence[Any] | None) -> list[Any] | None:
+            return None if names is None else [names[e] for e in of.tolist()]
+
+        parts = list(zip(of.tolist(), number.tolist(), strict=True))
+        ids = [f"{self.ids[e]}-gap{n}" if n else self.ids[e] for e, n in parts]
+        shared = None if self.shared is None else [None if n else self.shared[e] for e, n in parts]  # agents' gaps differ
+        return Named(ids, every(self.theirs), every(self.agents), every(self.modules), shared)
 
 
 def runs_of(joined: NDArray[np.bool_], rows: int) -> NDArray[np.int64]:
@@ -51,8 +64,14 @@ class EpisodeMaker:
     rejects: Rejects
     _said: set[str] = field(default_factory=set)  # what is counted once for a source
 
-    def batch(self, rows: Rows, first: NDArray[np.int64], named: Named) -> Fragments:
-        """The runs of rows that begin at `first`; each is an episode, or several where a flag is set within it."""
+    def batch(self, rows: Rows, first: NDArray[np.int64], named: Named) -> Fragments | None:
+        """The runs of rows that begin at `first`; each is an episode, or several where a flag is set within it, or a cell is
+        missing. None where no row is left.
+        """
+        if rows.gap is not None or rows.marks:
+            rows, first, named = self._whole(rows, first, named)
+            if not len(rows):
+                return None
         flags = rows.flags
         if not flags and "missing-end-flags" not in self._said:
             self._said.add("missing-end-flags")
@@ -86,6 +105,29 @@ class EpisodeMaker:
             self._count_gaps(rows.t, first, named.ids)
         origins = Origins(self.urls, rows.file[begun].astype(np.int64), rows.row[begun])
         return Fragments(self._finished(batch, code[begun], named), origins)
+
+    def _whole(self, rows: Rows, first: NDArray[np.int64], named: Named) -> tuple[Rows, NDArray[np.int64], Named]:
+        """Without missing cells: what was filled and left out is counted, and a row that cannot be is a bad one."""
+        whole = rows.whole(first)
+        for column, times in whole.filled.items():
+            self.tally.assume(f"filled-previous:{column}", times)
+        self.tally.assume("split-at-gap", whole.gaps)
+        parts = named.taken(whole.of, whole.number)
+        incomplete = self.rejects.incomplete
+        for e, name in zip(whole.of.tolist(), parts.ids, strict=True):
+            if named.ids[e] in incomplete:  # whose row that was is not known
+                self.rejects.lose(name, incomplete[named.ids[e]])
+        left = set(whole.of.tolist())
+        bad = (np.searchsorted(first, whole.unfilled, side="right") - 1).tolist()
+        for row, e in zip(whole.unfilled.tolist(), bad, strict=True):
+            place = f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
+            raw = rows.quoted(row) if self.rejects.on_error is OnError.QUARANTINE else ""
+            self.rejects.add(BadEpisode(rows.why_unfilled(row), where=place, fix=UNFILLED), raw=raw)
+            if e in left:
+                self.rejects.lose(named.ids[e], place)
+        self.rejects.lose_episodes(Lost.BAD_ROW, len(set(bad) - left))
+        self.tally.assume("zero-length-episode", len(first) - len(left | set(bad)))
+        return whole.rows, whole.first, parts
 
     def _rewards(self, rows: Rows) -> NDArray[np.float64]:
         rewards = rows.leaves.get(Columns.REWARDS)

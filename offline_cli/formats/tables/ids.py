@@ -22,7 +22,7 @@ from offline_cli.files.failures import storage_failures
 from offline_cli.formats.source import Openable
 from offline_cli.formats.step_rows import agent_episode_id
 
-__all__ = ["are_rllibs", "episode_name", "id_text", "id_texts", "inexact_ids", "source_hash"]
+__all__ = ["are_rllibs", "episode_name", "id_text", "id_texts", "inexact_ids", "keys_of", "source_hash"]
 
 HASHED_BYTES: Final = 64 << 10  # at each end of a file
 RECORDED: Final = frozenset(
@@ -73,6 +73,23 @@ def id_texts(column: pa.Array, *, untyped: bool) -> pa.Array:
     if untyped and pc.any(pc.ends_with(texts, "0")).as_py():
         texts = pc.replace_substring_regex(texts, WHOLE_FLOAT, r"\1")
     return texts
+
+
+def keys_of(column: pa.Array, kind: pa.DataType, *, untyped: bool, needed: bool) -> tuple[pa.Array, dict[int, str]]:
+    """A column of ids as `kind`, and what is wrong with it by row; `untyped`: of a file of text, `needed`: each row has one.
+
+    Raises pa.ArrowException for types that hold none.
+    """
+    keys = id_texts(column, untyped=untyped) if kind == pa.large_string() else column.cast(kind)
+    if pa.types.is_floating(kind):
+        keys = pa.array(keys.to_numpy(zero_copy_only=False), kind, from_pandas=True)  # NaN is no id
+    odd: dict[int, str] = {}
+    if needed and keys.null_count:
+        odd |= dict.fromkeys(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False)).tolist(), "has no value")
+    if untyped:  # of JSON, where an integer beyond 64 bits, or beside a decimal, is read as a float
+        inexact = np.flatnonzero(inexact_ids(column)).tolist()
+        odd |= {row: f"holds {column[row]}, which may stand for another integer" for row in inexact}
+    return keys, odd
 
 
 def inexact_ids(column: pa.Array) -> NDArray[np.bool_]:

@@ -109,7 +109,7 @@ class EpisodesInOrder:
             if table.num_rows:
                 yield from self._taken(table)
         if self._begun:
-            yield self._made(self._begun, before=None)
+            yield from self._made(self._begun, before=None)
         elif self.ends is not None and len(self.losses.upto(None)):  # no row could be read
             self.maker.rejects.lose_episodes(Lost.BAD_ROW)
         if self.ends is None:
@@ -117,7 +117,7 @@ class EpisodesInOrder:
 
     def _taken(self, table: pa.Table) -> Iterator[Fragments]:
         if self.ends is None:
-            yield self._made([table], before=None)
+            yield from self._made([table], before=None)
             return
         before = [self._begun[-1].slice(self._begun[-1].num_rows - 1)] if self._begun else []
         rows = Rows(pa.concat_tables([*before, table]), self.layout, self.shape_of)
@@ -126,7 +126,7 @@ class EpisodesInOrder:
         if len(begins):
             last = int(begins[-1])
             done, self._begun = [*self._begun, table.slice(0, last)], []
-            yield self._made([part for part in done if part.num_rows], before=_position(table.slice(last)))
+            yield from self._made([part for part in done if part.num_rows], before=_position(table.slice(last)))
             table = table.slice(last)
         self._begun.append(table)
         self._check_length()
@@ -141,8 +141,8 @@ class EpisodesInOrder:
                 fix="choose another end of episodes: --episode-ends, or a column of ids in the mapping",
             )
 
-    def _made(self, tables: list[pa.Table], *, before: int | None) -> Fragments:
-        """The episodes of rows that belong to no other; `before`: the position of the row after them."""
+    def _made(self, tables: list[pa.Table], *, before: int | None) -> Iterator[Fragments]:
+        """A batch of the episodes of rows that belong to no other; `before`: the position of the row after them."""
         rows = Rows(put_together(tables), self.layout, self.shape_of)
         joined = np.zeros(len(rows) - 1, np.bool_)
         if self.ends is not None:
@@ -152,10 +152,13 @@ class EpisodesInOrder:
         self._passed += len(first)
         if self.ends is None:
             self.losses.forget(_position(rows.table))
-            return self.maker.batch(rows, first, Named(names, self._theirs(rows)))
-        self.maker.tally.assume("missing-eps-id", len(first))
-        self._tell_losses(rows, first, names, before)
-        return self.maker.batch(rows, first, Named(names))
+            made = self.maker.batch(rows, first, Named(names, self._theirs(rows)))
+        else:
+            self.maker.tally.assume("missing-eps-id", len(first))
+            self._tell_losses(rows, first, names, before)
+            made = self.maker.batch(rows, first, Named(names))
+        if made is not None:
+            yield made
 
     def _theirs(self, rows: Rows) -> list[str] | None:
         """The ids that rows have, where each of them is an episode all the same."""

@@ -7,7 +7,7 @@ is read by itself, which says what.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,7 +49,7 @@ def raw_chunks(
     whole: str | None = None,
     options: ReadOptions = READ_OPTIONS,
     scope: Scope | None = None,
-) -> Iterator[tuple[int | NDArray[np.int64], RawChunk | BadData]]:
+) -> Generator[tuple[int | NDArray[np.int64], RawChunk | BadData], None, None]:
     """The rows of all files in order, as `TableFile.chunks` gives them, with the number of their file, or of each row's (N,).
 
     What is wrong with a file comes with its number, after the rows before. Raises BadData of a single row.

@@ -6,18 +6,21 @@ A mapping is TOML (schemas/mapping.v1.json): ours = theirs. `obs`, `actions` and
 * `mapping_text`, `preset_names`, `preset_text`: the text of a mapping. Presets ship with the package; an unknown name raises
   with the presets that there are.
 * `mapping_mistakes`: every mistake of a mapping, with the nearest word for each unknown one; no table is read for it.
-* `load_mapping`, `mapping_of`: the mapping as a typed value.
+* `load_mapping`, `mapping_of`: the mapping as a typed value; in Python, a dict is one as well (`given_mapping`).
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
@@ -31,12 +34,18 @@ from offline_cli.spaces import Space, space_from_json
 __all__ = [
     "DEFAULT",
     "EXTRA",
+    "FILLED_ROLES",
     "KEYS",
+    "MEAN",
+    "PREVIOUS",
     "SCHEMA",
     "TREES",
+    "ZERO",
     "CsvForm",
+    "GivenMapping",
     "Part",
     "TableMapping",
+    "given_mapping",
     "load_mapping",
     "mapping_mistakes",
     "mapping_of",
@@ -55,12 +64,45 @@ SECTIONS = ("columns", "dtypes", "spaces", "csv")
 EXTRA = "extra"
 KEYS = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
 TREES = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
+FILLED_ROLES = (*TREES, Columns.REWARDS, EXTRA)
 MAX_DEPTH = 64  # of tables and lists; a space is nested at most 16 deep
 FIX = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
 
 
-def mapping_text(given: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """TOML. A preset's name goes before a file's: write `./rllib` for a file of that name. Raises StorageNotFound."""
+GivenMapping = str | Mapping[str, Any]  # a file by path or URL, the name of a preset, or the mapping itself
+OF_PYTHON: Final = "(dict)"  # the name of a mapping that is no file
+
+ZERO, PREVIOUS, MEAN = FILLS = ("zero", "previous", "mean")
+
+
+def given_mapping(given: str | os.PathLike[str] | Mapping[str, Any]) -> GivenMapping:
+    """A keyword as it is kept: a path as text, a dict as a copy with lists for tuples. Raises BadMapping for keys not text."""
+    if not isinstance(given, Mapping):
+        return os.fspath(given)
+    odd: list[Any] = []
+    plain: dict[str, Any] = _plain(given, odd)
+    if odd:
+        raise BadMapping.of([f"{key!r} is no name: names are text" for key in odd], where=OF_PYTHON, fix=FIX)
+    return plain
+
+
+def _plain(value: Any, odd: list[Any]) -> Any:
+    if isinstance(value, Mapping):
+        odd += [key for key in value if not isinstance(key, str)]
+        return {key: _plain(item, odd) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, odd) for item in value]
+    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # of numpy
+    return value.item() if is_scalar else value
+
+
+def mapping_text(given: GivenMapping, storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """TOML; of a dict JSON, in its own order, which orders columns.
+
+    A preset's name goes before a file's: write `./rllib` for a file of that name. Raises StorageNotFound.
+    """
+    if not isinstance(given, str):
+        return json.dumps(given, default=repr).encode()
     presets = preset_names()
     if given in presets:
         return preset_text(given).encode()
@@ -136,6 +178,7 @@ def _contradictions(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"optional: '{name}' is named nowhere{nearest(name, named)}"
         elif name.partition(".")[0] in (Columns.OBS, Columns.ACTIONS):
             yield f"optional: there is no episode without '{name}'"
+    yield from _wrong_fills(document)
     for name, node in document.get("spaces", {}).items():
         try:
             space_from_json(node, where=name)
@@ -170,6 +213,24 @@ def _missing_for_ends(episode_ends: str | None, columns: Mapping[str, Any]) -> I
         yield 'episode_ends: "t" needs a column for t'
     if episode_ends == "chain" and not _parts_of(Columns.NEXT_OBS, columns):
         yield 'episode_ends: "chain" needs columns for new_obs'
+
+
+def _wrong_fills(document: Mapping[str, Any]) -> Iterator[str]:
+    """Fills of columns that have none, and fills that are none."""
+    parts = list(_parts(document))
+    theirs = dict.fromkeys(name for part in parts for name in part.columns)
+    for column, fill in document.get("fill", {}).items():
+        roles = [part.said_as for part in parts if part.role not in FILLED_ROLES and column in part.columns]
+        if roles:
+            yield f"fill: column '{column}' is {roles[0]}, which is never filled: only values of a step are"
+        elif not any(column == name or column.startswith(f"{name}.") for name in theirs):
+            yield f"fill: column '{column}' is not mapped{nearest(column, theirs)}: name it under [columns] or [extra]"
+        if isinstance(fill, str) and fill not in FILLS:
+            yield f"fill.{column}: '{fill}' is not one of {', '.join(FILLS)}, and no number{nearest(fill, FILLS)}"
+        elif isinstance(fill, float) and not math.isfinite(fill):
+            yield f"fill.{column}: {fill} is no value of a step"
+        elif fill == MEAN and column in document.get("categories", {}):
+            yield f"fill.{column}: categories have no mean"
 
 
 def _parts_of(role: str, columns: Mapping[str, Any]) -> list[str]:
@@ -224,6 +285,9 @@ class TableMapping:
     action_scale: str = UNKNOWN_SCALE
     environment: str | None = None
     csv: CsvForm = CsvForm()
+    fill: Mapping[str, str | float] = field(default_factory=dict)  # by column (theirs): what a missing cell becomes
+    split_at_gaps: bool = False  # any other missing cell ends the episode
+    document: Mapping[str, Any] = field(default_factory=dict)  # all of it as plain values, for provenance
 
     def of(self, role: str) -> tuple[Part, ...]:
         """The parts of one role."""
@@ -243,9 +307,11 @@ class TableMapping:
         return replace(self, parts=tuple(part for part in self.parts if part.name not in absent))
 
 
-def load_mapping(given: str, storage_options: Mapping[str, Any] | None = None) -> TableMapping:
-    """The mapping in a file, or the preset of that name. Raises BadMapping, StorageNotFound, StorageError."""
-    return mapping_of(mapping_text(given, storage_options), given)
+def load_mapping(given: GivenMapping, storage_options: Mapping[str, Any] | None = None) -> TableMapping:
+    """The mapping in a file, the preset of that name, or a dict. Raises BadMapping, StorageNotFound, StorageError."""
+    if isinstance(given, str):
+        return mapping_of(mapping_text(given, storage_options), given)
+    return _checked(given, OF_PYTHON)
 
 
 def mapping_of(text: str | bytes, name: str) -> TableMapping:
@@ -254,6 +320,10 @@ def mapping_of(text: str | bytes, name: str) -> TableMapping:
         document = tomllib.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
         raise BadMapping(f"not TOML: {error}", where=name, fix=FIX) from error
+    return _checked(document, name)
+
+
+def _checked(document: Mapping[str, Any], name: str) -> TableMapping:
     if deeper_than(document, MAX_DEPTH):
         raise BadMapping(f"tables nested deeper than {MAX_DEPTH}", where=name, fix=FIX)
     document = {**document, **_with_dotted_columns(document.get("columns"))}
@@ -275,6 +345,9 @@ def mapping_of(text: str | bytes, name: str) -> TableMapping:
         action_scale=document.get("action_scale", UNKNOWN_SCALE),
         environment=document.get("environment"),
         csv=_csv(document.get("csv", {})),
+        fill=document.get("fill", {}),
+        split_at_gaps=document.get("split_at_gaps", False),
+        document=json.loads(json.dumps(document), parse_constant=str),  # JSON has no infinities, which spaces may have
     )
 
 

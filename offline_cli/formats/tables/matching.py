@@ -1,18 +1,16 @@
-"""A mapping checked against the columns of the files, and a draft of one for files without.
+"""A mapping checked against the columns of the files, and the one that is used, or proposed, where none is given.
 
 * `match`: decided before any data is read; raises with every column that is missing, and near names. A column exists where a
   file has it by that name, or has structs of which it is a part or the whole (`state.x` of the column `state`; `state` of
   `state.x` and `state.y`).
-* `starting_mapping`: a draft guessed by the names of columns. It is text for people to correct, and never used unread.
+* `default_mapping`: the preset `rllib`, or an error with a draft for people to correct (`proposals.py`).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadMapping
@@ -28,26 +26,9 @@ from offline_cli.formats.tables.mapping import (
     preset_names,
     preset_text,
 )
+from offline_cli.formats.tables.proposals import MAX_GUESSED, Seen, starting_mapping
 
-__all__ = ["Matched", "default_mapping", "looks_like_ids", "match", "starting_mapping"]
-
-LIKELY: Final = (
-    (Columns.EPS_ID, r"(^|_)(eps?|episode|traj(ectory)?|ride|run|session|rollout|demo)(_?(id|index|no|number|nr))?$"),
-    (Columns.T, r"^(t|step|steps|timestep|time_?step|time|timestamp|stamp|tick|frame(_index)?|.*_step|.*_time)$"),
-    (Columns.TERMINATEDS, r"^(terminateds?|terminals?|terminations?|is_terminal)$"),
-    (Columns.TRUNCATEDS, r"^(truncateds?|truncations?|timeouts?)$"),
-    (Columns.DONES, r"^(dones?|d|d_t|is_last|end|episode_end|success|failed|crashed)$"),
-    (Columns.REWARDS, r"^(r|r_t|rewards?|reward_.*|.*_reward)$"),
-    (Columns.NEXT_OBS, r"^(new_|next_).+|^o_tp1$"),
-    (
-        Columns.ACTIONS,
-        r"^(a|a_t|acts?|actions?|action[_.].*|(cmd|command|motor|torque|throttle|steer\w*)([_.].*)?|.*_(action|cmd|command))$",
-    ),
-    (Columns.INFOS, r"^(i_t|infos?)$"),
-)
-VECTORS: Final = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
-EXTRAS: Final = re.compile(r"^(logp|logprobs?(_t)?|action_logp)$")
-MAX_GUESSED: Final = 64  # columns; a longer list is of no use
+__all__ = ["Matched", "default_mapping", "match"]
 
 MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
 INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
@@ -56,53 +37,6 @@ MAX_SHOWN = 40  # columns listed in a message
 MAX_TOLD = 1000  # to programs
 
 FileColumns = Mapping[str, Collection[str]]  # by URL: names of columns in their order, those of structs dotted
-
-
-def looks_like_ids(column: str) -> bool:
-    """Whether a column of that name holds ids of episodes."""
-    return bool(re.search(dict(LIKELY)[Columns.EPS_ID], column.lower()))
-
-
-def starting_mapping(columns: Collection[str]) -> str:
-    """TOML that names every one of `columns` once, those with unknown names as observations."""
-    ordered = [name for name in columns if name][:MAX_GUESSED]
-    guessed: dict[str, list[str]] = {}
-    extra: list[str] = []
-    for name in ordered:
-        if EXTRAS.match(name.lower()):
-            extra.append(name)
-            continue
-        role = next((ours for ours, pattern in LIKELY if re.search(pattern, name.lower())), Columns.OBS)
-        if role not in VECTORS and role in guessed:
-            role = Columns.OBS
-        guessed.setdefault(role, []).append(name)
-    for needed in (Columns.OBS, Columns.ACTIONS):
-        guessed.setdefault(needed, ["?"])
-    scale = 'action_scale = "env"  # or "normalized": train-bc wants to know it'
-    lines = [scale, "", "[columns]", *(f"{ours} = {_toml(guessed[ours])}" for ours in _order(guessed))]
-    if extra:
-        lines += ["", "[extra]", *(f"action_logp = {_toml([name])}" for name in extra[:1])]
-    return "\n".join(lines) + "\n"
-
-
-def _order(guessed: Collection[str]) -> list[str]:
-    first = [Columns.EPS_ID, Columns.T, Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS]
-    return [name for name in first if name in guessed] + sorted(set(guessed) - set(first))
-
-
-def _toml(names: list[str]) -> str:
-    texts = [_string(name) for name in names]
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-
-
-def _string(name: str) -> str:
-    """JSON's strings are TOML's too; a character that a terminal would not show is written as a TOML escape."""
-    quoted = json.dumps(name, ensure_ascii=False)
-    return "".join(letter if letter.isprintable() else _escape(letter) for letter in quoted)
-
-
-def _escape(letter: str) -> str:
-    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +73,24 @@ def _why_dropped(name: str, unmapped: str, every: Collection[str]) -> str:
     return "not in every file" if name not in every else "the numbers of a data frame's rows"
 
 
-def default_mapping(files: FileColumns) -> TableMapping:
-    """The preset that is used where no mapping is given. Raises BadMapping with a mapping to start from, if it does not fit."""
+def default_mapping(files: FileColumns, seen: Callable[[Sequence[str]], Seen]) -> TableMapping:
+    """The preset that is used where no mapping is given. Raises BadMapping with a mapping to start from, if it does not fit.
+
+    `seen`: reads rows of these columns, for that one.
+    """
     columns = list(_common(files))
     default = mapping_of(preset_text(DEFAULT), DEFAULT)
     if not _lacking(default, columns):
         return default
     near = [text for name in preset_names() if (text := _nearly(mapping_of(preset_text(name), name), columns))]
     more = f"; {'; '.join(near)}" if near else ""
+    proposed = starting_mapping(columns, seen(columns[:MAX_GUESSED]))
     raise BadMapping(
         f"a table whose columns nothing explains: {_listed(columns)}{more}",
         where=_first(files),
-        fix="`offline-cli convert --mapping FILE`, where FILE says what the columns mean (docs/tables.md)"
-        f"{_other_delimiter(columns)}. To start from:\n\n" + starting_mapping(columns),
-        details={"columns": columns[:MAX_TOLD], "starting_mapping": starting_mapping(columns)},
+        fix="--mapping FILE, where FILE says what the columns mean (docs/tables.md)"
+        f"{_other_delimiter(columns)}. To start from:\n\n" + proposed,
+        details={"columns": columns[:MAX_TOLD], "starting_mapping": proposed},
     )
 
 

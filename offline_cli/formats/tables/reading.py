@@ -2,6 +2,8 @@
 
 Everything that can be wrong with a row is found here, where its file and number are at hand; later stages cannot fail for a
 value. The tables of one source have one schema: keys, `t`, a column for each leaf of the layout, `infos`, `__file` and `__row`.
+Cells that are missing are filled here, but for those that take the value before them in their episode: these are marked
+(`mark_of`), as are the rows at which episodes are split (`GAP`), for `rows.py`.
 
 A source may be read several times (`grouped` reads the keys first): only the first full reading counts and rejects.
 """
@@ -9,7 +11,7 @@ A source may be read several times (`grouped` reads the keys first): only the fi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -33,12 +35,23 @@ from offline_cli.formats.tables.claims import (
 )
 from offline_cli.formats.tables.column_layout import Layout, Leaf
 from offline_cli.formats.tables.files import RawChunk, TableFile
-from offline_cli.formats.tables.ids import id_texts, inexact_ids
+from offline_cli.formats.tables.ids import keys_of
 from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.key_runs import KeyRuns, joined
-from offline_cli.formats.tables.mapping import EXTRA, CsvForm
+from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, PREVIOUS, CsvForm
 from offline_cli.formats.tables.numeric import Shape, fixed_lists
-from offline_cli.formats.tables.values import values_of, why_bad
+from offline_cli.formats.tables.values import (
+    GAP,
+    check_shape,
+    filled,
+    lost_in,
+    mark_of,
+    marks_of,
+    missing_in,
+    shape_in,
+    values_of,
+    why_bad,
+)
 from offline_cli.scopes import Scope
 from offline_cli.tally import OnError, Rejects, Tally
 
@@ -47,6 +60,7 @@ __all__ = ["FILE", "ROW", "ChunkReader"]
 FILE: Final = "__file"
 ROW: Final = "__row"
 FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
+MISSING: Final = "[fill] or split_at_gaps in the mapping (docs/tables.md), or --on-error skip to leave out the episode"
 
 
 @dataclass(slots=True)
@@ -66,6 +80,7 @@ class ChunkReader:
     scope: Scope = field(default_factory=Scope)  # owns what is open while chunks are read
     by: Sequence[str] = ()  # the columns of such a key
     losses: Losses = field(default_factory=Losses)
+    means: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # by column of theirs: what missing cells become
     _claims: Claims = field(default_factory=Claims)  # of lost rows whose key no column shows
     _finders: dict[int, Callable[[bytes], dict[str, str] | None]] = field(default_factory=dict)  # by file: `cells_finder`
     _keys_named: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)  # by file and cells
@@ -78,16 +93,7 @@ class ChunkReader:
     def chunks(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
         """The tables, from the first file on; `columns`: only these of ours, beside `__file` and `__row`."""
         number = 0
-        for file, raw in raw_chunks(
-            self.files,
-            self.layout.reads(columns),
-            self.form,
-            chunk_bytes=self.chunk_bytes,
-            temp_dir=self.temp_dir,
-            whole=self.layout.infos,
-            options=self.options,
-            scope=self.scope,
-        ):
+        for file, raw in self._raw(self.layout.reads(columns), self.layout.infos, self.scope):
             if isinstance(raw, BadData):
                 if columns is None:
                     self._file_lost(raw, file)
@@ -165,6 +171,15 @@ class ChunkReader:
             self.losses.keys.setdefault(key, place)
         self.tally.assume(UNKNOWN_EPISODE, unknown)
 
+    def _raw(self, columns: Collection[str], whole: str | None, scope: Scope) -> Iterator[tuple[Any, RawChunk | BadData]]:
+        more: dict[str, Any] = {"chunk_bytes": self.chunk_bytes, "temp_dir": self.temp_dir, "options": self.options}
+        return raw_chunks(self.files, columns, self.form, **more, whole=whole, scope=scope)
+
+    def tables_of(self, columns: Collection[str]) -> Generator[pa.Table, None, None]:
+        """The rows of these columns of theirs as they are, for a first look; what is wrong with a file ends its rows."""
+        with self.scope.part() as held:
+            yield from (raw.table for _, raw in self._raw(columns, None, held) if isinstance(raw, RawChunk))
+
     def shape(self, leaf: Leaf, column: str) -> Shape | None:
         """Of one value of the column, once one has been read."""
         return self._shapes.get(f"{leaf.name} {column}")
@@ -193,6 +208,8 @@ class _Preparing:
         self.numbers = {name: number for number, name in enumerate(raw.table.column_names)}
         self.tally = reader.tally if counts else Tally()
         self.reasons: dict[int, Callable[[], str]] = {}  # by bad row of the chunk
+        self.fillable: set[int] = set()  # those whose value is missing
+        self.marks = marks_of(reader.layout, raw.table.num_rows)
 
     def table(self) -> pa.Table | None:
         """The good rows, None where there is none; the others go to the rejects."""
@@ -208,7 +225,8 @@ class _Preparing:
         self._count_rows(columns, np.logical_or.reduce([np.zeros(count, np.bool_), *flags]))
         if len(self.reasons) == count:
             return None
-        columns |= {name: fixed_lists(values) for name, values in leaves.items()}
+        made = leaves if self.wanted is not None else leaves | self.marks
+        columns |= {name: fixed_lists(values) for name, values in made.items()}
         if layout.infos is not None and self._wants(Columns.INFOS):
             columns[Columns.INFOS] = joined(self._column(layout.infos)).cast(pa.large_string())
         table = pa.table(columns)
@@ -236,18 +254,11 @@ class _Preparing:
     def _key(self, ours: str, theirs: str, kind: pa.DataType) -> pa.Array:
         column, is_text = joined(self._column(theirs)), self.reader.files[0].is_text
         try:
-            keys = id_texts(column, untyped=is_text) if kind == pa.large_string() else column.cast(kind)
+            keys, odd = keys_of(column, kind, untyped=is_text, needed=ours == Columns.EPS_ID)
         except pa.ArrowException as error:
             fix = "name a column of text or numbers in the mapping"
             raise BadData(f"column {theirs} holds {column.type}, and no ids: {error}", where=self._place(0), fix=fix) from error
-        if pa.types.is_floating(kind):
-            keys = pa.array(keys.to_numpy(zero_copy_only=False), kind, from_pandas=True)  # NaN is no id
-        if ours == Columns.EPS_ID and keys.null_count:
-            for row in np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False)).tolist():
-                self.reasons[row] = partial(str, f"column {theirs} has no value")
-        if is_text:  # of JSON, where an integer beyond 64 bits, or beside a decimal, is read as a float
-            for row in np.flatnonzero(inexact_ids(column)).tolist():
-                self.reasons[row] = partial(str, f"column {theirs} holds {column[row]}, which may stand for another integer")
+        self.reasons |= {row: partial(str, f"column {theirs} {what}") for row, what in odd.items()}
         return keys
 
     # ---- values ----
@@ -275,8 +286,15 @@ class _Preparing:
         except pa.ArrowInvalid as error:
             fix = "correct the values, or write the column as numbers"
             raise BadData(f"column {plan.column} cannot be read: {error}", where=self._place(0), fix=fix) from error
-        if shape is None and (bad is None or not bad.all()):
-            self._check_shape(leaf, plan.column, values.shape[1:], scalar=scalar)
+        if bad is not None and shape is None and bad.all() and (plan.fill is not None or reader.layout.splits_at(leaf)):
+            tables = reader.tables_of([plan.column])
+            known = shape_in(tables, plan, reader.form.decimal, where=self._place(0))
+            values = np.zeros((len(values), *known), plan.dtype)
+        elif plan.fill is not None or (leaf.role != EXTRA and reader.layout.splits_at(leaf)):
+            missing = missing_in(column, values)
+            bad = missing if bad is None else bad | missing
+        if shape is None and (bad is None or not bad.all() or plan.fill is not None or reader.layout.splits_at(leaf)):
+            check_shape(leaf, plan, values.shape[1:], scalar=scalar, where=self._place(0))
             reader.settle(leaf, plan.column, values.shape[1:])
         if scalar and values.ndim > 1:
             values = values.reshape(len(values))  # lists of one
@@ -292,50 +310,46 @@ class _Preparing:
             bad = odd if bad is None else bad | odd
         if bad is not None and bad.any():
             values = self._note(leaf, number, column, values, bad)
-        self._note_lost(leaf, plan.column, values)
-        return values
-
-    def _note_lost(self, leaf: Leaf, column: str, values: NDArray[Any]) -> None:
-        """Rows whose value does not fit the leaf's dtype from the mapping; floats are rounded."""
-        if leaf.role in END_FLAGS or leaf.dtype.kind == "f" or np.can_cast(values.dtype, leaf.dtype):
-            return
-        with np.errstate(invalid="ignore"):
-            lost = values.astype(leaf.dtype) != values
-        said = "" if leaf.role == Columns.T else " of [dtypes]"
-        for row in np.flatnonzero(lost.reshape(len(lost), -1).any(axis=1)).tolist():
-            what = f"column {column} holds {values[row]}, which {leaf.dtype}{said} cannot hold"
+        for row in () if leaf.role in END_FLAGS else lost_in(values, leaf.dtype):
+            said = "" if leaf.role == Columns.T else " of [dtypes]"
+            what = f"column {plan.column} holds {values[row]}, which {leaf.dtype}{said} cannot hold"
             self.reasons.setdefault(row, partial(str, what))
-
-    def _check_shape(self, leaf: Leaf, column: str, shape: Shape, *, scalar: bool) -> None:
-        what = ""
-        if scalar and shape not in ((), (1,)):
-            what = f"column {column} holds {list(shape)} values per row, and {leaf.name} is one number"
-        elif leaf.stacked and len(shape) > 1:
-            what = f"column {column} holds arrays of shape {list(shape)}, and only numbers and vectors are stacked"
-        elif 0 in shape:
-            what = f"column {column} holds empty lists"
-        if what:
-            raise BadEpisode(what, where=self._place(0), fix="name another column in the mapping")
+        return values
 
     def _note(
         self, leaf: Leaf, number: int, column: pa.ChunkedArray, values: NDArray[Any], bad: NDArray[np.bool_]
     ) -> NDArray[Any]:
-        """Rows without a value: of flags false, of extra outputs NaN, both counted; any other is a bad row."""
-        rows = np.flatnonzero(bad)
-        single = values.ndim == 1 and not leaf.columns[number].vectors  # a chunk of nulls alone does not show it
-        if leaf.role in END_FLAGS or (leaf.role == EXTRA and single and leaf.dtype.kind == "f"):
-            null = column.is_null().to_numpy()[rows]
-            if leaf.role in END_FLAGS:
-                self.tally.assume("null-as-false", int(null.sum()))
-            else:
-                self.tally.assume("null-as-nan", int(null.sum()))
-                values = values.astype(leaf.dtype)
-                values[rows[null]] = np.nan
-            rows = rows[~null]
-        plan, shape = leaf.columns[number], values.shape[1:]
-        for row in rows.tolist():
-            self.reasons.setdefault(row, partial(why_bad, column, row, plan, shape))
+        """Rows without a value: of flags false, of extra outputs NaN, all others as the mapping says, each counted; or bad."""
+        rows, plan = np.flatnonzero(bad), leaf.columns[number]
+        missing = missing_in(column, values)[rows]
+        single = values.ndim == 1 and not plan.vectors  # a chunk of nulls alone does not show it
+        if plan.fill is not None:
+            values = self._filled(leaf, number, values, rows[missing])
+        elif leaf.role in END_FLAGS:
+            self.tally.assume("null-as-false", int(missing.sum()))
+        elif leaf.role == EXTRA and single and leaf.dtype.kind == "f":
+            self.tally.assume("null-as-nan", int(missing.sum()))
+            values = values.astype(leaf.dtype)
+            values[rows[missing]] = np.nan
+        elif self.reader.layout.splits_at(leaf):
+            self.marks[GAP][rows[missing]] = True
+        else:
+            missing[:] = False
+        if leaf.role in FILLED_ROLES:
+            self.fillable.update(rows[missing_in(column, values)[rows]].tolist())
+        for row in rows[~missing].tolist():
+            self.reasons.setdefault(row, partial(why_bad, column, row, plan, values.shape[1:]))
         return values
+
+    def _filled(self, leaf: Leaf, number: int, values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+        """`values` with what the mapping says in `rows`; what only whole episodes show is marked."""
+        plan = leaf.columns[number]
+        if plan.fill != PREVIOUS:
+            how = plan.fill if isinstance(plan.fill, str) else "number"
+            self.tally.assume(f"filled-{how}:{plan.column}", len(rows))
+        else:
+            self.marks[mark_of(leaf, number)][rows] = True
+        return filled(values, rows, plan.fill, self.reader.means.get(plan.column))
 
     # ---- rejects ----
 
@@ -362,7 +376,10 @@ class _Preparing:
                 reader.lost_by_nobody(place, file, number, anonymous[position].raw)
                 continue
             row = bad_rows[position]
-            reader.rejects.add(BadEpisode(self.reasons[row](), where=place, fix=FIX), raw=self._quoted(row))
+            reader.rejects.add(
+                BadEpisode(self.reasons[row](), where=place, fix=MISSING if row in self.fillable else FIX),
+                raw=self._quoted(row),
+            )
             if ids is None or not ids[row]:
                 reader.lost_by_nobody(place, file, number)
             else:

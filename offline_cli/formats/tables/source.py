@@ -13,7 +13,6 @@ A column that no mapping explains, and rows that nothing divides into episodes, 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, Final, get_args
 import numpy as np
 import pyarrow as pa
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
@@ -28,7 +28,7 @@ from offline_cli.errors import BadEpisode, BadMapping, NoData, UsageError
 from offline_cli.files.local_files import checked_folder
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
-from offline_cli.formats.tables.column_facts import columns_of, gather
+from offline_cli.formats.tables.column_facts import MOST_SEEN, columns_of, gather, seen_rows
 from offline_cli.formats.tables.column_layout import VALUES, Layout, Leaf, lay_out, looked_at
 from offline_cli.formats.tables.episodes import EpisodeMaker
 from offline_cli.formats.tables.files import TableFile
@@ -36,11 +36,22 @@ from offline_cli.formats.tables.grouping import grouped
 from offline_cli.formats.tables.ids import are_rllibs, source_hash
 from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprint, KeyedEpisodes
 from offline_cli.formats.tables.key_runs import LARGE
-from offline_cli.formats.tables.mapping import EXTRA, CsvForm, TableMapping, load_mapping, mapping_text
-from offline_cli.formats.tables.matching import Matched, default_mapping, looks_like_ids, match
+from offline_cli.formats.tables.mapping import (
+    EXTRA,
+    MEAN,
+    CsvForm,
+    GivenMapping,
+    TableMapping,
+    given_mapping,
+    load_mapping,
+    mapping_text,
+)
+from offline_cli.formats.tables.matching import Matched, default_mapping, match
 from offline_cli.formats.tables.numeric import Shape
+from offline_cli.formats.tables.proposals import Seen, looks_like_ids
 from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
+from offline_cli.formats.tables.values import Means
 from offline_cli.options.shared import EpisodeEnds, Tables
 from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Rejects, Tally
@@ -59,7 +70,7 @@ MAX_CHUNK_BYTES: Final = 16 << 20
 class TableOptions:
     """How to read tables. Raises UsageError for options that contradict each other."""
 
-    mapping: str | None = None  # a file by path or URL, or the name of a preset; None: `rllib`, where its columns exist
+    mapping: GivenMapping | None = None  # None: `rllib`, where its columns exist
     rows_as_episodes: bool = False  # each row is an episode of one step
     episode_ends: str | None = None  # flags | t | chain; None: by the mapping
     temp_dir: str | None = None  # where rows go that do not fit into memory; None: the system's
@@ -77,14 +88,14 @@ class TableOptions:
             raise UsageError(what, where="--memory-limit", fix=f"give at least {LEAST_MEMORY >> 20} MiB")
 
     @classmethod
-    def of(cls, options: Tables) -> TableOptions:
+    def of(cls, options: Tables | Mapping[str, Any]) -> TableOptions:
         """From the keywords of a function. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
         return cls(
-            None if options["mapping"] is None else os.fspath(options["mapping"]),
+            None if options["mapping"] is None else given_mapping(options["mapping"]),
             options["rows_as_episodes"],
             options["episode_ends"],
             checked_folder(options["temp_dir"]),
-            byte_size(options["memory_limit"], option="--memory-limit"),
+            byte_size(options.get("memory_limit", MEMORY_LIMIT), option="--memory-limit", minimum=1),
         )
 
     def identity(self, storage_options: Mapping[str, Any] | None = None) -> list[Any]:
@@ -107,6 +118,7 @@ class TableSource(FileSource):
     _types: dict[str, dict[str, pa.DataType]] = field(default_factory=dict, init=False)
     _matched: Matched | None = field(default=None, init=False)
     _laid_out: Layout | None = field(default=None, init=False)
+    _means: Mapping[str, NDArray[Any]] = field(default_factory=dict, init=False)  # by column of theirs, as [fill] asks for them
 
     def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
         """Opens the files as far as their columns, and checks the mapping against these. Raises BadMapping, BadData."""
@@ -115,7 +127,7 @@ class TableSource(FileSource):
         self._tables = [TableFile(file, self.kind, self.options.memory_limit) for file in self.files]
         form = CsvForm() if mapping is None else mapping.csv
         self._types = columns_of(self._tables, form, self.options.temp_dir)
-        mapping = default_mapping(self._types) if mapping is None else mapping
+        mapping = default_mapping(self._types, self._seen) if mapping is None else mapping
         self._matched = match(mapping, self._types)
         self.info = declared or SourceInfo(
             format=self.format,
@@ -126,6 +138,7 @@ class TableSource(FileSource):
             environment_id=mapping.environment,
             said_by=f"the mapping {mapping.name}",
             columns=self.mapping.as_text(),
+            mappings=(self.mapping.document,),
         )
         self._check_ends(self.mapping)
 
@@ -259,6 +272,7 @@ class TableSource(FileSource):
             temp_dir=self.options.temp_dir,
             options=self.read_options,
             scope=self.scope,
+            means=self._means,
         )
 
     @property
@@ -281,6 +295,7 @@ class TableSource(FileSource):
         """Scans every cell of columns whose numbers are text. Raises BadMapping."""
         if self._laid_out is None:
             self._laid_out = self._lay_out()
+            self._means = self._found_means(self._laid_out)
         return self._laid_out
 
     def _lay_out(self) -> Layout:
@@ -301,7 +316,32 @@ class TableSource(FileSource):
             )
         known = self.info.spaces
         untyped = [table.url for table in self._tables if table.is_text]
-        return lay_out(self._matched, self._types, facts, known, untyped=untyped)
+        return lay_out(
+            self._matched, self._types, facts, known, untyped=untyped, texts_of=lambda names: self._seen(names, None).texts
+        )
+
+    def _seen(self, columns: Sequence[str], most_rows: int | None = MOST_SEEN) -> Seen:
+        """Rows for proposals, read from the beginning."""
+        form = CsvForm() if self._matched is None else self.mapping.csv
+        limits: dict[str, Any] = {"chunk_bytes": self._chunk_bytes, "temp_dir": self.options.temp_dir}
+        return seen_rows(self._tables, columns, form, **limits, most_rows=most_rows)
+
+    def _found_means(self, layout: Layout) -> Mapping[str, NDArray[Any]]:
+        """Those that [fill] asks for, by another reading of these columns. Raises BadMapping where no row has a number."""
+        plans = {plan.column: plan for leaf in layout.leaves for plan in leaf.columns if plan.fill == MEAN}
+        if not plans:
+            return {}
+        means = Means(plans.values(), self.mapping.csv.decimal)
+        for table in self._reader(layout, Tally(), Rejects(OnError.SKIP), lambda _: None).tables_of(list(plans)):
+            means.see(table)
+        found = means.found()
+        problems = [
+            f"fill: no row has a number in column '{column}', so that there is no mean" for column in plans.keys() - found
+        ]
+        if problems:
+            where = f"mapping {self.mapping.name} for {self.info.location}"
+            raise BadMapping.of(sorted(problems), where=where, fix="fill it with a number, or leave it out")
+        return found
 
     def _refuse_damaged(self) -> None:
         """Raise BadData where a file breaks off before its first row."""
@@ -333,10 +373,12 @@ class _Shapes:
     def _of(self, leaf: Leaf) -> Shape:
         if leaf.role not in VALUES:
             return ()
-        shapes = [self._reader.shape(leaf, plan.column) or () for plan in leaf.columns]
-        if leaf.stacked:
-            return (sum(shape[0] if shape else 1 for shape in shapes),)
-        return shapes[0]
+        return (sum(self.widths(leaf)),) if leaf.stacked else self._reader.shape(leaf, leaf.columns[0].column) or ()
+
+    def widths(self, leaf: Leaf) -> list[int]:
+        """See `ShapeOf`."""
+        shapes = [self._reader.shape(leaf, plan.column) for plan in leaf.columns]
+        return [shape[0] if shape else 1 for shape in shapes]
 
     def _check_twin(self, leaf: Leaf, shape: Shape) -> None:
         path = ".".join(leaf.path)

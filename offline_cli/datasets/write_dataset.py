@@ -1,0 +1,80 @@
+"""A dataset written in one call, from batches or single episodes: `write_dataset`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Unpack
+
+from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.row_groups import Episodes, joined_batches
+from offline_cli.datasets.writer import UNKNOWN, DatasetWriter
+from offline_cli.errors import BadConfig, BadEpisode, NoData
+from offline_cli.files.locations import Location, open_location
+from offline_cli.options.data_commands import WriteOptions
+from offline_cli.options.keywords import check_values, takes
+from offline_cli.spaces import Space, same_space
+
+__all__ = ["WrittenDataset", "write_dataset"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDataset:
+    """A dataset that has been committed."""
+
+    out: str  # URL of its folder
+    episodes: int
+    steps: int
+    shards: int
+    manifest: Manifest = field(repr=False)
+
+
+@takes(WriteOptions)
+def write_dataset(
+    episodes: Episodes,
+    url: str | os.PathLike[str] | Location,
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    **options: Unpack[WriteOptions],
+) -> WrittenDataset:
+    """Write `episodes`, batches or single ones, as a dataset in the folder `url`; all of them, or what was there stays.
+
+    Spaces that are not given are those that the first episodes say, and then all have to say the same. Of an episode of several
+    agents each agent's is written. Raises BadConfig where the spaces are not known, NoData for no episodes, OutputExists,
+    UsageError; BadEpisode for an id that comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
+    """
+    check_values(WriteOptions, options, command="write_dataset")
+    place, batches = open_location(url, options["storage_options"]), joined_batches(episodes)
+    first = next((batch for batch in batches if len(batch)), None)
+    if first is None:
+        raise NoData("no episodes to write", where=place.url, fix="check what the episodes are chosen by")
+    observations, actions = observation_space or first.observation_space, action_space or first.action_space
+    if observations is None or actions is None:
+        fix = "write_dataset(..., observation_space=..., action_space=...), of gymnasium.spaces"
+        raise BadConfig("the episodes do not say their spaces", where=place.url, fix=fix)
+    env = options["env"]
+    writer = DatasetWriter(
+        place,
+        format=options["format"],
+        observation_space=observations,
+        action_space=actions,
+        action_scale=options["action_scale"] or UNKNOWN,
+        environment=None if env is None else Environment(env),
+        compression=options["compression"],
+        max_rows_per_file=options["max_rows_per_file"],
+        max_bytes_per_file=options["max_bytes_per_file"],
+        overwrite=options["overwrite"],
+    )
+    with writer:
+        for batch in chain([first], batches):
+            for name, given in (("observation_space", observation_space), ("action_space", action_space)):
+                said, own = getattr(first, name), getattr(batch, name)
+                if given is None and own is not None and own is not said and not same_space(own, said):
+                    fix = f"one {name} for all; or give it, if these mean the same"
+                    raise BadEpisode(f"{name} {own}, and {said} before", where=f"batch from episode {batch.ids[0]}", fix=fix)
+            writer.write(batch)
+        manifest = writer.commit()
+    counts = manifest.counts
+    return WrittenDataset(place.url, counts.episodes, counts.steps, len(manifest.shards), manifest)

@@ -1,0 +1,276 @@
+"""`offline-cli inspect`: what it shows people, single episodes, and gates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli.checking.inspect import inspect
+from offline_cli.converting.convert import convert
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.files.locations import open_location
+from offline_cli.report.inspection import ASCII, BLOCKS, bars_of, sparkline
+
+Call = Callable[..., Any]
+TABLES = Path(__file__).resolve().parents[1] / "testdata" / "tables"
+
+
+@pytest.fixture(params=["episodes", "columns"])
+def dataset(request: pytest.FixtureRequest, recording: Path, tmp_path: Path) -> Path:
+    """A dataset of eight episodes, in both formats."""
+    convert(recording, tmp_path / "D", to=request.param)
+    return tmp_path / "D"
+
+
+def cells(text: str, name: str) -> list[str]:
+    """The cells of the first line that begins with `name`."""
+    return next(line.split() for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def write(folder: Path, batch: EpisodeBatch) -> Path:
+    """A dataset of this batch."""
+    said = {"observation_space": batch.observation_space, "action_space": batch.action_space}
+    with DatasetWriter(open_location(folder), format="episodes", action_scale="env", provenance={}, **said) as writer:
+        writer.write(batch)
+        writer.commit()
+    return folder
+
+
+# ---- statistics ----
+
+
+def test_a_manifest_alone_shows_statistics_of_each_element_and_how_return_and_length_are_spread(
+    dataset: Path, call: Call, call_json: Call
+) -> None:
+    for shard in (dataset / "data").iterdir():
+        shard.unlink()
+    shown = call("inspect", dataset).stdout
+    told = call_json("inspect", dataset)[1]
+    obs = told["columns"]["obs"]
+    for number in range(4):
+        row = [float(cell) for cell in cells(shown, f"obs[{number}]")[1:]]
+        assert row == pytest.approx([obs[name][number] for name in ("min", "mean", "max", "std")], rel=1e-4)
+    assert set(cells(shown, "length")[-1]) <= set(BLOCKS)
+    assert "--deep" in shown
+    assert told["histograms"] is None
+
+
+def test_deep_reads_the_steps_for_histograms_that_count_each_value(
+    dataset: Path, recorded: Any, call: Call, call_json: Call
+) -> None:
+    found = call_json("inspect", dataset, "--deep")[1]["histograms"]
+    assert found["columns"]["actions"] == [{"low": 0, "high": 1, "counts": np.bincount(recorded.actions).tolist()}]
+    assert [sum(one["counts"]) for one in found["columns"]["obs"]] == [52] * 4
+    assert sum(found["length"]["counts"]) == 8
+    shown = call("inspect", dataset, "--deep").stdout
+    assert set(cells(shown, "obs[0]")[-1]) <= set(BLOCKS)
+    assert "--deep" not in shown
+
+
+def test_deep_changes_no_other_figure(dataset: Path, call_json: Call) -> None:
+    plain, deep = call_json("inspect", dataset)[1], call_json("inspect", dataset, "--deep")[1]
+    differing = {name for name in plain if plain[name] != deep[name]}
+    assert differing == {"histograms", "agents", "modules"}
+    assert deep["from_manifest"]
+
+
+def test_recordings_that_are_read_in_any_case_show_histograms(recording: Path, call: Call) -> None:
+    shown = call("inspect", recording).stdout
+    assert set(cells(shown, "rewards")[-1]) <= set(BLOCKS)
+    assert "--deep" not in shown
+
+
+def test_elements_of_a_vector_have_the_names_of_a_tables_columns_in_a_dataset_too(call: Call, tmp_path: Path) -> None:
+    table, mapping = TABLES / "robot_log.csv", TABLES / "robot_log.toml"
+    convert(table, tmp_path / "D", mapping=mapping)
+    for place in ((table, "--mapping", mapping), (tmp_path / "D",)):
+        shown = call("inspect", *place).stdout
+        assert cells(shown, "obs[0]")[1] == "joint_a"
+        assert cells(shown, "actions[1]")[1] == "cmd_lift"
+
+
+def test_agents_and_modules_are_counted(tmp_path: Path, call: Call, call_json: Call) -> None:
+    table = TABLES / "two_agents.jsonl"
+    convert(table, tmp_path / "D", mapping=TABLES / "two_agents.toml")
+    read, deep = (
+        call_json("inspect", table, "--mapping", TABLES / "two_agents.toml")[1],
+        call_json("inspect", tmp_path / "D", "--deep")[1],
+    )
+    assert read["agents"] == deep["agents"]
+    assert len(read["agents"]) == 2
+    assert sum(read["agents"].values()) == read["episodes"]
+    assert "episodes by agent" in call("inspect", tmp_path / "D", "--deep").stdout
+
+
+def test_a_table_of_columns_is_bounded_and_says_what_it_leaves_out(make_wide: Path, call: Call) -> None:
+    shown = call("inspect", make_wide).stdout
+    rows = [line for line in shown.splitlines() if line.startswith("obs.")]
+    assert len(rows) == 40
+    assert "and 43 more columns or elements: --json has all" in shown
+
+
+@pytest.fixture
+def make_wide(random_batch: Callable[..., Any], tmp_path: Path) -> Path:
+    """A dataset of 82 observed numbers, of which 16 are a vector, and an image."""
+    parts = {f"part{number:02}": spaces.Box(-1, 1, (), np.float32) for number in range(64)}
+    space = spaces.Dict({**parts, "vector": spaces.Box(-1, 1, (16,), np.float32), "wide": spaces.Box(-1, 1, (17,), np.float32)})
+    batch = random_batch(space, spaces.Box(-1, 1, (), np.float32), lengths=(3, 2))
+    return write(tmp_path / "W", batch)
+
+
+def test_sparklines_are_ascii_where_stdout_cannot_show_blocks(
+    recording: Path, shell: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(shell.__closure__[0].cell_contents, "PYTHONIOENCODING", "ascii")
+    done = shell("-m", "offline_cli", "inspect", str(recording))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "\\u" not in done.stdout
+    assert "\x1b" not in done.stdout
+    assert set(cells(done.stdout, "obs[0]")[-1]) <= set(ASCII)
+
+
+def test_bars_from_quantiles_hold_the_shares_between_them() -> None:
+    percents = (0, 1, 5, 25, 50, 75, 95, 99, 100)
+    even = bars_of({"quantiles": {str(percent): float(percent) for percent in percents}})
+    assert even == pytest.approx([100 / 16] * 16)
+    assert bars_of({"quantiles": dict.fromkeys(map(str, percents), 7.0)}) == [1.0]
+    assert bars_of({"quantiles": dict.fromkeys(map(str, percents))}) == []
+    most = bars_of(
+        {"quantiles": {**{str(percent): float(percent) for percent in percents}, "50": 100, "75": 100, "95": 100, "99": 100}}
+    )
+    assert sum(most) == pytest.approx(100)
+    assert sparkline(most, BLOCKS)[-1] == "█"
+    assert sparkline([0, 1, 8, None], BLOCKS) == "·▁█·"
+
+
+# ---- episodes ----
+
+
+def test_head_lists_the_first_episodes(dataset: Path, recorded: Any, call: Call, call_json: Call) -> None:
+    rows = call_json("inspect", dataset, "--head", "3")[1]["first_episodes"]
+    assert [row["eps_id"] for row in rows] == list(recorded.ids[:3])
+    assert [row["length"] for row in rows] == [5, 9, 1]
+    assert [row["return"] for row in rows] == pytest.approx(recorded.returns[:3].tolist())
+    lines = call("inspect", dataset, "--head", "3").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["first", "eps_id", *recorded.ids[:3]]
+    assert len(call_json("inspect", dataset, "--head", "99")[1]["first_episodes"]) == 8
+
+
+def test_one_episode_is_shown_with_its_ends_and_its_columns_over_time(
+    dataset: Path, recorded: Any, call: Call, call_json: Call
+) -> None:
+    one = call_json("inspect", dataset, "--episode", recorded.ids[4])[1]["shown_episode"]
+    steps = slice(int(recorded.starts[4]), int(recorded.starts[5]))
+    assert (one["length"], one["terminated"]) == (12, bool(recorded.terminated[4]))
+    assert [step["t"] for step in one["steps"]] == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
+    assert [step["actions"] for step in one["steps"][:5]] == recorded.actions[steps][:5].tolist()
+    assert one["columns"]["rewards"]["mean"] == pytest.approx(recorded.rewards[steps].mean())
+    assert one["columns"]["rewards"]["over_time"] == [pytest.approx(recorded.rewards[steps].tolist())]
+    shown = call("inspect", dataset, "--episode", recorded.ids[4]).stdout
+    assert len(cells(shown, "obs[0]")[-1]) == 12
+    assert cells(shown, recorded.ids[4])[1] == "12"
+
+
+def test_an_episode_of_a_table_is_found_by_the_id_in_the_table(call_json: Call, tmp_path: Path) -> None:
+    table, mapping = TABLES / "robot_log.csv", TABLES / "robot_log.toml"
+    convert(table, tmp_path / "D", mapping=mapping)
+    for place in ((table, "--mapping", mapping), (tmp_path / "D",)):
+        one = call_json("inspect", *place, "--episode", "run-01")[1]["shown_episode"]
+        assert (one["source_id"], one["length"]) == ("run-01", 4)
+        assert one["eps_id"].endswith("-run-01")
+
+
+def test_an_episode_that_is_not_there_is_a_usage_error_that_names_the_way_to_ids(dataset: Path, call_json: Call) -> None:
+    code, told = call_json("inspect", dataset, "--episode", "nobody")
+    assert (code, "'nobody'" in told["error"]["what"], "--head" in told["error"]["fix"]) == (2, True, True)
+
+
+def test_head_reads_no_more_shards_than_it_needs(recording: Path, tmp_path: Path, call_json: Call) -> None:
+    convert(recording, tmp_path / "D", max_rows_per_file=2)
+    shards = sorted((tmp_path / "D" / "data").iterdir())
+    assert len(shards) == 4
+    shards[-1].unlink()
+    assert len(call_json("inspect", tmp_path / "D", "--head", "3")[1]["first_episodes"]) == 3
+
+
+def test_an_episode_without_steps_is_an_episode_of_its_dataset(
+    random_batch: Callable[..., Any], tmp_path: Path, call: Call, call_json: Call
+) -> None:
+    batch = random_batch(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), lengths=(0, 3))
+    write(tmp_path / "D", batch)
+    told = call_json("inspect", tmp_path / "D", "--deep", "--head", "9", "--episode", batch.ids[0])[1]
+    assert [row["length"] for row in told["first_episodes"]] == [0, 3]
+    assert (told["shown_episode"]["steps"], told["shown_episode"]["columns"]) == ([], {})
+    assert sum(told["histograms"]["length"]["counts"]) == told["episodes"] == 2
+    assert call("inspect", tmp_path / "D", "--episode", batch.ids[0]).exit_code == 0
+
+
+def test_episodes_of_a_dataset_elsewhere_are_shown_too(recording: Path) -> None:
+    convert(recording, "memory://inspect-test/D", overwrite=True)
+    told = inspect("memory://inspect-test/D", head=2, deep=True)
+    assert told.first_episodes is not None
+    assert [row["length"] for row in told.first_episodes] == [5, 9]
+    assert told.histograms is not None
+
+
+# ---- expectations ----
+
+
+@pytest.mark.parametrize(
+    "expect",
+    [
+        "episodes>=8",
+        "episodes<=8",
+        "episodes >= 7.5",
+        "episodes==8",
+        "episodes = 8",
+        "return.max>=-1e9",
+        "columns.obs.count<=52",
+    ],
+)
+def test_bounds_that_hold_change_nothing(expect: str, dataset: Path, call: Call) -> None:
+    assert call("inspect", dataset, "--expect", expect).exit_code == 0
+
+
+def test_both_bounds_of_one_figure_may_be_given_and_all_that_are_not_met_are_named(dataset: Path, call_json: Call) -> None:
+    bounds = ("episodes>=1", "episodes<=7", "steps>=53", "length.mean<=100", "format=other")
+    code, told = call_json("inspect", dataset, *(word for bound in bounds for word in ("--expect", bound)))
+    assert code == 7
+    assert told["error"]["what"].startswith("episodes is 8, expected <= 7; steps is 52, expected >= 53; format is ")
+    assert told["error"]["differences"]["episodes<="] == {"is": 8, "expected": "7"}
+
+
+def test_a_bound_of_what_is_not_known_is_not_met(dataset: Path, call_json: Call) -> None:
+    file = dataset / "manifest.json"
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    del manifest["episodes_lost"]
+    file.write_text(json.dumps(manifest), encoding="utf-8")
+    code, told = call_json("inspect", dataset, "--expect", "episodes_lost<=0")
+    assert (code, told["error"]["what"]) == (7, "episodes_lost is None, expected <= 0")
+
+
+def test_all_keys_orders_and_bounds_that_cannot_be_are_named_at_once_before_anything_is_read(
+    tmp_path: Path, call_json: Call
+) -> None:
+    wrong = ("episods>=1", "steps!=4", "steps=>4", "stepz=1", "length.mean>=many", "steps<5")
+    code, told = call_json("inspect", tmp_path / "nothing", *(word for one in wrong for word in ("--expect", one)))
+    assert code == 2
+    for part in ("'episods'", "'!='", "'=>'", "'stepz'", "'many'", "'<'"):
+        assert part in told["error"]["what"]
+
+
+def test_nested_keys_that_are_not_there_and_bounds_of_no_numbers_are_named_at_once(dataset: Path, call_json: Call) -> None:
+    code, told = call_json(
+        "inspect", dataset, "--expect", "return.men>=1", "--expect", "complete>=1", "--expect", "columns.x=1"
+    )
+    assert code == 2
+    for part in ("'return.men'", "True has no order", "'columns.x'"):
+        assert part in told["error"]["what"]

@@ -1,0 +1,202 @@
+"""Mappings beyond `convert`: every command that reads tables, dicts in Python, and the names of elements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offline_cli
+from offline_cli.errors import BadMapping, OutputExists, UsageError
+from offline_cli.formats.tables import TableOptions
+from offline_cli.formats.tables.mapping import given_mapping
+
+Call = Callable[..., Any]
+
+MAPPING: dict[str, Any] = {
+    "action_scale": "env",
+    "columns": {"eps_id": "run", "t": "k", "obs": ("joint_a", "joint_b"), "actions": ["turn"], "rewards": "r"},
+}
+TOML = """action_scale = "env"
+[columns]
+eps_id = "run"
+t = "k"
+obs = ["joint_a", "joint_b"]
+actions = ["turn"]
+rewards = "r"
+"""
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> Path:
+    """A table of four episodes."""
+    rows = [f"{e},{t},{t / 10},{e + t / 20},{t / 30 - 0.1},1" for e in range(4) for t in range(5)]
+    (tmp_path / "robot.csv").write_text("run,k,joint_a,joint_b,turn,r\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    (tmp_path / "robot.toml").write_text(TOML, encoding="utf-8")
+    return tmp_path / "robot.csv"
+
+
+def test_train_bc_takes_a_table_with_its_mapping_and_resumes_with_it(call_json: Call, robot: Path, tmp_path: Path) -> None:
+    mapping = ("--mapping", tmp_path / "robot.toml")
+    command = ("train-bc", robot, "--out", tmp_path / "run", "--batch-size", "4")
+    code, told = call_json(*command, *mapping, "--updates", "2")
+    assert (code, told["episodes"], told["steps"]) == (0, 4, 20)
+    code, told = call_json(*command, *mapping, "--updates", "3", "--resume")
+    assert (code, told["updates"]) == (0, 3)
+    (tmp_path / "robot.toml").write_text(TOML.replace('["joint_a", "joint_b"]', '["joint_b", "joint_a"]'), encoding="utf-8")
+    code, told = call_json(*command, *mapping, "--updates", "4", "--resume")
+    assert code == 4, told
+    code, told = call_json(*command, "--updates", "4", "--resume")
+    assert (code, told["error"]["code"]) == (4, "bad-mapping")
+
+
+def test_apply_takes_a_mapping_and_records_it(call_json: Call, robot: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('kind = "learner"\n', encoding="utf-8")
+    out = tmp_path / "batches"
+    command = ("apply", robot, "--pipeline", tmp_path / "p.toml", "--out", out, "--mapping", tmp_path / "robot.toml")
+    assert call_json(*command)[0] == 0
+    (document,) = json.loads((out / "batches.json").read_text(encoding="utf-8"))["provenance"]["mappings"]
+    assert document["columns"]["obs"] == ["joint_a", "joint_b"]
+
+
+def test_a_dict_is_a_mapping_wherever_one_is_taken(robot: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('kind = "learner"\n', encoding="utf-8")
+    assert offline_cli.convert(robot, tmp_path / "A", mapping=MAPPING).episodes == 4
+    assert offline_cli.inspect(robot, mapping=MAPPING).episodes == 4
+    assert offline_cli.validate(robot, mapping=MAPPING).passed
+    assert offline_cli.train_bc(robot, tmp_path / "run", mapping=MAPPING, updates=1).steps == 20
+    applied = offline_cli.apply(robot, str(tmp_path / "B"), pipeline=tmp_path / "p.toml", mapping=MAPPING)
+    assert applied.as_dict()["rows"] == 20
+    assert offline_cli.convert(robot, tmp_path / "C", mapping=tmp_path / "robot.toml").episodes == 4
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text(encoding="utf-8")) for name in "AC"]
+    assert manifests[0]["shards"] == manifests[1]["shards"]
+    assert manifests[0]["provenance"]["mappings"] == manifests[1]["provenance"]["mappings"]
+
+
+def test_a_dict_is_checked_as_a_file_is(robot: Path, tmp_path: Path) -> None:
+    wrong = {"columns": {"obs": ["joint_a"], "acton": "turn"}, "unmaped": "drop", "fill": {"joint_a": [1]}}
+    with pytest.raises(BadMapping) as caught:
+        offline_cli.convert(robot, tmp_path / "A", mapping=wrong)
+    assert len(caught.value.details["problems"]) == 3
+    with pytest.raises(BadMapping, match="3 is no name"):
+        offline_cli.convert(robot, tmp_path / "A", mapping={"columns": {3: "x"}})
+    with pytest.raises(UsageError, match="--mapping must be text or a path or a mapping"):
+        offline_cli.convert(robot, tmp_path / "A", mapping=["joint_a"])  # type: ignore[arg-type]
+
+
+def test_another_dict_is_another_conversion(robot: Path, tmp_path: Path) -> None:
+    same, other = (TableOptions(given_mapping(one)).identity() for one in (MAPPING, {**MAPPING, "dtypes": {"obs": "float32"}}))
+    assert same == TableOptions(given_mapping(json.loads(json.dumps(MAPPING)))).identity()
+    assert same != other
+    offline_cli.convert(robot, tmp_path / "A", mapping=MAPPING)
+    with pytest.raises(OutputExists):
+        offline_cli.convert(robot, tmp_path / "A", mapping=MAPPING)
+
+
+# ---- names of elements ----
+
+
+def test_messages_about_elements_say_the_columns_of_a_table(call_json: Call, robot: Path, tmp_path: Path) -> None:
+    lines = robot.read_text(encoding="utf-8").splitlines()
+    cells = lines[3].split(",")
+    lines[3] = ",".join([*cells[:3], "nan", *cells[4:]])
+    robot.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    space = '[spaces]\naction = {type = "Box", shape = [1], dtype = "float64", low = -0.1, high = 0.0}\n'
+    (tmp_path / "robot.toml").write_text(TOML + space, encoding="utf-8")
+    mapping = ("--mapping", tmp_path / "robot.toml")
+    assert call_json("convert", robot, "--out", tmp_path / "D", *mapping)[0] == 0
+    for source in ((robot, *mapping), (tmp_path / "D",)):
+        problems = call_json("validate", *source)[1]["problems"]
+        found = {problem["code"]: problem["details"]["places"] for problem in problems}
+        assert found["nan-in-observations"][0].endswith("step 2: joint_b is nan")
+        assert ": turn is 0." in found["action-outside-space"][0]
+        code, told = call_json("train-bc", *source, "--out", tmp_path / "run", "--updates", "1")
+        assert code == 3
+        assert told["error"]["what"].endswith("step 2, column joint_b")
+        assert call_json("inspect", *source)[1]["elements"] == {"obs": ["joint_a", "joint_b"], "actions": ["turn"]}
+
+
+def test_the_names_outlive_another_conversion_and_end_where_sources_differ(robot: Path, tmp_path: Path) -> None:
+    offline_cli.convert(robot, tmp_path / "A", mapping=MAPPING)
+    offline_cli.convert(tmp_path / "A", tmp_path / "B")
+    assert offline_cli.inspect(tmp_path / "B").elements == {"obs": ["joint_a", "joint_b"], "actions": ["turn"]}
+    columns = {**MAPPING["columns"], "obs": ["joint_b", "joint_a"]}
+    (tmp_path / "other.csv").write_text(robot.read_text(encoding="utf-8") + "9,0,0.5,0.5,0.1,1\n", encoding="utf-8")
+    offline_cli.convert(tmp_path / "other.csv", tmp_path / "C", mapping={**MAPPING, "columns": columns})
+    assert offline_cli.convert([tmp_path / "A", tmp_path / "C"], tmp_path / "E").episodes == 9
+    assert offline_cli.inspect(tmp_path / "E").elements == {}
+
+
+def test_a_constant_column_is_reported_by_its_name(call_json: Call, robot: Path, tmp_path: Path) -> None:
+    rows = [f"{e},{t},7,{e + t / 20},{t / 30},1" for e in range(2) for t in range(5)]
+    robot.write_text("run,k,idle,joint_b,turn,r\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    (tmp_path / "robot.toml").write_text(TOML.replace("joint_a", "idle"), encoding="utf-8")
+    problems = call_json("validate", robot, "--mapping", tmp_path / "robot.toml")[1]["problems"]
+    (place,) = [problem["where"] for problem in problems if problem["code"] == "constant-dimension"]
+    assert place.endswith("idle is always 7.0")
+
+
+# ---- dates ----
+
+
+def test_dates_in_the_usual_forms_order_rows_and_are_observations_in_microseconds(tmp_path: Path) -> None:
+    stamps = ["2024-03-01", "2024-03-01 12:00:00", "2024-03-01T12:30Z", "20240301T130000Z", "2024/03/01 15:00:00+01:30"]
+    source = tmp_path / "log.csv"
+    rows = [f"A,{stamp},{i},1" for i, stamp in enumerate(stamps)]
+    source.write_text("e,when,x,a\n" + "\n".join(reversed(rows)) + "\n", encoding="utf-8")
+    columns = {"eps_id": "e", "t": "when", "obs": {"x": "x", "when": "when"}, "actions": "a"}
+    offline_cli.convert(source, tmp_path / "D", mapping={"columns": columns, "extra": {"stamp": "when"}})
+    (batch,) = _batches(tmp_path / "D")
+    assert batch.obs["x"][:5].tolist() == [0, 1, 2, 3, 4]
+    day = 1_709_251_200_000_000
+    hours = [0, 12, 12.5, 13, 13.5]
+    assert batch.extra["stamp"].tolist() == [day + int(hour * 3.6e9) for hour in hours]
+    assert batch.obs["when"][:5].tolist() == batch.extra["stamp"].tolist()
+
+
+def _batches(folder: Path) -> list[Any]:
+    from offline_cli.datasets.dataset import Dataset
+
+    return list(Dataset.open(str(folder)).batches())
+
+
+@pytest.mark.parametrize("role", ["t", "obs"])
+def test_a_date_that_may_begin_with_the_day_or_the_month_is_refused_with_the_line_that_rewrites_it(
+    role: str, call_json: Call, tmp_path: Path
+) -> None:
+    source = tmp_path / "log.csv"
+    source.write_text("e,when,x,a\nA,01/03/2024,1,1\nA,02/03/2024,2,1\n", encoding="utf-8")
+    columns = '[columns]\neps_id = "e"\nactions = "a"\n' + ('t = "when"\nobs = "x"\n' if role == "t" else 'obs = "when"\n')
+    (tmp_path / "m.toml").write_text(columns, encoding="utf-8")
+    code, told = call_json("convert", source, "--out", tmp_path / "D", "--mapping", tmp_path / "m.toml")
+    assert code == 4
+    assert "'01/03/2024' may begin with a day or a month" in told["error"]["what"]
+    assert "pd.to_datetime(df['when'], format='%d/%m/%Y')" in told["error"]["what"]
+
+
+def test_epoch_times_stay_numbers(tmp_path: Path) -> None:
+    source = tmp_path / "log.csv"
+    source.write_text("e,when,a\nA,1709251200000,1\nA,1709251201000,1\n", encoding="utf-8")
+    offline_cli.convert(
+        source, tmp_path / "D", mapping={"columns": {"eps_id": "e", "t": "when", "obs": "when", "actions": "a"}}
+    )
+    assert _batches(tmp_path / "D")[0].obs[:2].tolist() == [1709251200000, 1709251201000]
+
+
+def test_linear_is_rllibs_name_for_no_activation(call_json: Call, robot: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('activation = "linear"\nhidden = [8, 8]\nupdates = 1\n', encoding="utf-8")
+    options = ("--config", tmp_path / "c.toml", "--mapping", tmp_path / "robot.toml")
+    assert call_json("train-bc", robot, "--out", tmp_path / "run", *options)[0] == 0
+    assert json.loads((tmp_path / "run" / "policy.json").read_text(encoding="utf-8"))["activation"] == "linear"
+
+
+def test_a_category_that_does_not_exist_is_named_by_its_column(call_json: Call, robot: Path, tmp_path: Path) -> None:
+    robot.write_text("run,k,joint_a,joint_b,turn,lift,r\nA,0,1,1,0,1,1\nA,1,1,1,1,5,1\n", encoding="utf-8")
+    space = '[spaces]\naction = {type = "MultiDiscrete", nvec = [2, 2]}\n'
+    (tmp_path / "robot.toml").write_text(TOML.replace('["turn"]', '["turn", "lift"]') + space, encoding="utf-8")
+    code, told = call_json("convert", robot, "--out", tmp_path / "D", "--mapping", tmp_path / "robot.toml")
+    assert code == 4
+    assert "actions holds 5, which is not a category, column lift;" in told["error"]["what"]

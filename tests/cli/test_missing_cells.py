@@ -1,0 +1,279 @@
+"""Missing cells of a table: filled, or gaps at which episodes are split, as the mapping says, from the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli.datasets.dataset import Dataset
+
+Call = Callable[..., Any]
+Rows = list[dict[str, Any]]
+
+COLUMNS = '[columns]\neps_id = "e"\nt = "t"\nobs = ["x", "y"]\nactions = "a"\nrewards = "r"\n'
+MIXED = "split_at_gaps = true\n" + COLUMNS + '[fill]\nx = "previous"\ny = "mean"\nr = 0.5\n'
+KINDS = ("csv", "json", "parquet", "arrow")
+
+
+def rows_of(episodes: int = 4, steps: int = 6) -> Rows:
+    """Rows with every kind of gap: x lacks its first cell in odd episodes, and a is missing in the middle of each third one."""
+    return [
+        {
+            "e": f"E{e}",
+            "t": t,
+            "x": None if (t == 0 and e % 2) or t == 2 else 10.0 * e + t,
+            "y": None if t == 1 else t + 0.5,
+            "a": None if t == 3 and e % 3 == 0 else t % 2,
+            "r": None if t == 4 else 1.0,
+        }
+        for e in range(episodes)
+        for t in range(steps)
+    ]
+
+
+def table(rows: Rows) -> pa.Table:
+    kinds = {"e": pa.string(), "t": pa.int64(), "x": pa.float64(), "y": pa.float64(), "a": pa.int64(), "r": pa.float64()}
+    return pa.Table.from_pylist(rows, pa.schema(kinds.items()))
+
+
+def write(folder: Path, rows: Rows, kind: str = "csv", name: str = "log") -> Path:
+    path = folder / f"{name}.{kind}"
+    if kind == "csv":
+        pc.write_csv(table(rows), path)
+    elif kind == "json":
+        path.write_text("".join(json.dumps({k: v for k, v in row.items() if v is not None}) + "\n" for row in rows), "utf-8")
+    elif kind == "parquet":
+        pq.write_table(table(rows), path, row_group_size=5)
+    else:
+        feather.write_feather(table(rows), path, chunksize=5)
+    return path
+
+
+def mapped(folder: Path, text: str) -> Path:
+    (folder / "m.toml").write_text(text, encoding="utf-8")
+    return folder / "m.toml"
+
+
+def converted(call_json: Call, folder: Path, source: Path, text: str, *more: Any, code: int = 0) -> tuple[dict[str, Any], Any]:
+    """The result, and every episode by its id without the hash: observations, actions, rewards."""
+    out = folder / "D"
+    found, told = call_json("convert", source, "--out", out, "--mapping", mapped(folder, text), "--overwrite", *more)
+    assert found == code, told
+    episodes = {}
+    for batch in Dataset.open(str(out)).batches() if code == 0 else ():
+        for i, name in enumerate(batch.ids):
+            steps = slice(batch.starts[i], batch.starts[i + 1])
+            obs = batch.obs[batch.obs_starts[i] : batch.obs_starts[i + 1]].tolist()
+            episodes[name[9:]] = (obs, batch.actions[steps].tolist(), batch.rewards[steps].tolist())
+    return told, episodes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_table_fills_and_splits_alike_in_any_order_of_rows(kind: str, call_json: Call, tmp_path: Path) -> None:
+    rows = rows_of()
+    told, episodes = converted(call_json, tmp_path, write(tmp_path, rows, kind), MIXED)
+    random.Random(3).shuffle(rows)
+    again, shuffled = converted(call_json, tmp_path, write(tmp_path, rows, kind, "shuffled"), MIXED)
+    assert shuffled == episodes
+    assert again["assumptions"] == told["assumptions"]
+    mean = float(np.mean([0.5, 2.5, 3.5, 4.5, 5.5]))
+    assert list(episodes) == ["E0", "E0-gap1", "E1", "E2", "E3", "E3-gap1"]
+    assert episodes["E0"] == ([[0, 0.5], [1, mean], [1, 2.5], [1, 2.5]], [0, 1, 0], [1, 1, 1])
+    assert episodes["E0-gap1"] == ([[4, 4.5], [5, 5.5], [5, 5.5]], [0, 1], [0.5, 1])
+    assert episodes["E1"][0][:2] == [[11, mean], [11, 2.5]]  # its first row has no x
+    assert episodes["E3"] == ([[31, mean], [31, 2.5], [31, 2.5]], [1, 0], [1, 1])
+    assert {kind: count for kind, count in told["assumptions"].items() if "filled" in kind or "gap" in kind} == {
+        "filled-previous:x": 4,
+        "filled-mean:y": 4,
+        "filled-number:r": 4,
+        "split-at-gap": 4,
+    }
+
+
+def test_a_first_cell_without_a_predecessor_is_a_bad_row_that_costs_its_episode(call_json: Call, tmp_path: Path) -> None:
+    rows = [{**row, "a": 1, "y": 0.0, "r": 1.0} for row in rows_of(3)]
+    fill = COLUMNS + '[fill]\nx = "previous"\n'
+    source = write(tmp_path, rows)
+    told, _ = converted(call_json, tmp_path, source, fill, code=3)
+    assert told["error"]["what"] == "column x has no value, and no row before it in the episode has one"
+    assert told["error"]["where"] == f"{source} row 6"
+    for how in ("skip", "quarantine"):
+        told, episodes = converted(call_json, tmp_path, source, fill, "--on-error", how)
+        assert list(episodes) == ["E0", "E2"]
+        assert (told["episodes_lost"], told["assumptions"]["lost-episode-bad-row"]) == (1, 1)
+    kept = pq.read_table(tmp_path / "D" / "quarantine")
+    assert json.loads(kept.column("raw")[0].as_py())["obs"] is None
+
+
+def test_previous_never_takes_a_value_from_another_episode_or_over_a_gap(call_json: Call, tmp_path: Path) -> None:
+    rows = [
+        {"e": "A", "t": 0, "x": 1.0, "y": 0.0, "a": 1, "r": 1.0},
+        {"e": "A", "t": 1, "x": 2.0, "y": 0.0, "a": None, "r": 1.0},
+        {"e": "A", "t": 2, "x": None, "y": 0.0, "a": 1, "r": 1.0},
+        {"e": "A", "t": 3, "x": 4.0, "y": None, "a": 1, "r": 1.0},
+        {"e": "A", "t": 4, "x": 5.0, "y": 1.0, "a": 1, "r": 1.0},
+        {"e": "B", "t": 0, "x": None, "y": 0.0, "a": 1, "r": 1.0},
+    ]
+    text = "split_at_gaps = true\n" + COLUMNS + '[fill]\nx = "previous"\ny = "previous"\n'
+    told, episodes = converted(call_json, tmp_path, write(tmp_path, rows), text)
+    assert {name: obs[:-1] for name, (obs, _, _) in episodes.items()} == {"A": [[1, 0]], "A-gap1": [[5, 1]]}
+    assert (told["assumptions"]["split-at-gap"], told["assumptions"]["zero-length-episode"]) == (4, 1)
+    assert "filled-previous:x" not in told["assumptions"]
+
+
+def test_rows_in_file_order_without_ids_are_split_too(call_json: Call, tmp_path: Path) -> None:
+    lines = ["x,a,done", "1,0,0", "2,,0", "3,1,0", "4,0,1", ",1,0", "6,0,1"]
+    source = tmp_path / "log.csv"
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    columns = '[columns]\nobs = ["x"]\nactions = "a"\nterminateds = "done"\n'
+    _, episodes = converted(call_json, tmp_path, source, "split_at_gaps = true\n" + columns)
+    assert {name: obs[:-1] for name, (obs, _, _) in episodes.items()} == {"0": [[1]], "0-gap1": [[3], [4]], "1": [[6]]}
+
+
+def test_fills_that_a_mapping_cannot_have_are_exit_4_and_named_all_at_once(call_json: Call, tmp_path: Path) -> None:
+    text = COLUMNS.replace('"r"\n', '"r"\nterminateds = "d"\n') + (
+        '[fill]\ne = "zero"\nt = 0\nd = 0\nz = 1\nx = "meen"\n"y" = inf\n'
+    )
+    told, _ = converted(call_json, tmp_path, write(tmp_path, rows_of()), text, code=4)
+    assert told["error"]["problems"] == [
+        "fill: column 'e' is eps_id, which is never filled: only values of a step are",
+        "fill: column 't' is t, which is never filled: only values of a step are",
+        "fill: column 'd' is terminateds, which is never filled: only values of a step are",
+        "fill: column 'z' is not mapped: name it under [columns] or [extra]",
+        "fill.x: 'meen' is not one of zero, previous, mean, and no number, did you mean 'mean'?",
+        "fill.y: inf is no value of a step",
+    ]
+
+
+def test_fills_that_a_column_cannot_hold_are_exit_4(call_json: Call, tmp_path: Path) -> None:
+    told, _ = converted(call_json, tmp_path, write(tmp_path, rows_of()), COLUMNS + '[fill]\na = "mean"\n', code=4)
+    assert "holds int64, and no mean of them" in told["error"]["what"]
+    told, _ = converted(call_json, tmp_path, write(tmp_path, rows_of()), COLUMNS + "[fill]\na = 0.5\n", code=4)
+    assert told["error"]["what"] == "fill: column 'a' of actions holds int64, and not 0.5"
+
+
+def test_files_of_different_columns_are_filled_as_one_table(call_json: Call, tmp_path: Path) -> None:
+    rows = rows_of()
+    (tmp_path / "t").mkdir()
+    write(tmp_path / "t", rows[:9], "json", "a")
+    write(tmp_path / "t", [{**row, "z": 1.0} for row in rows[9:]], "json", "b")
+    _, apart = converted(call_json, tmp_path, tmp_path / "t", MIXED)
+    _, whole = converted(call_json, tmp_path, write(tmp_path, rows), MIXED)
+    assert apart == whole
+
+
+def test_ragged_rows_and_odd_texts_stay_bad_rows(call_json: Call, tmp_path: Path) -> None:
+    source = tmp_path / "log.csv"
+    source.write_text(
+        "e,t,x,y,a,r\nA,0,1,1,0,1\nA,1,,2\nA,2,1,1,1,1\nB,0,1,1,0,1\nB,1,,2,1,1\nC,0,1,1,0,1\nC,1,low,1,0,1\n", encoding="utf-8"
+    )
+    fill = COLUMNS + '[fill]\nx = "previous"\ny = "zero"\n'
+    told, episodes = converted(call_json, tmp_path, source, fill, "--on-error", "quarantine")
+    assert (list(episodes), told["episodes_lost"], told["assumptions"]["filled-previous:x"]) == (["B"], 2, 1)
+
+
+def test_an_episode_that_lost_a_row_is_set_aside_with_all_its_parts(call_json: Call, tmp_path: Path) -> None:
+    source = tmp_path / "log.csv"
+    rows = [
+        "A,0,1,1,0,1",
+        "A,1,1,1,,1",
+        "A,2,1,1,0,1",
+        "A,3,bad,1,0,1",
+        "A,4,1,1,0,1",
+        "B,0,1,1,0,1",
+        "B,1,,1,0,1",
+        "B,2,1,1,0,1",
+    ]
+    source.write_text("e,t,x,y,a,r\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    for how in ("skip", "quarantine"):
+        told, episodes = converted(call_json, tmp_path, source, "split_at_gaps = true\n" + COLUMNS, "--on-error", how)
+        assert list(episodes) == ["B", "B-gap1"]
+        assert (told["episodes_lost"], told["assumptions"]["split-at-gap"]) == (2, 2)
+
+
+def test_a_table_of_gaps_alone_holds_no_episode(call_json: Call, tmp_path: Path) -> None:
+    rows = [{"e": "A", "t": t, "x": None, "y": 0.5, "a": 1, "r": 1.0} for t in range(3)]
+    told, _ = converted(call_json, tmp_path, write(tmp_path, rows, "parquet"), "split_at_gaps = true\n" + COLUMNS, code=3)
+    assert told["error"]["code"] == "no-data"
+
+
+def test_agents_that_share_an_episode_are_filled_and_split_each_by_itself(call_json: Call, tmp_path: Path) -> None:
+    lines = ["e,p,t,x,a", "A,one,0,1,0", "A,two,0,,0", "A,one,1,,0", "A,two,1,7,0", "A,one,2,3,", "A,two,2,,1", "A,one,3,4,1"]
+    source = tmp_path / "log.csv"
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = 'split_at_gaps = true\n[columns]\neps_id = "e"\nagent_id = "p"\nt = "t"\nobs = "x"\nactions = "a"\n'
+    _, episodes = converted(call_json, tmp_path, source, text + '[fill]\nx = "previous"\n')
+    assert sorted(obs[:-1] for obs, _, _ in episodes.values()) == [[1, 1], [4], [7, 7]]
+
+
+def test_a_fill_for_vectors_takes_whole_cells(call_json: Call, tmp_path: Path) -> None:
+    rows = [{"e": "A", "v": None if t == 1 else [t, 2.0 * t], "w": None if t == 2 else [1.0, t], "a": 0} for t in range(4)]
+    source = tmp_path / "log.json"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    text = '[columns]\neps_id = "e"\n"obs.v" = "v"\n"obs.w" = ["w"]\nactions = "a"\n[fill]\nv = "previous"\nw = "mean"\n'
+    out = tmp_path / "D"
+    assert call_json("convert", source, "--out", out, "--mapping", mapped(tmp_path, text))[0] == 0
+    (batch,) = Dataset.open(str(out)).batches()
+    assert batch.obs["v"][:4].tolist() == [[0, 0], [0, 0], [2, 4], [3, 6]]
+    assert batch.obs["w"][2].tolist() == [1, 4 / 3]
+
+
+def test_nan_in_a_column_with_a_fill_is_missing(call_json: Call, tmp_path: Path) -> None:
+    rows = [{**row, "x": float("nan") if row["t"] == 2 else 1.0, "a": 0, "y": float("nan"), "r": 0.0} for row in rows_of(1)]
+    told, episodes = converted(call_json, tmp_path, write(tmp_path, rows, "parquet"), COLUMNS + '[fill]\nx = "previous"\n')
+    assert told["assumptions"]["filled-previous:x"] == 1
+    assert np.array(episodes["E0"][0])[:, 0].tolist() == [1] * 7
+    assert np.isnan(np.array(episodes["E0"][0])[:, 1]).all()
+
+
+def test_twenty_thousand_episodes_larger_than_memory_are_filled_as_in_memory(call_json: Call, tmp_path: Path) -> None:
+    count, steps = 20_000, 60
+    e, t = np.repeat(np.arange(count), steps), np.tile(np.arange(steps), count)
+    chance = np.random.default_rng(0)
+    missing = chance.random(len(e)) < 0.05
+    missing[::steps] = False
+    value = np.where(missing, np.nan, (e + t) % 1000).astype(np.float64)
+    order = chance.permutation(len(e))
+    made = {"e": e, "t": t, "x": pa.array(value, from_pandas=True), "y": value * 0 + 1, "a": t % 2, "r": np.ones(len(e))}
+    rows = pa.table({name: pa.array(column) for name, column in made.items()})
+    pq.write_table(rows, tmp_path / "ordered.parquet")
+    pq.write_table(rows.take(pa.array(order)), tmp_path / "shuffled.parquet")
+    text = (
+        'unmapped = "drop"\n[columns]\neps_id = "e"\nt = "t"\nobs = "x"\nactions = "a"\nrewards = "r"\n[fill]\nx = "previous"\n'
+    )
+    told, _ = converted(call_json, tmp_path, tmp_path / "shuffled.parquet", text, "--memory-limit", "256MiB", code=0)
+    assert (told["episodes"], told["steps"]) == (count, len(e))
+    assert told["assumptions"]["filled-previous:x"] == int(missing.sum())
+    latest = np.maximum.accumulate(np.where(missing, -1, np.arange(len(e))))
+    want = value[latest].reshape(count, steps)
+    batches = Dataset.open(str(tmp_path / "D")).batches()
+    for batch in batches:
+        for i, name in enumerate(batch.ids):
+            assert (batch.obs[batch.obs_starts[i] : batch.obs_starts[i + 1] - 1] == want[int(name[9:])]).all()
+
+
+def test_previous_crosses_the_borders_of_chunks(call_json: Call, tmp_path: Path) -> None:
+    steps = 300_000
+    missing = np.random.default_rng(1).random(2 * steps) < 0.3
+    missing[::steps] = False
+    value = np.arange(2 * steps) / 2
+    lines = ["" if gone else f"{number}" for gone, number in zip(missing.tolist(), value.tolist(), strict=True)]
+    source = tmp_path / "log.csv"
+    rows = (f"{x},{i % 2},{int(i % steps == steps - 1)}\n" for i, x in enumerate(lines))
+    source.write_text("x,a,done\n" + "".join(rows), encoding="utf-8")
+    text = '[columns]\nobs = "x"\nactions = "a"\nterminateds = "done"\n[fill]\nx = "previous"\n'
+    told, _ = converted(call_json, tmp_path, source, text, "--memory-limit", "256MiB")
+    assert (told["episodes"], told["assumptions"]["filled-previous:x"]) == (2, int(missing.sum()))
+    want = value[np.maximum.accumulate(np.where(missing, -1, np.arange(2 * steps)))].reshape(2, steps)
+    found = [batch.acted_obs() for batch in Dataset.open(str(tmp_path / "D")).batches()]
+    assert (np.concatenate(found) == want.reshape(-1)).all()

@@ -1,0 +1,109 @@
+"""`dataset.to_polars()`: a row per step or per episode, at once or lazily, for both formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from gymnasium import spaces
+
+from offline_cli import EpisodeBatch, open_dataset, write_dataset
+from offline_cli.errors import BadData
+
+Make = Callable[..., EpisodeBatch]
+NESTED = spaces.Dict(
+    {"camera": spaces.Box(0, 255, (2, 3, 4), np.uint8), "pair": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])}
+)
+
+
+def test_steps_have_the_columns_of_the_format_and_the_values_of_the_batches(
+    make_batch: Make, tmp_path: Path, format: Any
+) -> None:
+    extra = {"action_logp": np.arange(9, dtype=np.float32)}
+    batch = make_batch((3, 1, 5), agent_ids=("a", None, "b"), extra=extra)
+    write_dataset(batch, tmp_path / "D", format=format, max_rows_per_file=4 if format == "columns" else 2)
+    frame = open_dataset(tmp_path / "D").to_polars()
+    assert frame.columns == [
+        *("eps_id", "agent_id", "module_id", "t", "obs", "actions", "rewards", "new_obs", "terminateds", "truncateds"),
+        "action_logp",
+    ]
+    assert frame["eps_id"].to_list() == ["episode-0"] * 3 + ["episode-1"] + ["episode-2"] * 5
+    assert frame["t"].to_list() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
+    assert frame.schema["obs"] == pl.Array(pl.Float32, 4)
+    np.testing.assert_array_equal(frame["obs"].to_numpy(), batch.acted_obs())
+    np.testing.assert_array_equal(frame["new_obs"].to_numpy(), batch.next_obs())
+    np.testing.assert_array_equal(frame["action_logp"].to_numpy(), extra["action_logp"])
+    if format == "columns":
+        stored = pl.concat([pl.read_parquet(file) for file in sorted((tmp_path / "D" / "data").glob("*.parquet"))])
+        assert frame.equals(stored)
+
+
+def test_episodes_have_a_row_each(make_batch: Make, tmp_path: Path, format: Any) -> None:
+    batch = make_batch((3, 1, 5), agent_ids=("a", None, "b"))
+    write_dataset(batch, tmp_path / "D", format=format)
+    dataset = open_dataset(tmp_path / "D")
+    frame = dataset.to_polars(per="episode")
+    assert frame.columns == ["eps_id", "length", "return", "terminated", "truncated", "agent_id", "module_id"]
+    assert frame.rows() == [
+        (id_, length, returned, terminated, not terminated, agent, None)
+        for id_, length, returned, terminated, agent in zip(
+            batch.ids, batch.lengths.tolist(), batch.returns.tolist(), batch.terminated.tolist(), ("a", None, "b"), strict=True
+        )
+    ]
+    assert dataset.to_polars(per="episode", lazy=True).collect().equals(frame)
+
+
+def test_a_lazy_frame_reads_what_is_asked_for_again_and_again(make_batch: Make, tmp_path: Path, format: Any) -> None:
+    write_dataset(make_batch((3, 1, 5, 8)), tmp_path / "D", format=format, max_rows_per_file=8 if format == "columns" else 2)
+    dataset = open_dataset(tmp_path / "D")
+    whole, lazy = dataset.to_polars(), dataset.to_polars(lazy=True)
+    assert lazy.drop("infos", "reset_infos").collect().equals(whole)
+    for _ in range(2):
+        found = lazy.filter(pl.col("t") >= 2).select("eps_id", "rewards").collect()
+        assert found.equals(whole.filter(pl.col("t") >= 2).select("eps_id", "rewards"))
+    assert lazy.head(4).select("t").collect()["t"].to_list() == [0, 1, 2, 0]
+    returns = lazy.group_by("eps_id", maintain_order=True).agg(pl.col("rewards").sum()).collect()
+    assert returns["eps_id"].to_list() == [f"episode-{number}" for number in range(4)]
+
+
+def test_infos_are_json_where_one_is_not_empty(make_batch: Make, tmp_path: Path, format: Any) -> None:
+    infos = [{}, {"x": 1}, {}, {}, {}]
+    write_dataset(make_batch((2, 1), infos=infos), tmp_path / "D", format=format)
+    frame = open_dataset(tmp_path / "D").to_polars()
+    assert frame.select("infos", "reset_infos").rows() == [('{"x":1}', None), (None, None), (None, None)]
+
+
+def test_nested_spaces_are_structs_and_arrays_of_several_axes(make_batch: Make, tmp_path: Path, format: Any) -> None:
+    batch = make_batch((3, 2), observation_space=NESTED)
+    write_dataset(batch, tmp_path / "D", format=format)
+    frame = open_dataset(tmp_path / "D").to_polars()
+    assert frame.schema["obs"].to_python() is dict
+    camera = frame["obs"].struct.field("camera")
+    assert camera.dtype == pl.Array(pl.UInt8, (2, 3, 4))
+    np.testing.assert_array_equal(camera.to_numpy(), batch.acted_obs()["camera"])
+    assert frame["obs"].struct.field("pair").struct.field("0").to_list() == batch.acted_obs()["pair"][0].tolist()
+
+
+def test_no_episodes_are_no_rows_and_unknown_spaces_an_error(write_nothing: Callable[..., Any], tmp_path: Path) -> None:
+    dataset = write_nothing(spaces.Box(-1, 1, (2, 2), np.float32), spaces.Discrete(2))
+    assert (len(dataset.to_polars()), dataset.to_polars().schema["obs"]) == (0, pl.Array(pl.Float32, (2, 2)))
+    assert dataset.to_polars(per="episode").shape == (0, 7)
+    with pytest.raises(BadData, match="does not say its spaces"):
+        write_nothing(None, None, "E").to_polars()
+
+
+@pytest.fixture
+def write_nothing(tmp_path: Path) -> Callable[..., Any]:
+    """A dataset of these spaces without episodes."""
+    from offline_cli import DatasetWriter
+
+    def write(observation_space: Any, action_space: Any, name: str = "D") -> Any:
+        with DatasetWriter(tmp_path / name, observation_space=observation_space, action_space=action_space) as writer:
+            writer.commit()
+        return open_dataset(tmp_path / name)
+
+    return write

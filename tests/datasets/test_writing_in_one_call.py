@@ -1,0 +1,122 @@
+"""`write_dataset` and `DatasetWriter` as programs use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli import DatasetWriter, EpisodeBatch, MultiAgentEpisode, SingleAgentEpisode, open_dataset, write_dataset
+from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, UsageError
+
+Make = Callable[..., EpisodeBatch]
+Same = Callable[[EpisodeBatch, EpisodeBatch], None]
+
+
+@pytest.mark.parametrize("as_what", ["batch", "batches", "episodes", "both"])
+def test_batches_and_episodes_are_written_with_the_spaces_that_they_say(
+    make_batch: Make, assert_same_batch: Same, tmp_path: Path, format: Any, as_what: str
+) -> None:
+    one, two = make_batch((3, 1, 5)), make_batch((2, 9), first_id=3)
+    given: dict[str, Any] = {"batch": one, "batches": iter([one, two]), "episodes": [*one, *two], "both": [*one, two]}
+    written = write_dataset(given[as_what], str(tmp_path / "D"), format=format, env="CartPole-v1", action_scale="env")
+    whole = one if as_what == "batch" else EpisodeBatch.concat([one, two])
+    assert (written.episodes, written.steps, written.shards) == (len(whole), whole.num_steps, 1)
+    dataset = open_dataset(written.out)
+    assert_same_batch(dataset[:], whole)
+    told = dataset.manifest
+    assert (told.observation_space, told.action_scale, told.environment.id) == (one.observation_space, "env", "CartPole-v1")  # type: ignore[union-attr]
+
+
+def test_what_is_read_is_filtered_and_written_back_over_itself(make_batch: Make, tmp_path: Path, format: Any) -> None:
+    batch = make_batch((5, 3, 8, 2))
+    write_dataset(batch, tmp_path / "D", format=format, max_rows_per_file=6)
+    dataset = open_dataset(tmp_path / "D")
+    kept = (part.select(part.lengths > 2) for part in dataset.batches())
+    written = write_dataset(kept, tmp_path / "D", overwrite=True, format=format)
+    assert written.episodes == 3
+    assert open_dataset(tmp_path / "D")[:].ids == tuple(batch.ids[number] for number in (0, 1, 2))
+
+
+def test_nothing_is_there_unless_all_is_written(make_batch: Make, tmp_path: Path) -> None:
+    def failing() -> Iterator[EpisodeBatch]:
+        yield make_batch()
+        raise RuntimeError("the power went")
+
+    with pytest.raises(RuntimeError, match="the power went"):
+        write_dataset(failing(), tmp_path / "D")
+    assert not (tmp_path / "D").exists()
+    write_dataset(make_batch(), tmp_path / "D")
+    with pytest.raises(OutputExists):
+        write_dataset(make_batch(), tmp_path / "D")
+    with pytest.raises(RuntimeError):
+        write_dataset(failing(), tmp_path / "D", overwrite=True)
+    with pytest.raises(BadEpisode, match="two episodes are called 'episode-0'"):
+        write_dataset([make_batch(), make_batch()], tmp_path / "E")
+    assert not (tmp_path / "E").exists()
+
+
+def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_path: Path) -> None:
+    batch = make_batch()
+    unknown = replace(batch, observation_space=None)
+    with pytest.raises(BadConfig, match="do not say their spaces"):
+        write_dataset(unknown, tmp_path / "D")
+    with pytest.raises(NoData, match="no episodes to write"):
+        write_dataset([], tmp_path / "D")
+    other = replace(make_batch(first_id=9), action_space=spaces.Discrete(7))
+    with pytest.raises(BadEpisode, match=r"action_space Discrete\(7\), and Discrete\(3\) before"):
+        write_dataset([batch, other], tmp_path / "D")
+    assert not (tmp_path / "D").exists()
+    assert write_dataset(
+        [unknown, other], tmp_path / "D", observation_space=batch.observation_space, action_space=spaces.Discrete(7)
+    )
+    with pytest.raises(UsageError, match="--format 'rows' is not one of"):
+        write_dataset(batch, tmp_path / "E", format="rows")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Did you mean 'overwrite'"):
+        write_dataset(batch, tmp_path / "E", overwite=True)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="columns follow from the spaces"):
+        DatasetWriter(tmp_path / "E", format="columns", observation_space=None, action_space=None)
+
+
+def test_thousands_of_single_episodes_are_joined_on_the_way(tmp_path: Path) -> None:
+    space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def played() -> Iterator[SingleAgentEpisode]:
+        for number in range(20_000):
+            episode = SingleAgentEpisode(id_=f"e{number}", observation_space=space, action_space=spaces.Discrete(2))
+            episode.add_env_reset(np.zeros(2, np.float32))
+            episode.add_env_step(np.ones(2, np.float32), 1, float(number), terminated=True)
+            yield episode
+
+    written = write_dataset(played(), tmp_path / "D")
+    assert (written.episodes, open_dataset(tmp_path / "D")[-1].get_return()) == (20_000, 19_999.0)
+
+
+def test_each_agents_episode_of_several_agents_is_written(tmp_path: Path) -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    both = MultiAgentEpisode(
+        observation_space={"left": box, "right": box}, action_space=dict.fromkeys(("left", "right"), spaces.Discrete(2))
+    )
+    seen = {"left": np.zeros(2, np.float32), "right": np.ones(2, np.float32)}
+    both.add_env_reset(observations=seen)
+    both.add_env_step(seen, {"left": 0, "right": 1}, {"left": 1.0, "right": 2.0}, terminateds={"__all__": True})
+    written = write_dataset([both], tmp_path / "D", observation_space=box, action_space=spaces.Discrete(2))
+    found = open_dataset(tmp_path / "D")[:]
+    assert written.episodes == 2
+    assert dict(zip(found.agent_ids or (), found.returns.tolist(), strict=True)) == {"left": 1.0, "right": 2.0}
+
+
+def test_a_writer_takes_a_path_or_a_url_and_single_episodes(make_batch: Make) -> None:
+    batch = make_batch()
+    spaces_ = {"observation_space": batch.observation_space, "action_space": batch.action_space}
+    with DatasetWriter("memory://written/D", **spaces_, overwrite=True) as writer:
+        writer.write(batch[0])
+        writer.write(batch.select([1, 2]))
+        manifest = writer.commit()
+    assert (manifest.format, manifest.action_scale, manifest.counts.episodes) == ("episodes", "unknown", 3)
+    assert [episode.id_ for episode in open_dataset("memory://written/D")] == list(batch.ids)

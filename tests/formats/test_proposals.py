@@ -1,0 +1,122 @@
+"""Mappings that are proposed for tables without one: by names and by values, as text to copy."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli.errors import BadMapping
+from offline_cli.formats.opening import open_sources
+
+Read = Callable[..., Any]
+Write = Callable[..., Path]
+
+
+def proposed(path: Path | str) -> str:
+    """The mapping that is proposed for a table."""
+    with pytest.raises(BadMapping) as caught:
+        open_sources(str(path))
+    text = caught.value.details["starting_mapping"]
+    assert text in caught.value.fix
+    return str(text)
+
+
+def csv_of(write_lines: Write, header: str, *rows: Any) -> Path:
+    return write_lines("log.csv", header, *(",".join(map(str, row)) for row in rows))
+
+
+def test_ids_times_and_ends_without_a_telling_name_are_found_by_their_values(write_lines: Write, read_table: Read) -> None:
+    rows = [(e, k, 0.3 * k * (-1) ** k, k % 2, int(k == 5), 1.0) for e in (7, 8, 9) for k in range(6)]
+    path = csv_of(write_lines, "sortie,k,temp,cmd,stop,reward", *rows)
+    text = proposed(path)
+    assert tomllib.loads(text)["columns"] == {
+        "eps_id": "sortie",
+        "t": "k",
+        "obs": "temp",
+        "actions": "cmd",
+        "rewards": "reward",
+        "dones": "stop",
+    }
+    assert 'eps_id = "sortie"  # changes where "k" falls back' in text
+    assert 'dones = "stop"  # true in last rows of "sortie" alone' in text
+    assert read_table(path, text)[1].num_steps == 18
+
+
+def test_what_looks_like_a_second_id_time_or_reward_is_left_out_with_a_comment(write_lines: Write) -> None:
+    header = "run,step,user_id,wall_time,temp,cmd,reward,shaped_reward,empty"
+    rows = [("A", k, "u7", f"2024-03-01 12:00:0{k}", k * 0.1, 1, 1.0, 0.5, "") for k in range(6)]
+    text = proposed(csv_of(write_lines, header, *rows))
+    assert tomllib.loads(text)["columns"]["obs"] == "temp"
+    assert '# left out: "user_id": looks like an id' in text
+    assert '# left out: "wall_time": looks like a time too' in text
+    assert '# left out: "shaped_reward": looks like a reward too' in text
+    assert '# left out: "empty": no value in any row' in text
+
+
+def test_a_name_that_the_values_contradict_is_an_observation(write_lines: Write) -> None:
+    text = proposed(csv_of(write_lines, "run,d,time,a", *(("A", 0.5 * k, f"lap {k % 2}", 1) for k in range(6))))
+    columns = tomllib.loads(text)["columns"]
+    assert "dones" not in columns
+    assert columns["obs"] == "time"
+    assert columns["t"] == "d"  # which grows, as the comment says
+    assert tomllib.loads(text)["categories"] == {"time": ["lap 0", "lap 1"]}
+
+
+def test_values_of_parquet_are_looked_at_too(tmp_path: Path) -> None:
+    flags = [False, False, True] * 2
+    table = pa.table({"ep": [1, 1, 1, 2, 2, 2], "n": [0, 1, 2] * 2, "v": [[0.5, 1.0]] * 6, "act": [0] * 6, "over": flags})
+    pq.write_table(table, tmp_path / "log.parquet")
+    columns = tomllib.loads(proposed(tmp_path / "log.parquet"))["columns"]
+    assert columns == {"eps_id": "ep", "t": "n", "obs": "v", "actions": "act", "dones": "over"}
+
+
+def test_offered_categories_are_all_texts_of_the_table(write_lines: Write, read_table: Read) -> None:
+    count = 30_000
+    rows = [(i // 10, i % 10, "rare" if i == count - 1 else f"c{i % 40:02}", 1) for i in range(count)]
+    path = csv_of(write_lines, "run,step,event,cmd", *rows)
+    every = [*(f"c{i:02}" for i in range(40)), "rare"]
+    assert tomllib.loads(proposed(path))["categories"]["event"] == every
+    mapping = '[columns]\neps_id = "run"\nt = "step"\nobs = "event"\nactions = "cmd"\n'
+    with pytest.raises(BadMapping) as caught:
+        read_table(path, mapping)
+    line = caught.value.what.partition("number them in the mapping: ")[2]
+    offered = line.replace("[categories] ", "[categories]\n")
+    assert tomllib.loads(offered)["categories"]["event"] == every
+    assert read_table(path, mapping + offered)[1].num_steps == count
+
+
+def test_more_texts_than_categories_may_be_are_said(write_lines: Write, read_table: Read) -> None:
+    path = csv_of(write_lines, "run,note,cmd", *((i // 100, f"n{i}", 1) for i in range(400)))
+    with pytest.raises(BadMapping, match="more than 256 different ones, which are too many for categories"):
+        read_table(path, '[columns]\neps_id = "run"\nobs = "note"\nactions = "cmd"\n')
+    assert '# left out: "note": text, with many different values' in proposed(path)
+
+
+def test_categories_with_blanks_around_them_are_offered_as_they_are(write_lines: Write, read_table: Read) -> None:
+    path = csv_of(write_lines, "run,event,cmd", ("A", " view", 1), ("A", "3", 1), ("A", "buy", 1))
+    mapping = '[columns]\neps_id = "run"\nobs = "event"\nactions = "cmd"\n'
+    with pytest.raises(BadMapping) as caught:
+        read_table(path, mapping)
+    offered = caught.value.what.partition("number them in the mapping: ")[2].replace("[categories] ", "[categories]\n")
+    assert read_table(path, mapping + offered)[1].acted_obs().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "cell", ["", "nan", "1e400", "[1, 2", "[1]", "\u00e9", "2024-03-01", "01/03/2024", "-", "0x10", "true"]
+)
+def test_odd_cells_never_keep_a_proposal_from_being_made(cell: str, write_lines: Write) -> None:
+    names = "run,step,stop,reward,x,thing_id,a"
+    text = proposed(csv_of(write_lines, names, *((cell,) * 7, ("A", 1, 0, 1.0, 0.5, 3, 1), (cell,) * 7)))
+    assert tomllib.loads(text)["columns"]
+
+
+def test_files_that_cannot_be_one_table_are_proposed_for_by_their_names(tmp_path: Path) -> None:
+    for name, values in (("a", [1, 2]), ("b", ["x", "y"])):
+        pq.write_table(pa.table({"run": [1, 1], "temp": values, "cmd": [0, 1]}), tmp_path / f"{name}.parquet")
+    assert tomllib.loads(proposed(tmp_path / "*.parquet"))["columns"]["eps_id"] == "run"

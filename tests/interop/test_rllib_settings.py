@@ -1,0 +1,64 @@
+"""docs/rllib.md says of every setting and class of RLlib's offline API what there is here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "rllib.md"
+METHODS = ("offline_data", "env_runners", "evaluation", "learners", "training")
+CUSTOMISED = (  # that the documents of RLlib have users derive from or make
+    *("InputReader", "ShuffledInput", "OutputWriter", "IOContext", "OfflineData", "OfflinePreLearner", "EpisodeReplayBuffer"),
+    *("OfflineSingleAgentEnvRunner", "SingleAgentEpisode", "MultiAgentEpisode", "ConnectorV2", "ConnectorPipelineV2"),
+    *("RLModule", "RLModuleSpec", "DefaultModelConfig", "tune.Tuner"),
+)
+
+
+def rows() -> dict[str, str]:
+    """By each name in the first column of the tables of settings and classes: the second column."""
+    section = PAGE.read_text(encoding="utf-8").split("## Every setting of RLlib")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \| (.*) \|$", section, re.MULTILINE)
+    return {name: ours for names, ours in cells for name in re.findall(r"`([^`]+)`", names)}
+
+
+def settings_of_rllib() -> dict[str, list[str]]:
+    """The parameters of the methods that configure an algorithm that learns from data, by method."""
+    from ray.rllib.algorithms.bc import BCConfig
+
+    def of(method: str) -> list[str]:  # of BCConfig's and of those that it passes the others on to
+        methods = [vars(kind)[method] for kind in BCConfig.__mro__ if method in vars(kind)]
+        names = [name for one in methods for name in inspect.signature(one).parameters]
+        return sorted({*names} - {"self", "kwargs"})
+
+    return {method: of(method) for method in METHODS}
+
+
+def test_every_setting_is_on_the_page(answers: Any) -> None:
+    said = rows()
+    settings = answers(settings_of_rllib)
+    assert {name: len(names) > 10 for name, names in settings.items()} == dict.fromkeys(METHODS, True)
+    missing = {method: [name for name in names if not said.get(name)] for method, names in settings.items()}
+    assert missing == {method: [] for method in METHODS}
+
+
+@pytest.mark.parametrize("name", CUSTOMISED)
+def test_every_class_that_users_customise_is_on_the_page(name: str) -> None:
+    assert rows()[name]
+
+
+def test_every_option_that_the_page_names_is_one_of_ours() -> None:
+    commands = (PAGE.parent / "cli.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"--[a-z][a-z-]+", " ".join(rows().values())))
+    assert len(named) > 20
+    assert {option for option in named if f"`{option}" not in commands} == set()
+
+
+def test_every_place_that_the_page_links_to_is_there() -> None:
+    for page, anchor in re.findall(r"\(([a-z]+\.md)#([a-z-]+)\)", PAGE.read_text(encoding="utf-8")):
+        headings = re.findall(r"^#+ (.*)$", (PAGE.parent / page).read_text(encoding="utf-8"), re.MULTILINE)
+        anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in anchors, f"{page}#{anchor}"

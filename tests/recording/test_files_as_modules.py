@@ -1,0 +1,142 @@
+"""Code in a file, named by its path: whatever it is called, it hides no module, and no stray file hides one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from offline_cli.errors import BadConfig
+from offline_cli.import_path import module_named, named_object
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+Command = Callable[..., dict[str, object]]
+TRAP = """import pathlib
+pathlib.Path(__file__).with_suffix(".ran").touch()
+raise SystemExit(9)
+"""
+MINE = """
+import random
+import numpy as np
+import gymnasium as gym
+from helper import LENGTH
+
+assert hasattr(random, "Random")
+
+
+class Robot(gym.Env):
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length=LENGTH):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == self.length, False, {}
+
+
+class Half(gym.ObservationWrapper):
+    def observation(self, observation):
+        return observation / 2
+
+
+def brake(observation):
+    return 1
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Runs `offline-cli ARGS... --json` from a folder with stray modules, as a user does; all have to succeed."""
+    for name in ("numpy", "gymnasium", "torch", "random", "json", "multiprocessing", "pyarrow"):
+        (tmp_path / f"{name}.py").write_text(TRAP, encoding="utf-8")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "helper.py").write_text("LENGTH = 5\n", encoding="utf-8")
+    (tmp_path / "sub" / "secrets.py").write_text(MINE, encoding="utf-8")  # the name of a module of the standard library
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    env.pop("PYTHONSAFEPATH", None)
+
+    def run(*args: str) -> dict[str, object]:
+        words = [sys.executable, "-m", "offline_cli", *args, "--json"]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+        assert (done.returncode, list(tmp_path.glob("*.ran"))) == (0, []), done.stderr
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+def test_no_command_takes_a_stray_file_for_a_module_and_all_take_files_by_path(command: Command) -> None:
+    env, cpu = ("--env", "python:sub/secrets.py:Robot", "--wrapper", "sub/secrets.py:Half"), ("--device", "cpu")
+    words = ("record", "sub/secrets.py:Robot", "--wrapper", "sub/secrets.py:Half", "--out", "D", "--episodes", "4", *cpu)
+    told = command(*words, "--policy", "python:sub/secrets.py:brake", "--num-env-runners", "2", "--vectorize", "async")
+    assert (told["steps"], told["return_mean"]) == (20, 5.0)
+    assert command("convert", "D", "--out", "E", *env)["steps"] == 20
+    assert command("train-bc", "E", "--out", "run", *env, "--epochs", "1", *cpu)["eval_return_mean"] == 5.0
+    told = command("evaluate", "run", *env, "--env-kwargs", '{"length": 3}', "--episodes", "2", "--num-env-runners", "2", *cpu)
+    assert told["return_mean"] == 3.0
+
+
+@pytest.mark.big
+def test_validate_and_apply_take_no_stray_file_for_a_module_either(command: Command, tmp_path: Path) -> None:
+    env = ("--env", "python:sub/secrets.py:Robot", "--wrapper", "none")
+    command("record", "sub/secrets.py:Robot", "--out", "D", "--policy", "random", "--episodes", "4", "--device", "cpu")
+    assert command("validate", "D", *env)["episodes"] == 4
+    (tmp_path / "p.toml").write_text('kind = "learner"\n', encoding="utf-8")
+    assert command("apply", "D", "--out", "B", "--pipeline", "p.toml", *env)["steps"] == 20
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_file_is_one_module_however_its_path_is_written(here: Path) -> None:
+    (here / "torch.py").write_text("count = [1]\n", encoding="utf-8")
+    found = module_named("torch.py")
+    assert found is module_named("./torch.py")
+    assert found is module_named(str(here / "torch.py"))
+    assert sys.modules.get("torch") is not found
+    assert named_object("./torch.py:count", where="here", form="form") == [1]
+
+
+def test_a_file_that_fails_is_read_anew(here: Path) -> None:
+    (here / "pol.py").write_text("raise ValueError('half written')\n", encoding="utf-8")
+    with pytest.raises(BadConfig, match="half written"):
+        named_object("pol.py:act", where="here", form="form")
+    (here / "pol.py").write_text("def act(observation):\n    return 0\n", encoding="utf-8")
+    assert named_object("pol.py:act", where="here", form="form")(None) == 0
+
+
+def test_a_file_behind_an_installed_module_is_named_by_its_path(here: Path) -> None:
+    (here / "colorsys.py").write_text("def act(observation):\n    return 0\n", encoding="utf-8")
+    with pytest.raises(BadConfig, match="has no 'act'") as caught:
+        named_object("colorsys:act", where="here", form="form")
+    assert "colorsys.py:act" in caught.value.fix
+
+
+@pytest.mark.parametrize("path", ["nowhere.py:act", "sub/nowhere.py:act"])
+def test_a_file_that_is_not_there_is_said_to_be_a_file(here: Path, path: str) -> None:
+    with pytest.raises(BadConfig, match=r"there is no file '.*nowhere\.py'"):
+        named_object(path, where="here", form="form")
+
+
+def test_a_pipe_is_not_waited_for(here: Path) -> None:
+    os.mkfifo(here / "pol.py")
+    with pytest.raises(BadConfig, match="there is no file"):
+        named_object("pol.py:act", where="here", form="form")

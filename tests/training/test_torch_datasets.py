@@ -1,0 +1,159 @@
+"""`dataset.to_torch()`: steps for somebody else's loop, once each, whatever the workers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch.utils.data import DataLoader
+
+from offline_cli import EpisodeBatch, open_dataset, write_dataset
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.errors import BadConfig, MissingPackage
+
+NESTED = spaces.Dict({"pair": spaces.Tuple([spaces.Discrete(9), spaces.Box(-9, 9, (2, 3), np.float64)])})
+
+
+def numbered(lengths: tuple[int, ...] = (3, 40, 7, 25, 1, 30, 4)) -> EpisodeBatch:
+    """Episodes whose observations and actions count the steps of all."""
+    starts = np.cumsum([0, *lengths])
+    count, episodes = int(starts[-1]), len(lengths)
+    rows = np.arange(count + episodes, dtype=np.float32)
+    return EpisodeBatch(
+        ids=tuple(f"e{number}" for number in range(episodes)),
+        starts=starts,
+        obs=np.stack([rows, -rows], 1),
+        actions=np.arange(count) % 5,
+        rewards=np.arange(count, dtype=np.float64),
+        terminated=np.ones(episodes, np.bool_),
+        truncated=np.zeros(episodes, np.bool_),
+        extra={"action_logp": np.arange(count, dtype=np.float32) / 2},
+        observation_space=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        action_space=spaces.Discrete(5),
+    )
+
+
+@pytest.fixture(params=[("episodes", None), ("columns", None), ("episodes", 2), ("columns", 45)], ids=str)
+def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
+    """110 steps in one shard, or several."""
+    format, rows = request.param
+    write_dataset(numbered(), tmp_path / "D", format=format, max_rows_per_file=rows)
+    return open_dataset(tmp_path / "D")
+
+
+def test_the_steps_in_memory_are_those_of_the_batch(dataset: Dataset) -> None:
+    steps, batch = dataset.to_torch(), numbered()
+    assert len(steps) == 110
+    whole = steps[:]
+    assert list(whole) == ["obs", "new_obs", "t", "actions", "rewards", "terminateds", "truncateds", "action_logp"]
+    np.testing.assert_array_equal(whole["obs"], batch.acted_obs())
+    np.testing.assert_array_equal(whole["new_obs"], batch.next_obs())
+    np.testing.assert_array_equal(whole["t"], batch.timesteps())
+    np.testing.assert_array_equal(whole["terminateds"], batch.step_flags()[0])
+    for name in ("actions", "rewards"):
+        np.testing.assert_array_equal(whole[name], getattr(batch, name))
+    chosen = steps[torch.tensor([5, 109, -1])]
+    assert chosen["rewards"].tolist() == [5.0, 109.0, 109.0]
+    assert steps[np.array([1, 2])]["new_obs"][:, 0].tolist() == [2.0, 3.0]
+    assert {name: leaf.shape for name, leaf in steps[-1].items()}["obs"] == (2,)
+    for number in (110, -111):
+        with pytest.raises(IndexError, match="of 110"):
+            steps[number]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shuffled_loader_over_steps_in_memory_gives_each_once(dataset: Dataset, workers: int) -> None:
+    loader = DataLoader(dataset.to_torch(["obs", "rewards"]), batch_size=32, shuffle=True, num_workers=workers)
+    batches = list(loader)
+    assert [set(batch) for batch in batches] == [{"obs", "rewards"}] * 4
+    rewards = torch.cat([batch["rewards"] for batch in batches])
+    assert sorted(rewards.tolist()) == list(range(110))
+    assert rewards.tolist() != list(range(110))
+
+
+@pytest.mark.parametrize(("batch_size", "shuffle"), [(None, False), (16, True)])
+def test_workers_share_a_stream_without_a_step_twice(dataset: Dataset, batch_size: int | None, shuffle: bool) -> None:
+    dataset[3]  # what it keeps does not travel
+    stream = dataset.to_torch(["rewards"], streaming=True, batch_size=batch_size, shuffle=shuffle, seed=1)
+    for workers in (0, 2):
+        found = [step["rewards"] for step in DataLoader(stream, batch_size=None, num_workers=workers)]
+        assert all(batch_size is None or len(part) <= batch_size for part in found)
+        assert sorted(torch.cat([part.reshape(-1) for part in found]).tolist()) == list(range(110))
+
+
+def test_spawned_workers_get_the_dataset_too(tmp_path: Path) -> None:
+    write_dataset(numbered(), tmp_path / "D", max_rows_per_file=2)
+    stream = open_dataset(tmp_path / "D").to_torch(["rewards"], streaming=True, batch_size=16)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    assert sorted(torch.cat([batch["rewards"] for batch in loader]).tolist()) == list(range(110))
+
+
+def test_a_stream_in_one_process_has_the_order_of_the_dataset_unless_it_is_shuffled_by_seed_and_epoch(dataset: Dataset) -> None:
+    def order(stream: Any) -> list[float]:
+        return [float(step) for batch in stream for step in batch["rewards"]]
+
+    assert order(dataset.to_torch(streaming=True, batch_size=7)) == list(range(110))
+    stream = dataset.to_torch(streaming=True, batch_size=7, shuffle=True, seed=3)
+    first = order(stream)
+    assert first != list(range(110))
+    assert sorted(first) == list(range(110))
+    assert order(stream) == first == order(dataset.to_torch(streaming=True, batch_size=7, shuffle=True, seed=3))
+    stream.set_epoch(1)
+    assert order(stream) not in (first, list(range(110)))
+
+
+def test_two_iterators_of_one_stream_do_not_disturb_each_other_and_one_may_end_early(dataset: Dataset) -> None:
+    stream = dataset.to_torch(["rewards"], streaming=True)
+    next(iter(stream))
+    pairs = list(zip(stream, stream, strict=True))
+    assert [float(one["rewards"]) for one, _ in pairs] == [float(other["rewards"]) for _, other in pairs] == list(range(110))
+
+
+def test_nested_spaces_are_trees_of_tensors(random_nested: EpisodeBatch, tmp_path: Path) -> None:
+    write_dataset(random_nested, tmp_path / "D", format="columns")
+    dataset = open_dataset(tmp_path / "D")
+    batch = next(iter(DataLoader(dataset.to_torch(), batch_size=4)))
+    assert batch["obs"]["pair"][1].shape == (4, 2, 3)
+    (streamed,) = dataset.to_torch(["obs"], streaming=True, batch_size=99)
+    np.testing.assert_array_equal(streamed["obs"]["pair"][1], random_nested.acted_obs()["pair"][1])
+
+
+@pytest.fixture
+def random_nested() -> EpisodeBatch:
+    """Two episodes of Dict and Tuple observations."""
+    rng, starts = np.random.default_rng(0), np.array([0, 4, 9])
+    return EpisodeBatch(
+        ids=("a", "b"),
+        starts=starts,
+        obs={"pair": (rng.integers(0, 9, 11), rng.normal(size=(11, 2, 3)))},
+        actions=rng.integers(0, 3, 9),
+        rewards=np.ones(9),
+        terminated=np.ones(2, np.bool_),
+        truncated=np.zeros(2, np.bool_),
+        observation_space=NESTED,
+        action_space=spaces.Discrete(3),
+    )
+
+
+def test_wrong_columns_and_options_are_named(dataset: Dataset) -> None:
+    with pytest.raises(BadConfig, match="no column 'reward'"):
+        dataset.to_torch(["reward"])
+    with pytest.raises(BadConfig, match="no columns"):
+        dataset.to_torch([])
+    with pytest.raises(BadConfig, match="batch_size of 0"):
+        dataset.to_torch(streaming=True, batch_size=0)
+    with pytest.raises(TypeError, match="shuffle"):
+        dataset.to_torch(shuffle=True)  # type: ignore[call-overload]
+
+
+def test_without_torch_the_error_says_what_to_install(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "offline_cli.training.torch_datasets", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingPackage, match="torch is missing") as caught:
+        dataset.to_torch()
+    assert (caught.value.exit_code, caught.value.fix) == (6, "pip install torch")
