@@ -18,14 +18,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, overload
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote, heard_from, holder_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths, replaced_place
 from offline_cli.datasets.reading import BlockCache, ShardReader, ShardsAhead
 from offline_cli.datasets.row_formats import EpisodeFrames, StepFrames, lazy_frame, whole_frame
+from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
@@ -34,7 +37,7 @@ from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
 from offline_cli.parquet.safety import MEMORY_LIMIT
-from offline_cli.parquet.shards import opened
+from offline_cli.parquet.shards import OpenShard, opened
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Reading, Scope
 
@@ -68,6 +71,8 @@ class Dataset:
     manifest: Manifest
     part: tuple[Shard, ...] | None = None  # of its shards, those that are read; None: all
     _cache: BlockCache = field(default_factory=BlockCache, repr=False, compare=False)
+    chosen: tuple[NDArray[np.bool_], ...] | None = None  # (E,) of each of these, the episodes that are read; None: all
+    kept: KeptRows | None = None  # gets the rows of what is read, where all columns are
 
     def __enter__(self) -> Self:
         return self
@@ -110,23 +115,26 @@ class Dataset:
     def _batches(
         self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
     ) -> Iterator[EpisodeBatch]:
-        found, shards, reader = self.manifest, self.shards, self._reader(columns, target_steps)
+        shards, reader = self.shards, self._reader(columns, target_steps)
+        found, chosen = self.manifest, self.chosen or (None,) * len(shards)
+        wanted = [
+            (shard, None if mine is None or mine.all() else mine)
+            for shard, mine in zip(shards, chosen, strict=True)
+            if mine is None or mine.any()
+        ]
         ends = {"terminated": 0, "truncated": 0}
         with scope.part() as held:
-            coming = None
-            if self.location.is_in_bucket:
-                places = [(self.location.join(shard.path), shard.bytes) for shard in shards]
-                coming = held.enter(ShardsAhead(places, reader.columns_of))
-            for shard in shards:
+            coming = self._ahead([shard for shard, _ in wanted], reader.columns_of, held)
+            for shard, mine in wanted:
                 try:
-                    for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held):
+                    for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held, mine):
                         ends["terminated"] += int(batch.terminated.sum())
                         ends["truncated"] += int(batch.truncated.sum())
                         yield batch
                 except BadData as error:
                     raise self._overwritten(shard) or error from error.__cause__
         for name, count in ends.items():
-            if self.part is None and count != getattr(found.counts, name):
+            if self.part is self.chosen is None and count != getattr(found.counts, name):
                 raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
 
     @property
@@ -136,12 +144,13 @@ class Dataset:
 
     def of_shards(self, shards: Sequence[Shard]) -> Dataset:
         """The same of these shards alone."""
-        return Dataset(self.location, self.manifest, tuple(shards), self._cache)
+        return replace(self, part=tuple(shards))
 
     def _reader(self, columns: Sequence[str] | None = None, target_steps: int = 1) -> ShardReader:
         found = self.manifest
         spaces = found.observation_space, found.action_space
-        return ShardReader(found.format, *spaces, columns, target_steps, declared=not found.spaces_inferred)
+        kept = self.kept if columns is None else None
+        return ShardReader(found.format, *spaces, columns, target_steps, declared=not found.spaces_inferred, kept=kept)
 
     # ---- as a sequence ----
 
@@ -259,9 +268,47 @@ class Dataset:
         return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
 
     # ---- reading ----
+    def _ahead(
+        self, shards: Sequence[Shard], columns_of: Callable[[OpenShard], Sequence[str] | None], scope: Scope
+    ) -> ShardsAhead | None:
+        """Remote shards, opened ahead; None on this machine."""
+        if not self.location.is_in_bucket:
+            return None
+        return scope.enter(ShardsAhead([(self.location.join(shard.path), shard.bytes) for shard in shards], columns_of))
+
+    def plain(self, *, returns: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
+        """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; None in place of one that lacks the plain columns.
+
+        `returns`: whether returns are wanted; else they may be null, which takes less time where they are sums over steps.
+        Steps are not decoded. Raises as `batches` does, but that a changed shard may pass; use it in the same way.
+        """
+        return Reading(lambda scope: self._plain(returns, memory_limit, scope))
+
+    def _plain(self, returns: bool, memory_limit: int, scope: Scope) -> Iterator[Any]:
+        shards, reader = self.shards, self._reader()
+        with scope.part() as held:
+            coming = self._ahead(shards, lambda _: reader.plain_columns(returns), held)
+            for shard in shards:
+                place = self.location.join(shard.path)
+                opening = opened(place, size=shard.bytes, moved=partial(replaced_place, self.location))
+                with coming.turn() if coming else opening as file:
+                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit), returns=returns)
+                    table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
+                    if table is not None and table.num_rows != shard.episodes:
+                        what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"
+                        raise BadData(what, where=place.url, fix=FIX)
+                yield table
+                if coming is not None:
+                    coming.advance()
 
     def _episodes(
-        self, shard: Shard, reader: ShardReader, trust: Trust, coming: ShardsAhead | None, scope: Scope
+        self,
+        shard: Shard,
+        reader: ShardReader,
+        trust: Trust,
+        coming: ShardsAhead | None,
+        scope: Scope,
+        chosen: NDArray[np.bool_] | None,
     ) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
         whole = reader.keep is None or not place.is_in_bucket  # in a bucket, unneeded columns would have to be fetched
@@ -269,12 +316,15 @@ class Dataset:
         opening = (
             opened(place, size=shard.bytes, moved=moved, trust=trust if whole else None) if coming is None else coming.turn()
         )
-        for batch in reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope):
+        reading = reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope, chosen=chosen)
+        for batch in reading:
             episodes += len(batch)
             steps += batch.num_steps
             yield batch
             if coming is not None:
                 coming.advance()  # not before: a reader of the first episodes alone needs no other shard
+        if chosen is not None:
+            return  # its sums are not of all
         if episodes != shard.episodes:
             what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
             raise BadData(what, where=place.url, fix=FIX)

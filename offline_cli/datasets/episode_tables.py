@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
@@ -21,7 +22,7 @@ from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import Space, describe, same_space, tree_from_lists
 from offline_cli.tally import Tally
 
-__all__ = ["EPISODE_SCHEMA", "from_table", "to_table"]
+__all__ = ["EPISODE_SCHEMA", "PLAIN_SCHEMA", "from_table", "to_table", "with_agents"]
 
 FIX = "write the dataset again from its source"
 MAX_BINARY = (1 << 31) - 1  # bytes in one array
@@ -35,6 +36,16 @@ EPISODE_SCHEMA = pa.schema(
         pa.field(Columns.TRUNCATED, pa.bool_()),
     ]
 )
+
+
+PLAIN_SCHEMA: Final = pa.schema(
+    [
+        *(field for field in EPISODE_SCHEMA if field.name != Columns.ITEM),
+        pa.field(Columns.AGENT_ID, pa.string()),
+        pa.field(Columns.MODULE_ID, pa.string()),
+    ]
+)
+"""What is known of an episode without its steps; ids of agent and module may be null."""
 
 
 def to_table(batch: EpisodeBatch, *, where: str, tally: Tally) -> Any:
@@ -65,14 +76,14 @@ def _binary(items: list[bytes]) -> Any:
 def from_table(
     table: Any,
     *,
-    first_row: int,
+    rows: NDArray[np.int64],
     where: str,
     decoder: BatchDecoder,
     observation_space: Space | None = None,
     action_space: Space | None = None,
     declared: bool = False,
 ) -> Iterator[EpisodeBatch]:
-    """Batches of the episodes in a pa.Table's `item` column, in row order. `first_row`: of the table in its file.
+    """Batches of the episodes in a pa.Table's `item` column, in row order. `rows`: their numbers in its file.
 
     Given spaces replace those in the bytes, and make tuples of what the bytes hold as lists; where they are `declared`, the
     bytes may say no others. Raises BadData, naming the row, through the decoder's rejects, and naming the episode where keys or
@@ -81,7 +92,7 @@ def from_table(
     items = table.column(Columns.ITEM)
     if items.null_count:
         raise BadData(f"{items.null_count} values of column 'item' are null", where=where, fix=FIX)
-    for batch in decoder.decode(items, where=lambda row: f"{where} row {first_row + row}"):
+    for batch in decoder.decode(items, where=lambda row: f"{where} row {rows[row]}"):
         try:
             shaped = _with_spaces(batch, observation_space, action_space)
         except BadEpisode as err:
@@ -120,3 +131,10 @@ def _with_spaces(batch: EpisodeBatch, observation_space: Space | None, action_sp
         observation_space=observation_space or batch.observation_space,
         action_space=action_space or batch.action_space,
     )
+
+
+def with_agents(table: Any) -> Any:
+    """The plain columns of packed episodes in the form of all: who acted is in the packed bytes alone."""
+    nobody = pa.nulls(table.num_rows, pa.string())
+    columns = {**{name: table.column(name) for name in table.column_names}, Columns.AGENT_ID: nobody, Columns.MODULE_ID: nobody}
+    return pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)

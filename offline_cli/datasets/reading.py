@@ -1,6 +1,6 @@
 """Shards as batches of whole episodes, streamed by row groups, and checked against their manifest entries.
 
-`ShardsAhead`: remote shards are opened before their turn.
+`ShardReader.plain` reads the plain columns of episodes alone. `ShardsAhead`: remote shards are opened before their turn.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.columns import EPISODE_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
+from offline_cli.datasets.row_formats import check_columns, check_further_columns
+from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import PROBLEM, BadData, OfflineCliError
+from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import fetch_end
 from offline_cli.files.timeouts import in_daemon_thread
-from offline_cli.parquet.arrow_trees import is_numeric
 from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Scope, part_of
@@ -62,6 +63,7 @@ class ShardReader:
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
     declared: bool = False  # `episodes` only: the episodes may not state other spaces
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
+    kept: KeptRows | None = None  # gets the rows of each batch
 
     def read(
         self,
@@ -72,13 +74,14 @@ class ShardReader:
         whole: bool = False,
         opening: AbstractContextManager[OpenShard] | None = None,
         scope: Scope | None = None,
+        chosen: NDArray[np.bool_] | None = None,
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
         `rows`, `trust`: what its manifest states. `whole`: compare its sha256 by the end of the last batch.
-        `opening`: the shard, if it has been opened. `scope` owns it. Raises BadData, naming the shard, where it is missing, has
-        other content, is cut, or has other columns than its spaces ask for; MemoryLimitExceeded for row groups
-        that are no bomb only because the sha256 is true.
+        `opening`: the shard, if it has been opened. `scope` owns it. `chosen`: (E,) those of its episodes that are wanted.
+        Raises BadData, naming the shard, where it is missing, has other content, is cut, or has other columns than its spaces
+        ask for; MemoryLimitExceeded for row groups that are no bomb only because the sha256 is true.
         """
         with part_of(scope) as held:
             file = held.enter(opening or opened(location))
@@ -88,24 +91,57 @@ class ShardReader:
             self.check_columns(file, location)
             if trust is not None and whole:
                 held.enter(trust.beside(file.stream, location))
-            yield from self._steps(file, location, trust) if self.format == "columns" else self._episodes(file, location, trust)
+            read = self._steps if self.format == "columns" else self._episodes
+            yield from read(file, location, trust, chosen)
             if trust is not None and whole:
                 trust.check(location)
 
     def check_columns(self, file: OpenShard, location: Location) -> None:
         """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
         if self.format != "columns":
-            _check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
+            check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
             return
-        assert self.observation_space is not None, "a manifest of columns has spaces"
-        assert self.action_space is not None, "a manifest of columns has spaces"
-        _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
-        _check_further_columns(file.schema_arrow, location)
+        assert self.observation_space is not None and self.action_space is not None, "a manifest of columns has spaces"  # noqa: PT018
+        check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
+        check_further_columns(file.schema_arrow, location)
 
-    def _steps(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
-        tables = self._row_groups(file, location, trust)
-        for table in _whole_episodes(tables, self.target_steps):
-            yield self._stepped(table, location)
+    def plain(self, file: OpenShard, location: Location, trust: Trust | None, *, returns: bool) -> Iterator[Any] | None:
+        """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard; None where it lacks the columns."""
+        wanted = self.plain_columns(returns)
+        known = {field.name: field.type for field in file.schema_arrow}
+        like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
+        if any(known.get(name) != like.field(name).type for name in wanted):
+            return None
+        tables = read_row_groups(file, location, columns=wanted, trust=trust)
+        if self.format == "columns":
+            return (
+                step_tables.plain_table(table, episode_tables.PLAIN_SCHEMA, location.url)
+                for table in _whole_episodes(tables, 1)
+            )
+        return (episode_tables.with_agents(table) for table in tables)
+
+    def plain_columns(self, returns: bool) -> list[str]:
+        """The columns that `plain` reads; `returns`: those of returns too."""
+        names = step_tables.FLAT_SCHEMA.names if self.format == "columns" else EPISODE_COLUMNS
+        return [name for name in names if name != Columns.ITEM and (returns or name != Columns.REWARDS)]
+
+    def _steps(
+        self, file: OpenShard, location: Location, trust: Trust | None, chosen: NDArray[np.bool_] | None
+    ) -> Iterator[EpisodeBatch]:
+        episode = 0
+        for table in _whole_episodes(self._row_groups(file, location, trust), self.target_steps):
+            if chosen is not None:
+                starts = step_tables.run_starts(table)
+                wanted = chosen[episode : episode + len(starts) - 1]
+                episode += len(starts) - 1
+                if not wanted.any():
+                    continue
+                if not wanted.all():
+                    table = table.filter(pa.array(np.repeat(wanted, np.diff(starts))))
+            batch = self._stepped(table, location)
+            if self.kept is not None:
+                self.kept.keep(batch, table, batch.starts)
+            yield batch
 
     def _stepped(self, table: Any, location: Location) -> EpisodeBatch:
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
@@ -144,7 +180,7 @@ class ShardReader:
     def columns_of(self, file: OpenShard) -> list[str]:
         """The columns of an opened shard that are read."""
         if self.format != "columns":
-            return [Columns.ITEM]
+            return [Columns.ITEM] if self.kept is None else list(EPISODE_COLUMNS)
         return [name for name in file.schema_arrow.names if self._is_wanted(name)]
 
     def _is_wanted(self, name: str) -> bool:
@@ -155,23 +191,33 @@ class ShardReader:
     def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[Any]:
         return read_row_groups(file, location, columns=self.columns_of(file), trust=trust)
 
-    def _episodes(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
-        yield from self._decoded(self._row_groups(file, location, trust), location, 0)
+    def _episodes(
+        self, file: OpenShard, location: Location, trust: Trust | None, chosen: NDArray[np.bool_] | None
+    ) -> Iterator[EpisodeBatch]:
+        yield from self._decoded(self._row_groups(file, location, trust), location, 0, chosen)
 
-    def _decoded(self, tables: Iterator[Any], location: Location, row: int) -> Iterator[EpisodeBatch]:
-        """`row`: of the first table in its file."""
+    def _decoded(
+        self, tables: Iterator[Any], location: Location, first: int, chosen: NDArray[np.bool_] | None = None
+    ) -> Iterator[EpisodeBatch]:
+        """`first`: row of the first table in its file."""
         for table in tables:
+            rows, first = np.arange(first, first + table.num_rows), first + table.num_rows
+            if chosen is not None and not (wanted := chosen[rows]).all():
+                table, rows = table.filter(pa.array(wanted)), rows[wanted]
+            read = 0
             for batch in episode_tables.from_table(
                 table,
-                first_row=row,
+                rows=rows,
                 where=location.url,
                 decoder=self.decoder,
                 observation_space=self.observation_space,
                 action_space=self.action_space,
                 declared=self.declared,
             ):
+                if self.kept is not None:
+                    self.kept.keep(batch, table.slice(read, len(batch)), np.arange(len(batch) + 1))
+                read += len(batch)
                 yield batch if self.keep is None else _kept(batch, self.keep)
-            row += table.num_rows
 
 
 class BlockCache:
@@ -227,35 +273,6 @@ class BlockCache:
 def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:
     extra = {name: tree for name, tree in batch.extra.items() if name in keep}
     return replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in keep else None)
-
-
-def _check_columns(have: Any, want: Any, location: Location) -> None:
-    """Raise BadData, naming every difference, unless pa.Schema `have` has all the columns of `want`, as it has them."""
-    wrong = []
-    for column in want:
-        if column.name not in have.names:
-            wrong.append(f"no column {column.name!r}")
-        elif not have.field(column.name).type.equals(column.type):
-            wrong.append(f"column {column.name!r} is {have.field(column.name).type}, its space makes it {column.type}")
-    if wrong:
-        raise _wrong_columns(f"other columns than the manifest says: {'; '.join(wrong)}", location)
-
-
-def _check_further_columns(have: Any, location: Location) -> None:
-    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
-    kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
-    wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
-    infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]
-    if len(infos) == 1:
-        wrong.append(f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}")
-    extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
-    wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
-    if wrong:
-        raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)
-
-
-def _wrong_columns(what: str, location: Location) -> BadData:
-    return BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})
 
 
 def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:

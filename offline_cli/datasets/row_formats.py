@@ -14,17 +14,32 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
+from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.fields import check_names
 from offline_cli.episodes.episode_spaces import check_shapes, conform
-from offline_cli.errors import BadData, BadEpisode, UsageError
+from offline_cli.errors import PROBLEM, BadData, BadEpisode, UsageError
+from offline_cli.files.locations import Location
+from offline_cli.parquet.arrow_trees import is_numeric
 from offline_cli.scopes import Reading
 from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally
 
-__all__ = ["EpisodeFrames", "EpisodeRows", "RowFormat", "StepFrames", "StepRows", "lazy_frame", "row_format", "whole_frame"]
+__all__ = [
+    "EpisodeFrames",
+    "EpisodeRows",
+    "RowFormat",
+    "StepFrames",
+    "StepRows",
+    "check_columns",
+    "check_further_columns",
+    "lazy_frame",
+    "row_format",
+    "whole_frame",
+]
+
+FIX = "write the dataset again from its source"
 
 
 class RowFormat:
@@ -44,8 +59,11 @@ class RowFormat:
         """The first episode from which on tables have more columns than before; None: the columns stay."""
         return None
 
-    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
-        """The pa.Table of a prepared batch, bound for the shard `where`. Raises BadData."""
+    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
+        """The pa.Table of a prepared batch, bound for the shard `where`. Raises BadData.
+
+        `ready`: its rows as they were read, which are taken where their columns are right.
+        """
         raise NotImplementedError
 
     def add_columns(self) -> None:
@@ -77,8 +95,10 @@ class EpisodeRows(RowFormat):
         check_shapes(batch, *self._spaces)
         return batch
 
-    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
+    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
         """See RowFormat."""
+        if ready is not None and ready.schema.equals(episode_tables.EPISODE_SCHEMA):
+            return pa.Table.from_arrays(ready.columns, schema=episode_tables.EPISODE_SCHEMA)  # without what reading notes in it
         return episode_tables.to_table(batch, where=where, tally=self._tally)
 
 
@@ -138,11 +158,13 @@ class StepRows(RowFormat):
         """Whether a shard of this schema was written before there were infos."""
         return self._has_infos and step_tables.INFO_COLUMNS[0] not in schema.names
 
-    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
+    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
         """See RowFormat."""
         self._fix_extras(step_tables.extra_fields(batch), f"batch from episode {batch.ids[0]}")
         source_ids = bool(self._has_source_ids)
         schema = step_tables.step_schema(*self._spaces, self._extra or (), source_ids=source_ids, infos=self._has_infos)
+        if ready is not None and ready.schema.equals(schema):
+            return pa.Table.from_arrays(ready.columns, schema=schema)
         return step_tables.to_table(batch, schema, tally=self._tally)
 
     def adopt(self, schema: Any) -> None:
@@ -289,3 +311,35 @@ def _series(column: Any) -> Any:
         parts = {part.name: _series(column.field(i)) for i, part in enumerate(column.type.fields)}
         return pl.DataFrame(parts).to_struct()
     return pl.Series(pl.from_arrow(column))
+
+
+# ---- columns of a shard ----
+
+
+def check_columns(have: Any, want: Any, location: Location) -> None:
+    """Raise BadData, naming every difference, unless pa.Schema `have` has all the columns of `want`, as it has them."""
+    wrong = []
+    for column in want:
+        if column.name not in have.names:
+            wrong.append(f"no column {column.name!r}")
+        elif not have.field(column.name).type.equals(column.type):
+            wrong.append(f"column {column.name!r} is {have.field(column.name).type}, its space makes it {column.type}")
+    if wrong:
+        raise _wrong_columns(f"other columns than the manifest says: {'; '.join(wrong)}", location)
+
+
+def check_further_columns(have: Any, location: Location) -> None:
+    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
+    kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
+    wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
+    infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]
+    if len(infos) == 1:
+        wrong.append(f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}")
+    extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
+    wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
+    if wrong:
+        raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)
+
+
+def _wrong_columns(what: str, location: Location) -> BadData:
+    return BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})

@@ -27,7 +27,7 @@ from offline_cli.datasets.manifest import WRAPPERS, Counts, Environment, Manifes
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
-from offline_cli.datasets.row_groups import Block, BlockCutter
+from offline_cli.datasets.row_groups import Block, BlockCutter, ReadyRows, RowsInTurn, same_content
 from offline_cli.datasets.shard_sequence import ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
@@ -81,7 +81,7 @@ class DatasetWriter:
         `identity`: what is written, as a text that is the same for the same content (`resume` asks for the same). `check_ids`:
         raise for an id that is there already; False where all are known to differ. Raises UsageError, UnsupportedSpace.
         """
-        location = self._location = open_location(location, storage_options)
+        location = self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
         self._spaces = observation_space, action_space
         self._spaces_inferred = spaces_inferred
@@ -95,6 +95,7 @@ class DatasetWriter:
         self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
         self._identity = identity
         self._cutter = BlockCutter(self._rows.rows_of, max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
+        self._ready = RowsInTurn()
         self._statistics = StatisticsBuilder()
         self._target = TargetFolder(location, (self._given_provenance.get("commands") or [this_command()])[-1])
         self._shards: ShardSequence | None = None
@@ -114,7 +115,7 @@ class DatasetWriter:
         self._started = now()
         self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume)
         generation, guard = self._target.generation, self._target.guard
-        self._shards = ShardSequence(self._location, generation, compression=self._compression, guard=guard)
+        self._shards = ShardSequence(self.location, generation, compression=self._compression, guard=guard)
         if self._target.resumed:
             try:
                 self._adopt_shards(self._shards)
@@ -173,18 +174,20 @@ class DatasetWriter:
 
     # ---- writing ----
 
-    def write(self, batch: EpisodeBatch | SingleAgentEpisode) -> None:
+    def write(self, batch: EpisodeBatch | SingleAgentEpisode, ready: ReadyRows | None = None) -> None:
         """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards.
 
+        `ready`: their rows in this format, from `KeptRows`, which are written as they are where nothing has to be changed.
         Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
         where another writer has taken over.
         """
         self._target.check()
-        batch = EpisodeBatch.from_episodes([batch]) if isinstance(batch, SingleAgentEpisode) else batch
-        batch = self._as_declared(self._rows.prepare(batch))
+        given = EpisodeBatch.from_episodes([batch]) if isinstance(batch, SingleAgentEpisode) else batch
+        batch = self._as_declared(self._rows.prepare(given))
         if not len(batch):
             return
         self._take_ids(batch.ids)
+        self._ready.push(len(batch), ready if ready is not None and same_content(given, batch) else None)
         first = self._rows.first_change(batch)
         if first is not None:  # a table cannot change its columns half way
             self._put(self._cutter.push(batch.select(slice(0, first))))
@@ -215,7 +218,7 @@ class DatasetWriter:
             if known or len(set(ids)) < len(ids):
                 twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
                 what = f"two episodes are called {twice!r}: rows of one id are one episode"
-                raise BadEpisode(what, where=self._location.url, fix="give every episode an id of its own")
+                raise BadEpisode(what, where=self.location.url, fix="give every episode an id of its own")
             self._ids.add(ids)
         self._episodes += len(ids)
 
@@ -224,15 +227,16 @@ class DatasetWriter:
         for block in blocks:
             if block.opens_shard:  # two shards in one batch
                 shards.close()
-            where = self._location.join(shards.next_path).url
+            where = self.location.join(shards.next_path).url
             counted = Counter(self._tally.assumptions)
-            table = self._rows.table(block.batch, where=where)
+            table = self._rows.table(block.batch, where=where, ready=self._ready.pull(len(block.batch)))
             cuts = shards.cuts_of(table)
             if cuts is None:  # another shard begins, where the block may be a larger one: as `resume` would cut it
                 self._tally.assumptions.clear()
                 self._tally.assumptions.update(counted)
                 shards.close()
                 self._cutter.take_back(block)
+                self._ready.take_back()
                 continue
             shards.write(block.batch, table, cuts)
             self._statistics.add(block.batch)
@@ -243,9 +247,9 @@ class DatasetWriter:
         """Write rows that were set aside to `quarantine/`, and empty the list."""
         if rejects:
             if self._next_quarantine is None:
-                self._next_quarantine = next_number(self._location)
+                self._next_quarantine = next_number(self.location)
             with self._target.guard():
-                write_rejects(self._location, rejects, self._next_quarantine)
+                write_rejects(self.location, rejects, self._next_quarantine)
             self._next_quarantine += 1
             rejects.clear()
 
@@ -276,7 +280,7 @@ class DatasetWriter:
             counted = {**counted, **self._statistics.not_finite}
         manifest = self._manifest(shards, complete, counted, episodes_lost)
         with self._target.guard():
-            write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
+            write_whole(self.location.join(MANIFEST), manifest.to_bytes(), folder=self.location)
             self._target.finish()
         self._committed = True
         return manifest

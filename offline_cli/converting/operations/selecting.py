@@ -1,0 +1,339 @@
+"""`filter`, `sample` and `split`: episodes of any sources, in the order of the sources, as one dataset or several."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Unpack
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.converting.operations import Copied, Operation, OperationResult
+from offline_cli.converting.operations.choosing import (
+    NOWHERE,
+    Parts,
+    Survey,
+    drawn,
+    listed_ids,
+    problem_ids,
+    share_of,
+    surveyed,
+    top,
+)
+from offline_cli.converting.operations.conditions import Condition
+from offline_cli.converting.reading import EpisodeStream
+from offline_cli.datasets.dataset import holds_dataset
+from offline_cli.datasets.file_names import MANIFEST, WRITING
+from offline_cli.datasets.lease_record import identity_hash
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.target_folder import check_target
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.errors import NoData, OutputExists, UsageError
+from offline_cli.files.locations import Location, Sources, open_location
+from offline_cli.formats.memory_limits import room_for_data
+from offline_cli.options.keywords import takes
+from offline_cli.options.operations import FilterOptions, SampleOptions, SplitOptions
+from offline_cli.progress import OnProgress, no_progress
+
+__all__ = ["FilterResult", "SampleResult", "SplitResult", "filter", "sample", "split"]
+
+SHOWN: Final = 5  # ids that a message lists
+PER_WRITER: Final = 64 << 20  # bytes that one of several writers may take
+
+
+@dataclass(frozen=True, slots=True)
+class FilterResult(OperationResult):
+    """What `filter` read and wrote."""
+
+    undecided: int  # episodes for which the condition is null: not chosen
+    chosen_by: Mapping[str, Any]  # what was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult(OperationResult):
+    """What `sample` read and wrote."""
+
+    chosen_by: Mapping[str, Any]  # what was asked for, and the seed
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult(OperationResult):
+    """What `split` read and wrote, in sums over the parts."""
+
+    parts: Mapping[str, Mapping[str, Any]]  # by name: out, episodes, steps
+    chosen_by: Mapping[str, Any]  # what was asked for, and the seed
+
+
+@takes(FilterOptions)
+def filter(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    *,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+    **options: Unpack[FilterOptions],
+) -> FilterResult:
+    """Write some of the episodes of `sources` as dataset `out`.
+
+    They are those that each of `where`, `top_fraction`, `ids_file` and `drop_problems` chooses, as far as these are given.
+    An episode for which the condition is null, as where it divides by zero or asks for a return that is NaN, is not chosen, and
+    counted as `undecided`. `command`: for provenance.
+
+    Raises UsageError for a condition that is none, NoData where no episode is chosen or an id is in no source, and what
+    `convert` raises.
+    """
+    fraction = _checked_share(options["top_fraction"], "--top-fraction", "filter")
+    condition = None if options["where"] is None else Condition.parsed(options["where"])
+    ids, bad = (
+        None if file is None else read(open_location(file, options["storage_options"]))
+        for file, read in ((options["ids_file"], listed_ids), (options["drop_problems"], problem_ids))
+    )
+    by = {
+        "where": options["where"],
+        "top_fraction": fraction,
+        "ids_file": None if ids is None else os.fspath(options["ids_file"] or ""),
+        "ids_sha256": None if ids is None else _digest(ids),
+        "drop_problems": None if bad is None else os.fspath(options["drop_problems"] or ""),
+        "problems_sha256": None if bad is None else _digest(bad),
+    }
+    by = {name: value for name, value in by.items() if value is not None}
+    if not by:
+        fix = "give --where, --top-fraction, --ids-file or --drop-problems"
+        raise UsageError("nothing says which episodes to keep", where="offline-cli filter", fix=fix)
+    operation = Operation.begun(
+        "filter", sources, out, kind=FilterOptions, options=options, command=command, on_progress=on_progress
+    )
+    check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
+    columns = frozenset[str]() if condition is None else condition.columns
+    survey = surveyed(operation, columns if fraction is None else {*columns, Columns.RETURN})
+    chosen, undecided = np.ones(len(survey), np.bool_), 0
+    if condition is not None:
+        chosen, undecided = condition.holds(survey.table)
+    if fraction is not None:
+        chosen &= top(survey.column(Columns.RETURN), fraction)
+    if ids is not None:
+        chosen &= _listed(survey, ids)
+    if bad is not None:
+        chosen &= ~_with_problems(survey, bad)
+    return FilterResult(**_written(survey, chosen, by), undecided=undecided, chosen_by=by)
+
+
+def _digest(ids: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(ids).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _with_problems(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
+    """(E,) episodes with one of these ids. Raises NoData where there are ids, and none is in a source."""
+    found: NDArray[np.bool_] = pc.is_in(survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())).to_numpy()
+    if ids and not found.any():
+        where = ", ".join(place.url for place in survey.operation.places)
+        what = f"none of the {len(ids):,} episodes with problems is in the sources"
+        raise NoData(what, where=where, fix="give the result of validate for these sources")
+    return found
+
+
+def _listed(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
+    """(E,) episodes with one of these ids. Raises NoData where one of them is in no source."""
+    have, wanted = survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())
+    known = pc.is_in(wanted, have.combine_chunks()).to_pylist()
+    missing = [name for name, is_known in zip(ids, known, strict=True) if not is_known]
+    if missing:
+        more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+        what = f"{len(missing):,} of {len(ids):,} ids are in no source: {', '.join(missing[:SHOWN])}{more}"
+        where = ", ".join(place.url for place in survey.operation.places)
+        raise NoData(what, where=where, fix="take them out of the file, or name the source that they are in")
+    found: NDArray[np.bool_] = pc.is_in(have, wanted).to_numpy()
+    return found
+
+
+@takes(SampleOptions)
+def sample(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    *,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+    **options: Unpack[SampleOptions],
+) -> SampleResult:
+    """Write episodes of `sources` drawn at random, without replacement, as dataset `out`; they keep their order.
+
+    Exactly one of `episodes`, `steps` and `fraction` says how many; `steps`: the fewest, in the order drawn, that reach so
+    many. `command`: for provenance.
+
+    Raises UsageError, NoData where the sources hold fewer, and what `convert` raises.
+    """
+    amounts = {name: options[name] for name in ("episodes", "steps", "fraction") if options[name] is not None}
+    if len(amounts) != 1:
+        fix = "offline-cli sample SRC --out D --episodes 100"
+        raise UsageError("give exactly one of --episodes, --steps and --fraction", where="offline-cli sample", fix=fix)
+    _checked_share(options["fraction"], "--fraction", "sample")
+    operation = Operation.begun(
+        "sample", sources, out, kind=SampleOptions, options=options, command=command, on_progress=on_progress
+    )
+    check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
+    survey = surveyed(operation)
+    order = drawn(len(survey), options["seed"])
+    chosen = np.zeros(len(survey), np.bool_)
+    chosen[order[: _count(survey, order, options)]] = True
+    by = {**amounts, "seed": options["seed"]}
+    return SampleResult(**_written(survey, chosen, by), chosen_by=by)
+
+
+def _count(survey: Survey, order: NDArray[np.int64], options: SampleOptions) -> int:
+    """How many of the episodes in `order` are drawn. Raises NoData where there are too few."""
+    episodes, steps, fraction = options["episodes"], options["steps"], options["fraction"]
+    if fraction is not None:
+        return share_of(len(survey), fraction)
+    reached = np.cumsum(survey.column(Columns.LENGTH)[order])
+    have, unit = (len(survey), "episodes") if steps is None else (int(reached[-1]), "steps")
+    wanted = episodes if steps is None else steps
+    assert wanted is not None, "one of the three is given"
+    if wanted > have:
+        where = ", ".join(place.url for place in survey.operation.places)
+        what = f"{wanted:,} {unit} are wanted, and the sources have {have:,}"
+        raise NoData(what, where=where, fix="ask for fewer: an episode is drawn once")
+    return wanted if steps is None else int(np.searchsorted(reached, steps)) + 1
+
+
+def _checked_share(fraction: float | None, option: str, command: str) -> float | None:
+    if fraction is not None and fraction > 1:
+        raise UsageError(f"{option} {fraction:g} is above 1", where=f"offline-cli {command}", fix=f"{option} 0.1, for a tenth")
+    return fraction
+
+
+@takes(SplitOptions)
+def split(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    *,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+    **options: Unpack[SplitOptions],
+) -> SplitResult:
+    """Write the episodes of `sources` as several datasets in folder `out`, one for each part, in the order of the sources.
+
+    Exactly one of `fractions`, `counts` and `by` says what the parts are. Those of the first two are drawn with `seed`, and
+    have exactly the episodes they should, by the largest remainder. Each part is committed by itself, in their order; `resume`
+    leaves those alone that are complete. `command`: for provenance.
+
+    Raises UsageError, NoData where a part would have no episode, and what `convert` raises.
+    """
+    wanted = Parts.of(options["fractions"], options["counts"], options["by"])
+    operation = Operation.begun(
+        "split", sources, out, kind=SplitOptions, options=options, command=command, on_progress=on_progress
+    )
+    if holds_dataset(operation.target):
+        fix = "give another --out: parts are folders in it"
+        raise OutputExists("a dataset is here", where=operation.target.url, fix=fix)
+    if wanted.by is None:  # before anything is read
+        for name in wanted.amounts:
+            _done(operation, name, wanted.asked(options["seed"]))
+    survey = surveyed(operation, () if wanted.by is None else (wanted.by,))
+    names, part_of = wanted.drawn(survey, options["seed"])
+    return _split(survey, names, part_of, wanted.asked(options["seed"]))
+
+
+def _split(survey: Survey, names: Sequence[str], part_of: NDArray[np.int64], by: Mapping[str, Any]) -> SplitResult:
+    """Write part number `part_of` (E,) of each episode under its name, as many at a time as memory allows."""
+    operation = survey.operation
+    done = {name: manifest for name in names if (manifest := _done(operation, name, by)) is not None}
+    if len(done) == len(names):
+        check_target(operation.target.join(names[0]), resume=True)  # which says that it is complete
+    left = [number for number, name in enumerate(names) if name not in done]
+    at_once = max(1, room_for_data(operation.tables.memory_limit) // PER_WRITER)
+    written: list[Copied] = []
+    lengths = survey.column(Columns.LENGTH)
+    parts = {name: {"episodes": int((part_of == number).sum())} for number, name in enumerate(names)}
+    for group in [] if operation.options["dry_run"] else [left[i : i + at_once] for i in range(0, len(left), at_once)]:
+        number_of = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
+        number_of[group] = np.arange(len(group))
+        stream, share = survey.stream(number_of[part_of])
+        writers = [_part_writer(operation, stream, names[number], by) for number in group]
+        written.append(operation.copy(stream, writers, share))
+        done |= {names[number]: one for number, one in zip(group, written[-1].manifests, strict=True)}
+    for number, (name, part) in enumerate(parts.items()):
+        counts = None if operation.options["dry_run"] else done[name].counts
+        part["steps"] = int(lengths[part_of == number].sum()) if counts is None else counts.steps
+        part["episodes"] = part["episodes"] if counts is None else counts.episodes
+    scale = written[-1].action_scale if written else operation.manifests[0].action_scale if operation.manifests else "unknown"
+    return SplitResult(
+        out=operation.target.url,
+        format=operation.format,
+        episodes=sum(part["episodes"] for part in parts.values()),
+        steps=sum(part["steps"] for part in parts.values()),
+        dropped=int((part_of == NOWHERE).sum()),
+        shards=sum(len(manifest.shards) for manifest in done.values()),
+        duplicates_dropped=survey.duplicates_dropped,
+        episodes_lost=written[-1].episodes_lost if written else None,
+        assumptions=dict(written[-1].assumptions) if written else {},
+        action_scale=scale,
+        dry_run=operation.options["dry_run"],
+        seconds=time.monotonic() - operation.started,
+        parts={name: {"out": operation.target.join(name).url, **part} for name, part in parts.items()},
+        chosen_by=by,
+    )
+
+
+def _part_writer(operation: Operation, stream: EpisodeStream, name: str, by: Mapping[str, Any]) -> DatasetWriter:
+    identity = operation.identity(**by, part=name)
+    provenance = {"operation": {"name": operation.name, "part": name, **by, "identity": _identity(operation, identity)}}
+    return operation.writer(stream, operation.target.join(name), identity=identity, provenance=provenance)
+
+
+def _identity(operation: Operation, identity: str) -> str:
+    """Of what a part is and how its files are written, as its manifest has it."""
+    limits = (operation.options["max_rows_per_file"], operation.options["max_bytes_per_file"])
+    return identity_hash(json.dumps([identity, operation.format, operation.compression, *limits]))
+
+
+def _done(operation: Operation, name: str, by: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of a part that `resume` finds complete; None where it is to be written. Raises as `check_target` does."""
+    place, options = operation.target.join(name), operation.options
+    if options["resume"] and not options["overwrite"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
+        found = Manifest.read(place)
+        said = found.provenance.get("operation")
+        identity = _identity(operation, operation.identity(**by, part=name))
+        if found.complete and isinstance(said, dict) and said.get("identity") == identity:
+            return found
+    check_target(place, overwrite=options["overwrite"], resume=options["resume"])
+    return None
+
+
+# ---- one target ----
+
+
+def _written(survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the chosen episodes to the operation's target; the fields of `OperationResult`. Raises NoData where none is."""
+    operation, count = survey.operation, int(np.count_nonzero(chosen))
+    if not count:
+        where = ", ".join(place.url for place in operation.places)
+        fix = "offline-cli inspect shows between which values returns and lengths are"
+        raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=where, fix=fix)
+    stream, share = survey.stream(np.where(chosen, 0, NOWHERE))
+    figures: dict[str, Any] = {"out": operation.target.url, "format": operation.format, "action_scale": stream.action_scale}
+    figures |= {"dropped": len(survey) - count, "dry_run": operation.options["dry_run"]}
+    if operation.options["dry_run"]:
+        with stream:
+            lost = stream.episodes_lost
+        steps = int(survey.column(Columns.LENGTH)[chosen].sum())
+        figures |= {"episodes": count, "steps": steps, "shards": 0, "assumptions": {}, "episodes_lost": lost}
+        figures |= {"duplicates_dropped": survey.duplicates_dropped}
+    else:
+        identity = operation.identity(**by)
+        provenance = {"operation": {"name": operation.name, **by}}
+        copied = operation.copy(
+            stream, [operation.writer(stream, operation.target, identity=identity, provenance=provenance)], share
+        )
+        counts, shards = copied.manifests[0].counts, copied.manifests[0].shards
+        figures |= {"episodes": counts.episodes, "steps": counts.steps, "shards": len(shards)}
+        figures |= {"assumptions": copied.assumptions, "episodes_lost": copied.episodes_lost}
+        figures |= {"duplicates_dropped": copied.duplicates_dropped}
+    return {**figures, "seconds": time.monotonic() - operation.started}
