@@ -23,19 +23,27 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from offline_cli.converting.fitting import as_space, extra_dtypes
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.converting.sink import Sink, SinkContext, Written, committed, opened_sink, sink_named
+from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, committed, opened_sink, sink_named
+from offline_cli.converting.whole_episodes import CHOSEN, AddedTo
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.shard_sequence import Base, dataset_to_append_to
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import Interrupted
+from offline_cli.episodes.episode_spaces import conform
+from offline_cli.episodes.known_episodes import EarlierEpisodes
+from offline_cli.errors import Interrupted, UsageError
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.opening import info_of
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.data_commands import ConvertOptions
 from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe
 from offline_cli.trees import flatten
@@ -70,7 +78,8 @@ class ConvertResult:
 
     out: str
     format: str  # "episodes" | "columns", or the name of another sink
-    episodes: int
+    episodes: int  # in `out`, like steps and shards: with `append`, those that were there too
+    episodes_appended: int | None  # with `append`: the new ones among them
     steps: int
     shards: int  # files, as far as the sink reports them
     rows_in: int  # rows of tables, lines of JSON
@@ -121,16 +130,21 @@ def convert(
     started = time.monotonic()
     check_values(ConvertOptions, options, command="offline-cli convert")
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables, sink = TableOptions.of(options), sink_named(options["to"])
+    tables = TableOptions.of(options)
     if options["from_"] != AUTO:
         reader_named(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
-    read_as = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
+    read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
+    read_as += () if options["extras"] == EXTRAS.default else (options["extras"],)
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
-    sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
+    base = _base(target, options)
+    to = options["to"] or ("episodes" if base is None else base.manifest.format)
+    sink = sink_named(to)
+    if base is None:
+        sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
     sink.check_options(options)
     with read_episodes(
         places,
@@ -142,6 +156,8 @@ def convert(
         workers=options["workers"],
         tables=tables,
         episode_limit=EpisodeLimit.within(tables.memory_limit),
+        extras=CHOSEN[options["extras"]],
+        added_to=None if base is None else added_to(target, base),
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
@@ -149,11 +165,13 @@ def convert(
             observation_space=stream.observation_space,
             action_space=stream.action_space,
             action_scale=stream.action_scale,
-            environment=Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None,
-            spaces_inferred=stream.spaces_inferred,
+            environment=_environment(stream, base, options["env"]),
+            spaces_inferred=stream.spaces_inferred if base is None else base.manifest.spaces_inferred,
             provenance=_provenance(places, stream, command),
-            compression=options["compression"],
+            compression=options["compression"] or (COMPRESSION.default if base is None else base.manifest.compression),
             max_rows_per_file=options["max_rows_per_file"],
+            max_bytes_per_file=options["max_bytes_per_file"],
+            base=base,
             tally=stream.tally,
             identity=json.dumps([[place.url for place in places], *read_as, said_of_tables]),
             overwrite=options["overwrite"],
@@ -161,12 +179,58 @@ def convert(
         )
         if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
-            alone = replace(context, overwrite=False, resume=False)
+            alone = replace(context, overwrite=False, resume=False, base=None)
+            if base is not None:
+                opened_sink(sink, target, context)  # raises for another format, spaces or scale
             shown = _preview(stream, lambda place: opened_sink(sink, place, alone))
-            return _result(stream, target, options["to"], (shown.episodes, shown.steps, 0), started, shown)
+            return _result(stream, target, to, (shown.episodes, shown.steps, 0), started, shown, base)
         written = _written(opened_sink(sink, target, context), stream, target)
         counts = written.episodes, written.steps, written.files
-        return _result(stream, target, options["to"], counts, started, None)
+        return _result(stream, target, to, counts, started, None, base)
+
+
+# ---- what the episodes are added to ----
+
+
+def _base(target: Location, options: ConvertOptions) -> Base | None:
+    if not options["append"]:
+        return None
+    if options["to"] not in (None, *OURS):
+        fix = "leave out --append, or --to"
+        raise UsageError("--append adds to datasets of ours alone", where=f"--to {options['to']}", fix=fix)
+    if options["overwrite"]:
+        fix = "--append to add to the dataset, or --overwrite to replace it"
+        raise UsageError("--append and --overwrite are mutually exclusive", where=target.url, fix=fix)
+    return dataset_to_append_to(target, resume=options["resume"])
+
+
+def added_to(target: Location, base: Base) -> AddedTo:
+    """The dataset at `target` as reading needs it. Raises BadData, StorageError."""
+    manifest = base.manifest
+    dataset = Dataset(target, manifest, base.shards)
+    with dataset.batches() as batches:
+        first = next(iter(batches), None)
+    observation, action = manifest.observation_space, manifest.action_space
+    dtypes = {} if first is None else extra_dtypes(first)
+
+    def stored(batch: EpisodeBatch) -> EpisodeBatch:
+        if observation is None or action is None:
+            return batch
+        shaped = replace(batch, obs=as_space(batch.obs, observation), actions=as_space(batch.actions, action))
+        return conform(shaped, observation, action, dtypes)
+
+    ids = tuple(name for names in base.ids(target) for name in names)
+    info = replace(info_of(manifest, target.url), said_by="the dataset")
+    return AddedTo(info, EarlierEpisodes(target.url, ids, dataset.batches, stored), first)
+
+
+def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> Environment | None:
+    """That of all episodes; with `env`, those that were there keep theirs: it says where the new ones are from."""
+    said = Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None
+    if base is None or env is None:
+        return said
+    known = base.manifest.environment
+    return known if known is not None and said is not None and known.id == said.id else None
 
 
 def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
@@ -226,11 +290,17 @@ def _result(
     counts: tuple[int, int, int],
     started: float,
     shown: Preview | None,
+    base: Base | None = None,
 ) -> ConvertResult:
+    there = () if base is None else base.shards
+    before = sum(shard.episodes for shard in there)
+    if shown is not None:
+        counts = counts[0] + before, counts[1] + sum(shard.steps for shard in there), len(there)
     return ConvertResult(
         out=target.url,
         format=to,
         episodes=counts[0],
+        episodes_appended=None if base is None else counts[0] - before,
         steps=counts[1],
         shards=counts[2],
         rows_in=stream.tally.rows_in,

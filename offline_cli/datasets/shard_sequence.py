@@ -3,30 +3,57 @@
 A shard counts once it has its final name. Complete shards of an earlier writer are read again (`adopt`): their episodes pass
 through the same row groups as when they were written, so that statistics are equal to the last bit. A shard that cannot be read
 is an error.
+
+`Base`, `check_base`: the shards of a dataset that a write adds to, and whether it may. They stay as they are; of their bytes
+only ids, lengths and returns are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from offline_cli.datasets.file_names import DATA, shard_name
-from offline_cli.datasets.manifest import Shard
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING, FolderKind, generation_of, shard_name
+from offline_cli.datasets.lease_record import APPENDS_TO, UNFINISHED_WRITING, WritingNote, refuse_if_at_work
+from offline_cli.datasets.manifest import Manifest, Shard
+from offline_cli.datasets.ownership import refuse_foreign_data, refuse_links
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import RowFormat
 from offline_cli.datasets.row_groups import BlockCutter
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData, NoData, OutputExists, StorageNotFound, Uncommitted
 from offline_cli.files.locations import Location
 from offline_cli.parquet import safety
 from offline_cli.parquet.row_group_cuts import Cuts, cuts_of
 from offline_cli.parquet.shards import OpenShard, ShardWriter, check_bound, is_plain, opened, read_row_groups
 from offline_cli.parquet.trust import Hashing, Trust, fingerprint
+from offline_cli.spaces import Space, describe, same_space
 
-__all__ = ["Adopted", "ShardSequence", "adopt"]
+__all__ = [
+    "Adopted",
+    "Base",
+    "ShardSequence",
+    "adopt",
+    "check_base",
+    "dataset_to_append_to",
+    "note_in",
+    "refuse_note_of_others",
+]
+
+BEGIN_FIX: Final = "leave out --append to begin a dataset here, or name the one to add to"
+IN_ORDER: Final = ("commands", "sources", "source_formats")  # of a provenance, what is joined
 
 
 class ShardSequence:
@@ -172,3 +199,181 @@ def adopt(
     for block in cutter.flush():
         statistics.add(block.batch)
     return Adopted(Shard(f"{DATA}/{place.name}", len(ids), row_count, steps, size, digest), schema, tuple(ids))
+
+
+# ---- of a dataset that is added to ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Base:
+    """The dataset that a write adds to."""
+
+    manifest: Manifest
+    shards: tuple[Shard, ...]  # of the dataset without what the write adds
+
+    @staticmethod
+    def of(manifest: Manifest, added: str | None) -> Base:
+        """`added`: the generation of shards that the write has added, if it was interrupted."""
+        return Base(manifest, tuple(shard for shard in manifest.shards if generation_of(shard.path) != added))
+
+    @property
+    def is_past(self) -> bool:
+        """Whether the manifest lists what the write has added: it was killed between its commit and its end."""
+        return len(self.shards) < len(self.manifest.shards)
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Of its shards, below the dataset folder."""
+        return frozenset(shard.path for shard in self.shards)
+
+    @property
+    def generations(self) -> frozenset[str]:
+        """In the names of its shards."""
+        return frozenset(map(generation_of, self.paths))
+
+    @property
+    def identity(self) -> str:
+        """A hash that no other content has: what `resume` compares, and what the names of the new shards depend on."""
+        return hashlib.sha256(repr([(shard.path, shard.sha256) for shard in self.shards]).encode()).hexdigest()
+
+    def refuse_other(
+        self, folder: Location, row_format: str, compression: str, spaces: tuple[Space | None, Space | None], scale: str
+    ) -> None:
+        """Raise BadConfig, naming each difference, unless what is to be added is written as this dataset is."""
+        known = self.manifest
+        said = (("format", known.format, row_format), ("compression", known.compression, compression))
+        wrong = [f"{name} is {ours}, not {theirs}" for name, ours, theirs in said if ours != theirs]
+        for name, own, new in zip(
+            ("observation", "action"), (known.observation_space, known.action_space), spaces, strict=True
+        ):
+            if not same_space(own, new):
+                wrong.append(f"the {name} space is {describe(own)}, not {describe(new)}")
+        if known.action_scale != scale:
+            wrong.append(f"actions are of the scale {known.action_scale}, not {scale}")
+        if wrong:
+            fix = "write into a dataset of its own"
+            raise BadConfig.of([f"in the dataset {one}" for one in wrong], where=folder.url, fix=fix)
+
+    def with_added(self, added: Manifest) -> Manifest:
+        """The manifest of both; of `added`, shards, assumptions, losses and provenance are those of the write alone."""
+        before, lost = self.manifest, (self.manifest.episodes_lost, added.episodes_lost)
+        if self.is_past:
+            return before
+        lists = ((name, before.provenance.get(name), added.provenance.get(name)) for name in IN_ORDER)
+        joined = {name: [*one, *other] for name, one, other in lists if isinstance(one, list) and isinstance(other, list)}
+        return replace(
+            added,
+            complete=added.complete and before.complete,
+            shards=(*self.shards, *added.shards),
+            assumptions=Counter(before.assumptions) + Counter(added.assumptions),
+            episodes_lost=None if None in lost else sum(filter(None, lost)),
+            provenance={**before.provenance, **added.provenance, **joined},
+        )
+
+    def ids(self, folder: Location) -> Iterator[tuple[str, ...]]:
+        """Ids of the episodes, shard by shard. Raises BadData, StorageError."""
+        for shard in self.shards:
+            yield self._episodes(folder, shard)[0]
+
+    def adopt(self, folder: Location, rows: RowFormat) -> StatisticsBuilder:
+        """The statistics of its episodes, to be added to, and the columns of its shards for `rows`.
+
+        Columns come from the manifest, but where that would lose digits: then all episodes are read. Raises BadData,
+        StorageError.
+        """
+        found, known = self.manifest, StatisticsBuilder.of_json(self.manifest.statistics["columns"])
+        if known is None:
+            known, reader = StatisticsBuilder(), ShardReader(found.format, found.observation_space, found.action_space)
+            for shard in self.shards:
+                adopt(folder.join(shard.path), reader, rows, known, said=shard.sha256)
+        else:
+            for shard in self.shards:
+                _, lengths, returns = self._episodes(folder, shard, rows)
+                known.add_episodes(lengths, returns)
+            known.terminated, known.truncated = found.counts.terminated, found.counts.truncated
+        known.unfinished = found.counts.unfinished
+        known.not_finite.clear()  # the manifest has them
+        return known
+
+    def _episodes(
+        self, folder: Location, shard: Shard, rows: RowFormat | None = None
+    ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64]]:
+        """Ids, lengths and returns of the episodes of a shard."""
+        place, trust = folder.join(shard.path), Trust(shard.sha256)
+        with opened(place, size=shard.bytes) as file:
+            if rows is not None:
+                rows.adopt(file.schema_arrow)
+            is_packed = self.manifest.format == "episodes"
+            names = [Columns.EPS_ID, Columns.LENGTH, Columns.RETURN] if is_packed else [Columns.EPS_ID, Columns.REWARDS]
+            table = pa.concat_tables(list(read_row_groups(file, place, columns=names, trust=trust)))
+        if is_packed:
+            ids, lengths, returns = (table.column(name) for name in names)
+            found = tuple(ids.to_pylist()), lengths.to_numpy(), returns.to_numpy()
+        else:
+            runs = pc.run_end_encode(table.column(Columns.EPS_ID).combine_chunks())
+            ends = runs.run_ends.to_numpy()
+            starts = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int64)
+            rewards, none = table.column(Columns.REWARDS).to_numpy(), np.zeros(len(ends), np.bool_)
+            unread = np.zeros(len(rewards) + len(ends))
+            batch = EpisodeBatch(tuple(runs.values.to_pylist()), starts, unread, rewards, rewards, none, none)
+            found = batch.ids, batch.lengths, batch.returns
+        if len(found[0]) != shard.episodes or int(found[1].sum()) != shard.steps:
+            what = f"the shard holds {len(found[0])} episodes of {int(found[1].sum())} steps, its manifest says otherwise"
+            raise BadData(what, where=place.url, fix="offline-cli validate shows what is wrong; then offline-cli repair")
+        return found
+
+
+# ---- whether a dataset may be added to ----
+
+
+def note_in(folder: Location, *, needed: bool) -> WritingNote | None:
+    """The writer's note in `folder`; None also for a broken one that is not `needed`. Raises BadData."""
+    try:
+        return WritingNote.read(folder)
+    except BadData:
+        if needed:
+            raise
+        return None
+
+
+def refuse_note_of_others(note: WritingNote, folder: Location, kind: FolderKind) -> None:
+    """Raise Locked where the writer of the note is at work, OutputExists where it writes something else."""
+    refuse_if_at_work(note, folder.join(WRITING))
+    if note.writes != kind.noun:
+        what = f"an unfinished {note.writes} is here, not a {kind.noun}"
+        raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
+
+
+def check_base(folder: Location, *, resume: bool = False) -> WritingNote | None:
+    """As `check_target`, for a committed dataset that is to be added to.
+
+    Raises Locked, StorageNotFound, NoData; Uncommitted for a writer's note, unless `resume` continues what it began here;
+    OutputExists for files in it that are nobody's of ours.
+    """
+    if not folder.exists():
+        raise StorageNotFound("no dataset is here to append to", where=folder.url, fix=BEGIN_FIX)
+    refuse_links(folder, DATASET)
+    note = note_in(folder, needed=resume)
+    if note is not None:
+        refuse_note_of_others(note, folder, DATASET)
+        if not resume or APPENDS_TO not in note.options:
+            fix = f"finish it first ({note.command}, with --resume), or make a dataset of what is whole with offline-cli repair"
+            raise Uncommitted("a writer has not finished this dataset", where=folder.url, fix=fix)
+    if not folder.join(MANIFEST).exists():
+        raise NoData("no dataset is here to append to: there is no manifest.json", where=folder.url, fix=BEGIN_FIX)
+    refuse_foreign_data(folder, DATASET)
+    folder.check_writable()
+    return note
+
+
+def dataset_to_append_to(folder: Location, *, resume: bool = False) -> Base:
+    """That in `folder`, as it was before an interrupted write that `resume` continues.
+
+    Raises as `check_base` does, and OutputExists for a dataset whose own writer can still be resumed.
+    """
+    note, found = check_base(folder, resume=resume), Manifest.read(folder)
+    if not found.complete and UNFINISHED_WRITING in found.provenance:
+        what = "the dataset here was committed before it was complete, and its own writer can continue it"
+        fix = "finish it first, with --resume of the command that wrote it; or offline-cli merge it into a new dataset"
+        raise OutputExists(what, where=folder.url, fix=fix)
+    return Base.of(found, None if note is None else note.generation)

@@ -28,6 +28,7 @@ from offline_cli.trees import flatten
 __all__ = ["ColumnStatistics", "StatisticsBuilder"]
 
 MAX_ELEMENTS = 1024
+FAR = 1000  # a mean of so many standard deviations is kept in one part without loss
 CHUNK = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
 PLURALS = {Columns.OBS: "observations", Columns.ACTIONS: "actions", Columns.REWARDS: "rewards"}
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
@@ -64,6 +65,35 @@ class ColumnStatistics:
         for part in parts[1:]:
             total = total.merged(part)
         return total
+
+    @staticmethod
+    def of_json(node: Mapping[str, Any]) -> ColumnStatistics | None:
+        """Figures that a manifest has, to be merged with others; None where that would lose digits, or where they are none.
+
+        A manifest keeps a mean in one part: far from zero, its rounding error is more than 1e-12 of the std.
+        """
+        try:
+            dtype, shape, pooled, count = (
+                np.dtype(node["dtype"]),
+                tuple(node["shape"]),
+                bool(node["pooled"]),
+                int(node["count"]),
+            )
+            own = np.dtype(np.uint8) if dtype.kind == "b" else dtype
+            nan, infinite = (_column(node[name], np.dtype(np.int64)) for name in ("nan", "infinite"))
+            low, high = (_column(node[name], own) for name in ("min", "max"))
+            mean, std = (_column(node[name], np.dtype(np.float64)) for name in ("mean", "std"))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+        width = 1 if pooled else math.prod(shape)
+        if dtype.kind not in "biuf" or any(len(part) != width for part in (nan, infinite, low, high, mean, std)):
+            return None
+        finite, constant = count - nan - infinite, low == high
+        if not (constant | np.isnan(mean) | (np.abs(mean) <= FAR * std)).all():
+            return None
+        mean = np.where(constant & np.isfinite(mean), low, np.where(finite > 0, mean, 0.0)).astype(np.float64)
+        m2 = np.where((finite > 0) & ~constant, std * std * finite, 0.0)
+        return ColumnStatistics(str(dtype), shape, pooled, count, nan, infinite, finite, low, high, mean, np.zeros(width), m2)
 
     def merged(self, later: ColumnStatistics) -> ColumnStatistics:
         """Figures of these values and the `later` ones together."""
@@ -141,6 +171,14 @@ def _two_sum(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[NDArray[np
     return total, (a - (total - part)) + (b - part)
 
 
+def _column(figures: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Figures of a manifest, nested like a value, as an array (d,)."""
+    values = np.array(figures, object).ravel().tolist()
+    if dtype.kind == "f":
+        values = [math.nan if value is None else float(value) for value in values]
+    return np.array(values, dtype)
+
+
 def plain_numbers(values: Any) -> Any:
     """`values` (numbers in lists) with "inf", "-inf" and null for what JSON has no number for."""
     if isinstance(values, list):
@@ -163,6 +201,20 @@ class StatisticsBuilder:
     truncated: int = 0
     unfinished: int = 0  # neither flag
     not_finite: Counter[str] = field(default_factory=Counter)  # NaN and infinite values by kind; those of last observations too
+
+    @staticmethod
+    def of_json(columns: Mapping[str, Any]) -> StatisticsBuilder | None:
+        """The columns of a manifest's statistics, to be added to, without episodes. None: see `ColumnStatistics.of_json`."""
+        known = {path: ColumnStatistics.of_json(node) for path, node in columns.items()}
+        found = {path: column for path, column in known.items() if column is not None}
+        return StatisticsBuilder(found) if len(found) == len(known) else None
+
+    def add_episodes(self, lengths: NDArray[np.int64], returns: NDArray[np.float64]) -> None:
+        """Count episodes whose columns are known: their (E,) lengths and returns; ends are the caller's."""
+        self._lengths.append(lengths)
+        self._returns.append(returns)
+        self.episodes += len(lengths)
+        self.steps += int(lengths.sum())
 
     def copy(self) -> StatisticsBuilder:
         """The same figures so far, to be added to by itself."""

@@ -13,18 +13,19 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
 from offline_cli.key_index import KeyHashes, KeyIndex, key_hashes
 from offline_cli.trees import flatten
 
-__all__ = ["KnownIds", "fingerprints"]
+__all__ = ["EarlierEpisodes", "KnownIds", "fingerprints"]
 
 RECENT = 1 << 14  # ids that are kept as they are
 _KEY = np.frombuffer(os.urandom(8), np.uint64)[0]
@@ -88,6 +89,27 @@ class KnownIds:
 
 def _hashes(names: Collection[str]) -> KeyHashes:
     return key_hashes([pa.array([name.encode("utf-8", "surrogatepass") for name in names], pa.binary())])
+
+
+@dataclass(slots=True)
+class EarlierEpisodes:
+    """Whole episodes of a dataset that others are added to: copies of them are recognised as what the dataset keeps of them."""
+
+    location: str  # the dataset's
+    ids: Sequence[str]
+    read: Callable[[], Iterator[EpisodeBatch]]  # all of them, in the order of their ids
+    stored: Callable[[EpisodeBatch], EpisodeBatch]  # an episode in the dtypes that the dataset has; raises BadData
+    _prints: NDArray[np.uint64] | None = None
+
+    def is_same(self, number: int, other: EpisodeBatch) -> bool:
+        """Whether one of them is the only episode of `other`. The first call reads all: ids of new recordings mostly differ."""
+        if self._prints is None:
+            parts = [fingerprints(batch) for batch in self.read()]
+            self._prints = np.concatenate([np.zeros(0, np.uint64), *parts])
+        try:
+            return bool(fingerprints(self.stored(other))[0] == self._prints[number])
+        except BadData:
+            return False
 
 
 # ---- fingerprints ----

@@ -2,20 +2,25 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Required
 
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
+    COMPRESSION,
     ENV_FORMS,
+    EXTRAS,
     ActionScale,
     Caching,
+    Compression,
     DryRun,
     Environment,
+    Extras,
     Limit,
     Out,
     Overwriting,
     Resuming,
-    Shards,
+    ShardSizes,
     Showing,
     Sources,
     Storage,
@@ -121,19 +126,31 @@ class ApplyFlags(Caching, Showing, total=False):
     env=f"Source of spaces for recordings without any: {ENV_FORMS}.",
     dry_run="Read and count everything, show what would be written, write nothing.",
 )
-class ConvertOptions(Tables, Environment, ActionScale, Limit, Shards, Resuming, Overwriting, DryRun, Storage, total=False):
+class ConvertOptions(Tables, Environment, ActionScale, Limit, ShardSizes, Resuming, Overwriting, DryRun, Storage, total=False):
     """Keywords of `convert`."""
 
     to: Annotated[
-        str,
+        str | None,
         Option(
             help="One row per episode, packed; or one row per step, for any Parquet tool; or the name of a sink, or one's own "
             "python:package.module:Sink.",
             group=Group.OUTPUT,
-            default="episodes",
+            without="episodes; with {append}, what the dataset has",
             metavar="episodes|columns|NAME",
         ),
     ]
+    compression: Annotated[
+        Compression | None, replace(COMPRESSION, default=None, without="zstd; with {append}, what the dataset has")
+    ]
+    append: Annotated[
+        bool,
+        Option(
+            help="Add to the dataset at {out}, which keeps its shards as they are; episodes that it has are dropped.",
+            group=Group.OUTPUT,
+            default=False,
+        ),
+    ]
+    extras: Annotated[Extras, EXTRAS]
     on_error: Annotated[
         Literal["fail", "skip", "quarantine"],
         Option(

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Required, TypedDict
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
-    MAX_BYTES,
     ROW_FORMAT,
     Acting,
     DryRun,
@@ -91,7 +90,6 @@ class RecordOptions(Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugin
             default="auto",
         ),
     ]
-    max_bytes_per_file: Annotated[int | None, MAX_BYTES]
     first_episode: Annotated[
         int,
         Option(

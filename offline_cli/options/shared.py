@@ -13,6 +13,7 @@ __all__ = [
     "COMPRESSION",
     "DEVICE",
     "ENV_FORMS",
+    "EXTRAS",
     "MAX_BYTES",
     "MEMORY_LIMIT",
     "ROW_FORMAT",
@@ -26,6 +27,7 @@ __all__ = [
     "DryRun",
     "Environment",
     "EpisodeEnds",
+    "Extras",
     "Limit",
     "Out",
     "Overwriting",
@@ -33,6 +35,7 @@ __all__ = [
     "Resuming",
     "RowFormat",
     "Scale",
+    "ShardSizes",
     "Shards",
     "Showing",
     "SourceFormat",
@@ -47,6 +50,7 @@ ENV_FORMS: Final = "a gymnasium id, module:EnvId or python:package.module:make_e
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 Device = Literal["auto", "cpu", "cuda"]
 EpisodeEnds = Literal["flags", "t", "chain"]
+Extras = Literal["union", "common", "drop"]
 RowFormat = Literal["episodes", "columns"]
 Scale = Literal["env", "normalized"]
 
@@ -60,6 +64,11 @@ MAX_BYTES: Final = Option(
     default=128 << 20,
     minimum=1,
     metavar="N",
+)
+EXTRAS: Final = Option(
+    help="Extra model outputs that are kept: all, which every source has to have; those that all have in one form; or none.",
+    group=Group.DATA,
+    default="union",
 )
 MEMORY_LIMIT: Final = Option(
     help="Memory that the process may take for a table, or one episode: 256MiB, 1GiB.",
@@ -284,13 +293,19 @@ class Caching(TypedDict, total=False):
     ]
 
 
-class Shards(TypedDict, total=False):
-    """Files of a dataset."""
+class ShardSizes(TypedDict, total=False):
+    """How large the files of a dataset become."""
 
-    compression: Annotated[Compression, COMPRESSION]
     max_rows_per_file: Annotated[
         int | None, Option(help="Begin a new shard after this many rows.", group=Group.OUTPUT, minimum=1, metavar="N")
     ]
+    max_bytes_per_file: Annotated[int, MAX_BYTES]
+
+
+class Shards(ShardSizes, total=False):
+    """Files of a dataset."""
+
+    compression: Annotated[Compression, COMPRESSION]
 
 
 class Resuming(TypedDict, total=False):
