@@ -130,7 +130,8 @@ def convert(
     started = time.monotonic()
     check_values(ConvertOptions, options, command="offline-cli convert")
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables = TableOptions.of(options)
+    tables, to = TableOptions.of(options), options["to"] or "episodes"
+    sink = sink_named(to)
     if options["from_"] != AUTO:
         reader_named(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
@@ -141,10 +142,11 @@ def convert(
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
     base = _base(target, options)
-    to = options["to"] or ("episodes" if base is None else base.manifest.format)
-    sink = sink_named(to)
     if base is None:
         sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
+    elif options["to"] is None:
+        to = base.manifest.format
+        sink = OURS[to]
     sink.check_options(options)
     with read_episodes(
         places,
