@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.connectors import ConnectorPipelineV2 as ConnectorPipelineV2
     from offline_cli.connectors import ConnectorV2 as ConnectorV2
     from offline_cli.converting.convert import convert as convert
+    from offline_cli.converting.operations.selecting import filter as filter
+    from offline_cli.converting.operations.selecting import sample as sample
     from offline_cli.datasets.dataset import open_dataset as open_dataset
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
     from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
@@ -43,12 +45,14 @@ _HOMES = {
     "apply": "offline_cli.applying.apply",
     "convert": "offline_cli.converting.convert",
     "evaluate": "offline_cli.playing.evaluate",
+    "filter": "offline_cli.converting.operations.selecting",
     "inspect": "offline_cli.checking.inspect",
     "load_policy": "offline_cli.policies.run_policy",
     "open_dataset": "offline_cli.datasets.dataset",
     "open_location": "offline_cli.files.locations",
     "record": "offline_cli.recording.record",
     "repair": "offline_cli.checking.repair",
+    "sample": "offline_cli.converting.operations.selecting",
     "train_bc": "offline_cli.training.train",
     "validate": "offline_cli.checking.validate",
 }
@@ -66,12 +70,14 @@ __all__ = [
     "apply",
     "convert",
     "evaluate",
+    "filter",
     "inspect",
     "load_policy",
     "open_dataset",
     "open_location",
     "record",
     "repair",
+    "sample",
     "train_bc",
     "validate",
 ]

@@ -41,6 +41,7 @@ Exit codes:
 
 DATA: Final = "offline_cli.cli.data_commands"
 LEARNING: Final = "offline_cli.cli.learning_commands"
+OPERATIONS: Final = "offline_cli.cli.operation_commands"
 COMMANDS: Final[Mapping[str, str]] = {
     "record": LEARNING,
     "convert": DATA,
@@ -50,6 +51,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "inspect": DATA,
     "validate": DATA,
     "repair": DATA,
+    "filter": OPERATIONS,
+    "sample": OPERATIONS,
 }
 """Ours in the order of help, and the modules that have them, each imported when one of its commands is asked for."""
 

@@ -48,7 +48,7 @@ from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe
 from offline_cli.trees import flatten
 
-__all__ = ["ConvertResult", "Preview", "convert"]
+__all__ = ["ConvertResult", "Preview", "convert", "interrupted"]
 
 SAMPLE = 16 << 20  # bytes of arrays that are written to extrapolate the rest from
 SHOWN_STEPS = 3
@@ -253,7 +253,7 @@ def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
             counted = ChainMap(kept, stream.tally.assumptions)  # the writer may still add to the tally
             return committed(writer, assumptions=counted, episodes_lost=stream.episodes_lost)
     except KeyboardInterrupt as interrupt:
-        raise _interrupted(target, is_ours=isinstance(writer, DatasetWriter)) from interrupt
+        raise interrupted(target, is_ours=isinstance(writer, DatasetWriter)) from interrupt
 
 
 def _without(batch: EpisodeBatch, known: frozenset[str]) -> EpisodeBatch:
@@ -262,7 +262,8 @@ def _without(batch: EpisodeBatch, known: frozenset[str]) -> EpisodeBatch:
     return batch.select(np.flatnonzero([name not in known for name in batch.ids]))
 
 
-def _interrupted(target: Location, *, is_ours: bool) -> Interrupted:
+def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
+    """The error of a command that was interrupted while it wrote: what was kept, and how to resume."""
     if not is_ours:
         what = "interrupted; what was written is incomplete"
         return Interrupted(what, where=target.url, fix="remove it, and run the command again")

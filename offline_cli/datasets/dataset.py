@@ -6,24 +6,29 @@ A folder without a manifest, or with a broken one, raises.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote, heard_from, holder_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths, replaced_place
-from offline_cli.datasets.reading import ShardReader, ShardsAhead
+from offline_cli.datasets.reading import PLAIN_SCHEMA, ShardReader, ShardsAhead
+from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, Uncommitted
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
 from offline_cli.parquet.safety import MEMORY_LIMIT
-from offline_cli.parquet.shards import opened
+from offline_cli.parquet.shards import OpenShard, opened
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Reading, Scope
 
@@ -46,6 +51,8 @@ class Dataset:
     location: Location  # its folder
     manifest: Manifest
     part: tuple[Shard, ...] | None = None  # of its shards, those that are read; None: all
+    chosen: tuple[NDArray[np.bool_], ...] | None = None  # (E,) of each of these, the episodes that are read; None: all
+    kept: KeptRows | None = None  # gets the rows of what is read, where all columns are
 
     def __enter__(self) -> Self:
         return self
@@ -89,29 +96,73 @@ class Dataset:
         self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
     ) -> Iterator[EpisodeBatch]:
         found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
+        chosen = self.chosen or (None,) * len(shards)
+        wanted = [pair for pair in zip(shards, chosen, strict=True) if pair[1] is None or pair[1].any()]
         reader = ShardReader(
-            found.format, found.observation_space, found.action_space, columns, target_steps, declared=not found.spaces_inferred
+            found.format,
+            found.observation_space,
+            found.action_space,
+            columns,
+            target_steps,
+            declared=not found.spaces_inferred,
+            kept=self.kept if columns is None else None,
         )
         ends = {"terminated": 0, "truncated": 0}
         with scope.part() as held:
-            coming = None
-            if self.location.is_in_bucket:
-                places = [(self.location.join(shard.path), shard.bytes) for shard in shards]
-                coming = held.enter(ShardsAhead(places, reader.columns_of))
-            for shard in shards:
+            coming = self._ahead([shard for shard, _ in wanted], reader.columns_of, held)
+            for shard, mine in wanted:
                 try:
-                    for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held):
+                    for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held, mine):
                         ends["terminated"] += int(batch.terminated.sum())
                         ends["truncated"] += int(batch.truncated.sum())
                         yield batch
                 except BadData as error:
                     raise self._overwritten(shard) or error from error.__cause__
         for name, count in ends.items():
-            if self.part is None and count != getattr(found.counts, name):
+            if self.part is self.chosen is None and count != getattr(found.counts, name):
                 raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
 
+    def _ahead(
+        self, shards: Sequence[Shard], columns_of: Callable[[OpenShard], Sequence[str] | None], scope: Scope
+    ) -> ShardsAhead | None:
+        """Remote shards, opened ahead; None on this machine."""
+        if not self.location.is_in_bucket:
+            return None
+        return scope.enter(ShardsAhead([(self.location.join(shard.path), shard.bytes) for shard in shards], columns_of))
+
+    def plain(self, *, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
+        """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; None in place of one that lacks the plain columns.
+
+        Steps are not decoded. Raises as `batches` does, but that a changed shard may pass; use it in the same way.
+        """
+        return Reading(lambda scope: self._plain(memory_limit, scope))
+
+    def _plain(self, memory_limit: int, scope: Scope) -> Iterator[Any]:
+        found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
+        reader = ShardReader(found.format, found.observation_space, found.action_space)
+        with scope.part() as held:
+            coming = self._ahead(shards, lambda _: reader.plain_columns(), held)
+            for shard in shards:
+                place = self.location.join(shard.path)
+                opening = opened(place, size=shard.bytes, moved=partial(replaced_place, self.location))
+                with coming.turn() if coming else opening as file:
+                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit))
+                    table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
+                    if table is not None and table.num_rows != shard.episodes:
+                        what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"
+                        raise BadData(what, where=place.url, fix=FIX)
+                yield table
+                if coming is not None:
+                    coming.advance()
+
     def _episodes(
-        self, shard: Shard, reader: ShardReader, trust: Trust, coming: ShardsAhead | None, scope: Scope
+        self,
+        shard: Shard,
+        reader: ShardReader,
+        trust: Trust,
+        coming: ShardsAhead | None,
+        scope: Scope,
+        chosen: NDArray[np.bool_] | None,
     ) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
         whole = reader.keep is None or not place.is_in_bucket  # in a bucket, unneeded columns would have to be fetched
@@ -119,12 +170,15 @@ class Dataset:
         opening = (
             opened(place, size=shard.bytes, moved=moved, trust=trust if whole else None) if coming is None else coming.turn()
         )
-        for batch in reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope):
+        reading = reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope, chosen=chosen)
+        for batch in reading:
             episodes += len(batch)
             steps += batch.num_steps
             yield batch
             if coming is not None:
                 coming.advance()  # not before: a reader of the first episodes alone needs no other shard
+        if chosen is not None:
+            return  # its sums are not of all
         if episodes != shard.episodes:
             what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
             raise BadData(what, where=place.url, fix=FIX)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
@@ -65,14 +66,14 @@ def _binary(items: list[bytes]) -> Any:
 def from_table(
     table: Any,
     *,
-    first_row: int,
+    rows: NDArray[np.int64],
     where: str,
     decoder: BatchDecoder,
     observation_space: Space | None = None,
     action_space: Space | None = None,
     declared: bool = False,
 ) -> Iterator[EpisodeBatch]:
-    """Batches of the episodes in a pa.Table's `item` column, in row order. `first_row`: of the table in its file.
+    """Batches of the episodes in a pa.Table's `item` column, in row order. `rows`: their numbers in its file.
 
     Given spaces replace those in the bytes, and make tuples of what the bytes hold as lists; where they are `declared`, the
     bytes may say no others. Raises BadData, naming the row, through the decoder's rejects, and naming the episode where keys or
@@ -81,7 +82,7 @@ def from_table(
     items = table.column(Columns.ITEM)
     if items.null_count:
         raise BadData(f"{items.null_count} values of column 'item' are null", where=where, fix=FIX)
-    for batch in decoder.decode(items, where=lambda row: f"{where} row {first_row + row}"):
+    for batch in decoder.decode(items, where=lambda row: f"{where} row {rows[row]}"):
         try:
             shaped = _with_spaces(batch, observation_space, action_space)
         except BadEpisode as err:

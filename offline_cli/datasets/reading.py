@@ -1,6 +1,6 @@
 """Shards as batches of whole episodes, streamed by row groups, and checked against their manifest entries.
 
-`ShardsAhead`: remote shards are opened before their turn.
+`ShardReader.plain` reads the plain columns of episodes alone. `ShardsAhead`: remote shards are opened before their turn.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any, BinaryIO, Final, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.columns import EPISODE_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
+from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
 from offline_cli.errors import PROBLEM, BadData, OfflineCliError
@@ -33,10 +35,18 @@ from offline_cli.scopes import Scope, part_of
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["ShardReader", "ShardsAhead"]
+__all__ = ["PLAIN_SCHEMA", "ShardReader", "ShardsAhead"]
 
 AT_ONCE: Final = 8  # remote shards that are opened before their turn
 FIX = "write the dataset again from its source"
+PLAIN_SCHEMA: Final = pa.schema(
+    [
+        *(field for field in episode_tables.EPISODE_SCHEMA if field.name != Columns.ITEM),
+        pa.field(Columns.AGENT_ID, pa.string()),
+        pa.field(Columns.MODULE_ID, pa.string()),
+    ]
+)
+"""What is known of an episode without its steps; ids of agent and module may be null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,7 @@ class ShardReader:
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
     declared: bool = False  # `episodes` only: the episodes may not state other spaces
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
+    kept: KeptRows | None = None  # gets the rows of each batch
 
     def read(
         self,
@@ -60,13 +71,14 @@ class ShardReader:
         whole: bool = False,
         opening: AbstractContextManager[OpenShard] | None = None,
         scope: Scope | None = None,
+        chosen: NDArray[np.bool_] | None = None,
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
         `rows`, `trust`: what its manifest states. `whole`: compare its sha256 by the end of the last batch.
-        `opening`: the shard, if it has been opened. `scope` owns it. Raises BadData, naming the shard, where it is missing, has
-        other content, is cut, or has other columns than its spaces ask for; MemoryLimitExceeded for row groups
-        that are no bomb only because the sha256 is true.
+        `opening`: the shard, if it has been opened. `scope` owns it. `chosen`: (E,) those of its episodes that are wanted.
+        Raises BadData, naming the shard, where it is missing, has other content, is cut, or has other columns than its spaces
+        ask for; MemoryLimitExceeded for row groups that are no bomb only because the sha256 is true.
         """
         with part_of(scope) as held:
             file = held.enter(opening or opened(location))
@@ -76,7 +88,8 @@ class ShardReader:
             self.check_columns(file, location)
             if trust is not None and whole:
                 held.enter(trust.beside(file.stream, location))
-            yield from self._steps(file, location, trust) if self.format == "columns" else self._episodes(file, location, trust)
+            read = self._steps if self.format == "columns" else self._episodes
+            yield from read(file, location, trust, chosen)
             if trust is not None and whole:
                 trust.check(location)
 
@@ -90,21 +103,55 @@ class ShardReader:
         _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
         _check_further_columns(file.schema_arrow, location)
 
-    def _steps(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
-        tables = self._row_groups(file, location, trust)
-        for table in _whole_episodes(tables, self.target_steps):
-            yield step_tables.from_table(
+    def plain(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[Any] | None:
+        """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard in order; None where it lacks the columns.
+
+        Drawing them raises BadData, naming the shard.
+        """
+        wanted = self.plain_columns()
+        known = {field.name: field.type for field in file.schema_arrow}
+        like = PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
+        if any(known.get(name) != like.field(name).type for name in wanted):
+            return None
+        tables = read_row_groups(file, location, columns=wanted, trust=trust)
+        if self.format == "columns":
+            return (step_tables.plain_table(table, PLAIN_SCHEMA, location.url) for table in _whole_episodes(tables, 1))
+        return (_with_agents(table) for table in tables)
+
+    def plain_columns(self) -> list[str]:
+        """The columns that `plain` reads."""
+        if self.format == "columns":
+            return list(step_tables.FLAT_SCHEMA.names)
+        return [name for name in EPISODE_COLUMNS if name != Columns.ITEM]
+
+    def _steps(
+        self, file: OpenShard, location: Location, trust: Trust | None, chosen: NDArray[np.bool_] | None
+    ) -> Iterator[EpisodeBatch]:
+        episode = 0
+        for table in _whole_episodes(self._row_groups(file, location, trust), self.target_steps):
+            if chosen is not None:
+                starts = step_tables.run_starts(table)
+                wanted = chosen[episode : episode + len(starts) - 1]
+                episode += len(starts) - 1
+                if not wanted.any():
+                    continue
+                if not wanted.all():
+                    table = table.filter(pa.array(np.repeat(wanted, np.diff(starts))))
+            batch = step_tables.from_table(
                 table,
                 observation_space=self.observation_space,
                 action_space=self.action_space,
                 where=location.url,
                 keep=self.keep,
             )
+            if self.kept is not None:
+                self.kept.keep(batch, table, batch.starts)
+            yield batch
 
     def columns_of(self, file: OpenShard) -> list[str]:
         """The columns of an opened shard that are read."""
         if self.format != "columns":
-            return [Columns.ITEM]
+            return [Columns.ITEM] if self.kept is None else list(EPISODE_COLUMNS)
         return [name for name in file.schema_arrow.names if self._is_wanted(name)]
 
     def _is_wanted(self, name: str) -> bool:
@@ -115,25 +162,40 @@ class ShardReader:
     def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[Any]:
         return read_row_groups(file, location, columns=self.columns_of(file), trust=trust)
 
-    def _episodes(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[EpisodeBatch]:
-        row = 0
+    def _episodes(
+        self, file: OpenShard, location: Location, trust: Trust | None, chosen: NDArray[np.bool_] | None
+    ) -> Iterator[EpisodeBatch]:
+        first = 0
         for table in self._row_groups(file, location, trust):
+            rows, first = np.arange(first, first + table.num_rows), first + table.num_rows
+            if chosen is not None and not (wanted := chosen[rows]).all():
+                table, rows = table.filter(pa.array(wanted)), rows[wanted]
+            read = 0
             for batch in episode_tables.from_table(
                 table,
-                first_row=row,
+                rows=rows,
                 where=location.url,
                 decoder=self.decoder,
                 observation_space=self.observation_space,
                 action_space=self.action_space,
                 declared=self.declared,
             ):
+                if self.kept is not None:
+                    self.kept.keep(batch, table.slice(read, len(batch)), np.arange(len(batch) + 1))
+                read += len(batch)
                 yield batch if self.keep is None else _kept(batch, self.keep)
-            row += table.num_rows
 
 
 def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:
     extra = {name: tree for name, tree in batch.extra.items() if name in keep}
     return replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in keep else None)
+
+
+def _with_agents(table: Any) -> Any:
+    """The plain columns of packed episodes in the form of all: who acted is in the packed bytes alone."""
+    nobody = pa.nulls(table.num_rows, pa.string())
+    columns = {**{name: table.column(name) for name in table.column_names}, Columns.AGENT_ID: nobody, Columns.MODULE_ID: nobody}
+    return pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)
 
 
 def _check_columns(have: Any, want: Any, location: Location) -> None:

@@ -41,8 +41,11 @@ class RowFormat:
         """The first episode from which on tables have more columns than before; None: the columns stay."""
         return None
 
-    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
-        """The pa.Table of a prepared batch, bound for the shard `where`. Raises BadData."""
+    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
+        """The pa.Table of a prepared batch, bound for the shard `where`. Raises BadData.
+
+        `ready`: its rows as they were read, which are taken where their columns are right.
+        """
         raise NotImplementedError
 
     def add_columns(self) -> None:
@@ -74,8 +77,10 @@ class EpisodeRows(RowFormat):
         check_shapes(batch, *self._spaces)
         return batch
 
-    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
+    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
         """See RowFormat."""
+        if ready is not None and ready.schema.equals(episode_tables.EPISODE_SCHEMA):
+            return ready
         return episode_tables.to_table(batch, where=where, tally=self._tally)
 
 
@@ -135,11 +140,13 @@ class StepRows(RowFormat):
         """Whether a shard of this schema was written before there were infos."""
         return self._has_infos and step_tables.INFO_COLUMNS[0] not in schema.names
 
-    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
+    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
         """See RowFormat."""
         self._fix_extras(step_tables.extra_fields(batch), f"batch from episode {batch.ids[0]}")
         source_ids = bool(self._has_source_ids)
         schema = step_tables.step_schema(*self._spaces, self._extra or (), source_ids=source_ids, infos=self._has_infos)
+        if ready is not None and ready.schema.equals(schema):
+            return ready
         return step_tables.to_table(batch, schema, tally=self._tally)
 
     def adopt(self, schema: Any) -> None:

@@ -3,25 +3,31 @@
 A block becomes one table, and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of blocks
 within the limits that the user gave. An episode larger than a limit has a block, or a shard, of its own. Episodes of two
 structures are never joined: the block ends where the structure changes.
+
+`KeptRows`, `RowsInTurn`: rows of episodes that are read and written in one format and not changed in between go from table to
+table; making them again takes longer than all else.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import methodcaller
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.parquet.row_group_cuts import BLOCK_BYTES
+from offline_cli.spaces import same_space
 from offline_cli.trees import Tree, flatten, leaves
 
-__all__ = ["Block", "BlockCutter", "raw_bytes"]
+__all__ = ["Block", "BlockCutter", "KeptRows", "ReadyRows", "RowsInTurn", "raw_bytes", "same_content"]
 
 ROW_OVERHEAD = 64  # bytes: id, t, reward and flags of a step
 LARGE = 64 << 10  # bytes of one value in an info that are counted
@@ -173,3 +179,97 @@ def _large_bytes(info: Mapping[str, Any]) -> int:
 
 def _row_bytes(tree: Tree) -> int:
     return sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves(tree))
+
+
+# ---- rows that are ready ----
+
+BATCHES: Final = 16  # whose rows are kept
+OF_FRAGMENTS: Final = frozenset({"t_started", "start_kind", "final_missing"})
+"""Fields that stitching takes from whole episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRows:
+    """The rows of the episodes of a batch, as the pa.Table that they were read from."""
+
+    table: Any
+    starts: NDArray[np.int64]  # (E+1,): the rows of episode e are starts[e]:starts[e+1]
+
+    def of(self, chosen: NDArray[np.bool_]) -> ReadyRows:
+        """Those of some of the (E,) episodes."""
+        lengths = np.diff(self.starts)
+        table = self.table.filter(pa.array(np.repeat(chosen, lengths)))
+        return ReadyRows(table, np.concatenate([[0], np.cumsum(lengths[chosen])]))
+
+
+class KeptRows:
+    """The rows that the last batches were made from: a writer of the same format takes them as they are."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[EpisodeBatch, ReadyRows]] = OrderedDict()
+
+    def keep(self, batch: EpisodeBatch, table: Any, starts: NDArray[np.int64]) -> None:
+        """Keep the pa.Table that `batch` was made from; `starts`: the first row of each episode, and the number of rows."""
+        if len(batch) and batch.t_started is None:
+            self._kept[batch.ids[0]] = batch, ReadyRows(table, starts)
+            if len(self._kept) > BATCHES:  # some were never asked for
+                self._kept.popitem(last=False)
+
+    def taken(self, batch: EpisodeBatch) -> ReadyRows | None:
+        """The rows of `batch`, which are forgotten; None where they are not known, or the batch is not as it was read."""
+        read, rows = self._kept.pop(batch.ids[0], (None, None)) if len(batch) else (None, None)
+        return rows if read is not None and same_content(read, batch) else None
+
+
+def same_content(left: EpisodeBatch, right: EpisodeBatch) -> bool:
+    """Whether both are made of the same arrays, so that nothing has to be compared; False may mean equal ones."""
+    if left.ids != right.ids or left.extra.keys() != right.extra.keys():
+        return False
+    if not (same_space(left.observation_space, right.observation_space) and same_space(left.action_space, right.action_space)):
+        return False
+    trees = ("starts", "obs", "actions", "rewards", "terminated", "truncated")
+    pairs = [(getattr(left, name), getattr(right, name)) for name in trees]
+    pairs += [(left.extra[name], right.extra[name]) for name in left.extra]
+    others = ("infos", "agent_ids", "module_ids", "multi_agent_ids", "custom_data", "clock")
+    return all(map(_same_leaves, pairs)) and all(getattr(left, name) is getattr(right, name) for name in others)
+
+
+def _same_leaves(pair: tuple[Tree, Tree]) -> bool:
+    here, there = (dict(flatten(tree)) for tree in pair)
+    return here.keys() == there.keys() and all(leaf is there[path] for path, leaf in here.items())
+
+
+class RowsInTurn:
+    """Rows of the episodes that wait in a cutter, in their order; None for a batch whose rows have to be made."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, ReadyRows | None]] = deque()  # episodes, and their rows
+        self._pulled: list[tuple[int, ReadyRows | None]] = []
+
+    def push(self, episodes: int, rows: ReadyRows | None) -> None:
+        """Add those of the next batch."""
+        self._waiting.append((episodes, rows))
+
+    def pull(self, episodes: int) -> Any:
+        """The pa.Table of the next so many episodes, which leave; None where the rows of one have to be made."""
+        self._pulled = []
+        while episodes:
+            count, rows = self._waiting.popleft()
+            if count > episodes:
+                rest = None if rows is None else ReadyRows(rows.table, rows.starts[episodes:])
+                self._waiting.appendleft((count - episodes, rest))
+                count, rows = episodes, None if rows is None else ReadyRows(rows.table, rows.starts[: episodes + 1])
+            self._pulled.append((count, rows))
+            episodes -= count
+        tables = [rows.table.slice(*_run(rows.starts)) for _, rows in self._pulled if rows is not None]
+        if len(tables) < len(self._pulled) or any(not table.schema.equals(tables[0].schema) for table in tables):
+            return None
+        return pa.concat_tables(tables)
+
+    def take_back(self) -> None:
+        """Have the episodes that were pulled last wait again."""
+        self._waiting.extendleft(reversed(self._pulled))
+
+
+def _run(starts: NDArray[np.int64]) -> tuple[int, int]:
+    return int(starts[0]), int(starts[-1] - starts[0])

@@ -34,12 +34,15 @@ from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
     "EMPTY_INFOS_BYTES",
+    "FLAT_SCHEMA",
     "INFO_COLUMNS",
     "NO_EXTRA",
     "extra_fields",
     "from_table",
     "info_from_text",
     "info_to_text",
+    "plain_table",
+    "run_starts",
     "step_schema",
     "to_table",
     "with_empty_infos",
@@ -50,6 +53,14 @@ NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
 """Names that are not those of extra model outputs."""
 EMPTY_INFOS_BYTES: Final = 2 * WIDTHS["BYTE_ARRAY"]  # of a row in memory, in the two columns
 FIX = "write the dataset again from its source"
+FLAT_SCHEMA: Final = pa.schema(
+    [
+        *(pa.field(name, pa.string()) for name in (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)),
+        pa.field(Columns.REWARDS, pa.float64()),
+        *(pa.field(name, pa.bool_()) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)),
+    ]
+)
+"""The columns from which an episode's length, return and flags follow."""
 
 
 def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
@@ -222,6 +233,34 @@ def from_table(
         observation_space=observation_space,
         action_space=action_space,
     )
+
+
+def run_starts(table: Any) -> NDArray[np.int64]:
+    """(E+1,): the rows of episode e of a pa.Table of whole episodes are run_starts[e]:run_starts[e+1]."""
+    ids = table.column(Columns.EPS_ID).combine_chunks()
+    ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
+    return np.append(_run_starts(ids), len(ids)).astype(np.int64)
+
+
+def plain_table(table: Any, schema: Any, where: str) -> Any:
+    """Plain columns, a row an episode, of a pa.Table of FLAT_SCHEMA with whole episodes, in the given pa.Schema.
+
+    Raises BadData for nulls in rewards and flags, and flags before an end.
+    """
+    rows, starts = _Rows(table, where), run_starts(table)
+    first, last = starts[:-1], starts[1:] - 1
+    flags = rows.flags(Columns.TERMINATEDS, last), rows.flags(Columns.TRUNCATEDS, last)
+    unnamed = ("",) * len(first)
+    returns = EpisodeBatch(unnamed, starts, {}, {}, rows.tree(Columns.REWARDS), *flags).returns
+    texts = [rows.raw(name).take(pa.array(first)) for name in (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)]
+    made = dict(
+        zip(
+            (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED),
+            map(pa.array, (np.diff(starts), returns, *flags)),
+            strict=True,
+        )
+    ) | dict(zip((Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID), texts, strict=True))
+    return pa.table([made[name] for name in schema.names], schema=schema)
 
 
 class _Rows:

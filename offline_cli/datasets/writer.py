@@ -28,7 +28,7 @@ from offline_cli.datasets.manifest import Counts, Environment, Manifest, now, wi
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
-from offline_cli.datasets.row_groups import Block, BlockCutter
+from offline_cli.datasets.row_groups import Block, BlockCutter, ReadyRows, RowsInTurn, same_content
 from offline_cli.datasets.shard_sequence import Base, ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
@@ -81,7 +81,7 @@ class DatasetWriter:
         that is there already; False where the caller knows that all differ. Raises UsageError, UnsupportedSpace; BadConfig for
         a `base` of another format, compression, action scale or other spaces.
         """
-        self._location = location
+        self.location = location
         self._tally = Tally() if tally is None else tally
         self._spaces = observation_space, action_space
         self._spaces_inferred = spaces_inferred
@@ -96,6 +96,7 @@ class DatasetWriter:
         self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
         self._identity = identity
         self._cutter = BlockCutter(self._rows.rows_of, max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
+        self._ready = RowsInTurn()
         self._statistics = StatisticsBuilder()
         self._target = TargetFolder(location, (self._given_provenance.get("commands") or [this_command()])[-1])
         self._shards: ShardSequence | None = None
@@ -117,7 +118,7 @@ class DatasetWriter:
         self._started = now()
         self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume, base=self._base)
         generation, guard = self._target.generation, self._target.guard
-        self._shards = ShardSequence(self._location, generation, compression=self._compression, guard=guard)
+        self._shards = ShardSequence(self.location, generation, compression=self._compression, guard=guard)
         try:
             if self._base is not None:
                 self._adopt_base(self._base)
@@ -129,9 +130,9 @@ class DatasetWriter:
         return self
 
     def _adopt_base(self, base: Base) -> None:
-        self._statistics = base.adopt(self._location, self._rows)
+        self._statistics = base.adopt(self.location, self._rows)
         if self._ids is not None:
-            for ids in base.ids(self._location):
+            for ids in base.ids(self.location):
                 self._ids.add(ids)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -184,22 +185,24 @@ class DatasetWriter:
 
     # ---- writing ----
 
-    def write(self, batch: EpisodeBatch) -> None:
+    def write(self, batch: EpisodeBatch, ready: ReadyRows | None = None) -> None:
         """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards.
 
+        `ready`: their rows in this format, from `KeptRows`, which are written as they are where nothing has to be changed.
         Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
         where another writer has taken over.
         """
         self._target.check()
-        batch = self._as_declared(self._rows.prepare(batch))
+        given, batch = batch, self._as_declared(self._rows.prepare(batch))
         if not len(batch):
             return
         self._take_ids(batch.ids)
+        self._ready.push(len(batch), ready if ready is not None and same_content(given, batch) else None)
         first = self._rows.first_change(batch)
         if first is not None and self._base is not None and self._base.shards:
             what = f"episode {batch.ids[first]} has infos, and the shards of the dataset have no columns for them"
-            fix = f"offline-cli merge {self._location.url} and the new recordings into another dataset"
-            raise BadEpisode(what, where=self._location.url, fix=fix)
+            fix = f"offline-cli merge {self.location.url} and the new recordings into another dataset"
+            raise BadEpisode(what, where=self.location.url, fix=fix)
         if first is not None:  # a table cannot change its columns half way
             self._put(self._cutter.push(batch.select(slice(0, first))))
             self._put(self._cutter.begin_shard())
@@ -229,7 +232,7 @@ class DatasetWriter:
             if known or len(set(ids)) < len(ids):
                 twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
                 what = f"two episodes are called {twice!r}: rows of one id are one episode"
-                raise BadEpisode(what, where=self._location.url, fix="give every episode an id of its own")
+                raise BadEpisode(what, where=self.location.url, fix="give every episode an id of its own")
             self._ids.add(ids)
         self._episodes += len(ids)
 
@@ -238,15 +241,16 @@ class DatasetWriter:
         for block in blocks:
             if block.opens_shard:  # two shards in one batch
                 shards.close()
-            where = self._location.join(shards.next_path).url
+            where = self.location.join(shards.next_path).url
             counted = Counter(self._tally.assumptions)
-            table = self._rows.table(block.batch, where=where)
+            table = self._rows.table(block.batch, where=where, ready=self._ready.pull(len(block.batch)))
             cuts = shards.cuts_of(table)
             if cuts is None:  # another shard begins, where the block may be a larger one: as `resume` would cut it
                 self._tally.assumptions.clear()
                 self._tally.assumptions.update(counted)
                 shards.close()
                 self._cutter.take_back(block)
+                self._ready.take_back()
                 continue
             shards.write(block.batch, table, cuts)
             self._statistics.add(block.batch)
@@ -257,9 +261,9 @@ class DatasetWriter:
         """Write rows that were set aside to `quarantine/`, and empty the list."""
         if rejects:
             if self._next_quarantine is None:
-                self._next_quarantine = next_number(self._location)
+                self._next_quarantine = next_number(self.location)
             with self._target.guard():
-                write_rejects(self._location, rejects, self._next_quarantine)
+                write_rejects(self.location, rejects, self._next_quarantine)
             self._next_quarantine += 1
             rejects.clear()
 
@@ -292,7 +296,7 @@ class DatasetWriter:
         if self._base is not None:
             manifest = self._base.with_added(manifest)
         with self._target.guard():
-            write_whole(self._location.join(MANIFEST), manifest.to_bytes(), folder=self._location)
+            write_whole(self.location.join(MANIFEST), manifest.to_bytes(), folder=self.location)
             self._target.finish()
         self._committed = True
         return manifest

@@ -1,0 +1,83 @@
+"""`offline-cli filter` and `sample`: each parses, calls the library once, shows the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+
+from offline_cli.cli import render
+from offline_cli.cli.command_line import Command
+from offline_cli.cli.progress import working
+from offline_cli.cli.texts import with_stdin
+from offline_cli.options.operations import FilterOptions, OperationFlags, SampleOptions
+
+__all__ = ["COMMANDS"]
+
+KEYS = ("out", "episodes", "steps", "dropped")
+
+
+def _run(ctx: typer.Context, operation: Callable[..., Any], flags: OperationFlags, options: Mapping[str, Any]) -> None:
+    """Call the library function, and show its result."""
+    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
+        result = operation(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
+    render.show(result, as_json=flags["as_json"], summary=_summary)
+
+
+def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What was done, or would be in a dry run."""
+    apart = ("undecided",) if not told.get("undecided") else ()
+    rows = {name: value for name, value in told.items() if name not in apart}
+    if told["episodes_lost"] is None:
+        rows["episodes_lost"] = render.NOT_KNOWN
+    return rows
+
+
+def filter(ctx: typer.Context, flags: OperationFlags, options: FilterOptions) -> None:
+    """Keep the episodes that a condition, a share of the best, or a list of ids chooses.
+
+    Several of these choose what each of them does. Episodes are whole, and stay in the order of the sources.
+    """
+    from offline_cli.converting.operations.selecting import filter
+
+    _run(ctx, filter, flags, options)
+
+
+def sample(ctx: typer.Context, flags: OperationFlags, options: SampleOptions) -> None:
+    """Draw episodes at random, without replacement.
+
+    The same seed draws the same episodes. They stay in the order of the sources.
+    """
+    from offline_cli.converting.operations.selecting import sample
+
+    _run(ctx, sample, flags, options)
+
+
+COMMANDS = (
+    Command(
+        name="filter",
+        run=filter,
+        flags=OperationFlags,
+        options=FilterOptions,
+        first=("out", "where", "top_fraction", "ids_file", "resume"),
+        examples=(
+            'offline-cli filter dataset --out good --where "return > 450 and length < 500"',
+            "offline-cli filter dataset --out best --top-fraction 0.1",
+            "offline-cli filter recordings/ --out mine --ids-file ids.txt --json",
+        ),
+        keys=KEYS,
+    ),
+    Command(
+        name="sample",
+        run=sample,
+        flags=OperationFlags,
+        options=SampleOptions,
+        first=("out", "episodes", "steps", "fraction", "seed"),
+        examples=(
+            "offline-cli sample dataset --out small --episodes 100",
+            "offline-cli sample s3://bucket/dataset --out small --fraction 0.01 --seed 7",
+        ),
+        keys=KEYS,
+    ),
+)

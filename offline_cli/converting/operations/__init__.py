@@ -1,0 +1,264 @@
+"""Operations on datasets: a selection of whole episodes from any sources, and one writer for each target.
+
+What all of them share: `Operation`, one call with its sources and options; how its sources are read and its targets written
+(`stream`, `writer`, `copy`); `OperationResult`. Sources are read as `convert` reads them, and commits, `--resume`, limits of
+memory and refusals are those of `convert` too.
+
+Rows of a dataset whose row format is the target's, and whose episodes are not changed on the way, are written as they were read
+(`KeptRows`); they are decoded all the same, to be checked and for the statistics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import time
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.converting.convert import interrupted
+from offline_cli.converting.reading import EpisodeStream, read_opened
+from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.row_groups import KeptRows
+from offline_cli.datasets.target_folder import check_apart
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.environments import spaces_of_env
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import UsageError
+from offline_cli.files.locations import Location, Sources, expand, open_location
+from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.opening import OwnSource, open_sources
+from offline_cli.formats.source import Source
+from offline_cli.formats.tables.source import TableOptions
+from offline_cli.options.keywords import check_values
+from offline_cli.options.shared import COMPRESSION, ROW_FORMAT
+from offline_cli.progress import OnProgress
+from offline_cli.tally import OnError
+
+__all__ = ["Copied", "Operation", "OperationResult", "Share"]
+
+Share = Callable[[EpisodeBatch], NDArray[np.int64]]
+"""(E,) the number of the target that each episode of a batch goes to; -1: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """What an operation read and wrote."""
+
+    out: str
+    format: str  # "episodes" | "columns"
+    episodes: int
+    steps: int
+    dropped: int  # episodes of the sources that were not chosen
+    shards: int
+    duplicates_dropped: int
+    episodes_lost: int | None  # of the sources, and not read, as `convert` counts them; None: unknown for a source
+    assumptions: Mapping[str, int]  # by kind
+    action_scale: str
+    dry_run: bool  # nothing was written
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What `copy` has written and counted."""
+
+    manifests: tuple[Manifest, ...]  # of the targets, in their order
+    duplicates_dropped: int
+    episodes_lost: int | None
+    assumptions: Mapping[str, int]
+    action_scale: str
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call of an operation. Its sources are open and not yet read; they can be read several times, one after the other."""
+
+    name: str  # of the command
+    places: list[Location]
+    target: Location
+    options: Mapping[str, Any]  # those of `OperationOptions`, and its own
+    tables: TableOptions
+    sources: list[Source]
+    command: Sequence[str]
+    on_progress: OnProgress
+    started: float = field(default_factory=time.monotonic)
+    kept: KeptRows | None = field(init=False)  # None: rows are made again
+
+    @classmethod
+    def begun(
+        cls,
+        name: str,
+        sources: Sources,
+        out: str | os.PathLike[str] | Location,
+        *,
+        kind: type[Any],
+        options: Mapping[str, Any],
+        command: Sequence[str],
+        on_progress: OnProgress,
+    ) -> Self:
+        """Open the sources. `kind`: the TypedDict that declares the options.
+
+        Raises UsageError for wrong values, and for a target in or at a source; what `open_sources` raises.
+        """
+        check_values(kind, options, command=f"offline-cli {name}")
+        sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+        tables, storage_options = TableOptions.of(options), options["storage_options"]  # type: ignore[arg-type]
+        target = open_location(out, storage_options, beside=sources)
+        places = expand(sources, storage_options, beside=out)
+        check_apart(places, target)
+        if any(place.fs == target.fs and place.path.rstrip("/") == target.path.rstrip("/") for place in places):
+            raise UsageError("the output is one of the sources", where=target.url, fix="give another --out")
+        opened = open_sources(places, from_=options["from_"], tables=tables, storage_options=storage_options)
+        return cls(name, places, target, options, tables, opened, command, on_progress)
+
+    def __post_init__(self) -> None:
+        self.kept = KeptRows()
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """Of those sources that are datasets of ours."""
+        return [source.dataset.manifest for source in self.sources if isinstance(source, OwnSource)]
+
+    @property
+    def all_own(self) -> bool:
+        """Whether all sources are datasets of ours."""
+        return len(self.manifests) == len(self.sources)
+
+    @property
+    def format(self) -> str:
+        """The row format to write: the one that was asked for, else that of all sources, else `episodes`."""
+        return self._as_sources("format", ROW_FORMAT.default)
+
+    @property
+    def compression(self) -> str:
+        """That of the shards, in the same way."""
+        return self._as_sources("compression", COMPRESSION.default)
+
+    def _as_sources(self, name: str, default: str) -> str:
+        found = {getattr(manifest, name) for manifest in self.manifests}
+        return self.options[name] or (found.pop() if self.all_own and len(found) == 1 else default)
+
+    # ---- reading ----
+
+    def stream(self, sources: Sequence[Source] | None = None, *, only_looking: bool = False) -> EpisodeStream:
+        """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does.
+
+        `only_looking`: no row that is set aside has to be kept.
+        """
+        options, env = self.options, self.options["env"]
+        on_error = OnError(options["on_error"])
+        read = [self._keeping(source) for source in (self.sources if sources is None else sources)]
+        return read_opened(
+            read,
+            on_error=OnError.SKIP if only_looking and on_error is OnError.QUARANTINE else on_error,
+            env=env,
+            env_spaces=None if env is None else spaces_of_env(env),
+            action_scale=options["action_scale"],
+            workers=options["workers"],
+            memory_limit=self.tables.memory_limit,
+            episode_limit=EpisodeLimit.within(self.tables.memory_limit),
+            temp_dir=self.tables.temp_dir,
+            on_progress=self.on_progress,
+        )
+
+    def _keeping(self, source: Source) -> Source:
+        """`source`, keeping the rows that it reads where they can be written as they are."""
+        if not isinstance(source, OwnSource) or source.info.format != self.format:
+            return source
+        return replace(source, dataset=replace(source.dataset, kept=self.kept))
+
+    # ---- writing ----
+
+    def identity(self, **chosen: Any) -> str:
+        """A text that is the same for the same content; `chosen`: what decides it besides the sources and how they are read."""
+        options = self.options
+        read_as = [options[name] for name in ("from_", "on_error", "env", "action_scale")]
+        said_of_tables = self.tables.identity(options["storage_options"])
+        return json.dumps([self.name, [place.url for place in self.places], read_as, said_of_tables, chosen], sort_keys=True)
+
+    def writer(
+        self, stream: EpisodeStream, target: Location, *, identity: str, provenance: Mapping[str, Any], check_ids: bool = False
+    ) -> DatasetWriter:
+        """The writer of one target, which gets what is known of `stream`. `provenance`: what `convert` does not write."""
+        options = self.options
+        known: dict[str, Any] = {
+            "sources": [place.url for place in self.places],
+            "source_formats": stream.formats,
+            **provenance,
+        }
+        if self.command:
+            known["commands"] = [*stream.commands, shlex.join(self.command)]
+        return DatasetWriter(
+            target,
+            format=self.format,  # type: ignore[arg-type]
+            observation_space=stream.observation_space,
+            action_space=stream.action_space,
+            action_scale=stream.action_scale,
+            environment=Environment(stream.environment_id, stream.environment_kwargs) if stream.environment_id else None,
+            spaces_inferred=stream.spaces_inferred,
+            provenance=known,
+            compression=self.compression,
+            max_rows_per_file=options["max_rows_per_file"],
+            max_bytes_per_file=options["max_bytes_per_file"],
+            overwrite=options["overwrite"],
+            resume=options["resume"],
+            tally=stream.tally,
+            identity=identity,
+            check_ids=check_ids,  # reading has done so
+        )
+
+    def copy(self, stream: EpisodeStream, writers: Sequence[DatasetWriter], share: Share | None = None) -> Copied:
+        """Write each episode of `stream` by the writer that `share` says, by default the first; then commit them in order.
+
+        Rows that are set aside go to the first. Raises what reading and writing raise, and Interrupted.
+        """
+        try:
+            with stream, ExitStack() as stack:
+                for writer in writers:
+                    stack.enter_context(writer)
+                stream.set_aside_to(writers[0].quarantine)
+                for batch in stream:
+                    self._put(batch, writers, share)
+                stream.rejects.hand_on()
+                return _committed(stream, writers)
+        except KeyboardInterrupt as interrupt:
+            raise interrupted(writers[0].location, is_ours=True) from interrupt
+
+    def _put(self, batch: EpisodeBatch, writers: Sequence[DatasetWriter], share: Share | None) -> None:
+        rows = None if self.kept is None else self.kept.taken(batch)
+        goes_to = np.zeros(len(batch), np.int64) if share is None else share(batch)
+        for number, writer in enumerate(writers):
+            mine = goes_to == number
+            known = writer.ids_written
+            if known and not known.isdisjoint(batch.ids):
+                mine &= np.fromiter((name not in known for name in batch.ids), np.bool_, len(batch))
+            if mine.all():
+                writer.write(batch, rows)
+            elif mine.any():
+                writer.write(batch.select(np.flatnonzero(mine)), None if rows is None else rows.of(mine))
+
+
+def _committed(stream: EpisodeStream, writers: Sequence[DatasetWriter]) -> Copied:
+    counts = {
+        "duplicate-episode": stream.tally.duplicates_dropped,
+        "stitched-fragment": stream.tally.fragments_stitched,
+        "unreadable-row": stream.rejects.count,
+    }
+    kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
+    lost = stream.episodes_lost
+    counted = ChainMap(kept, stream.tally.assumptions)  # a writer may still add to the tally
+    manifests = tuple(writer.commit(assumptions=counted, episodes_lost=lost) for writer in writers)
+    return Copied(manifests, stream.tally.duplicates_dropped, lost, dict(counted), stream.action_scale)

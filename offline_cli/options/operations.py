@@ -1,0 +1,91 @@
+"""Options of `filter` and `sample`, and those that all operations on datasets share."""
+
+import os
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from offline_cli.options.data_commands import WORKERS
+from offline_cli.options.option import Form, Group, Option
+from offline_cli.options.shared import (
+    COMPRESSION,
+    ENV_FORMS,
+    MAX_BYTES,
+    ROW_FORMAT,
+    SEED,
+    ActionScale,
+    Caching,
+    Compression,
+    DryRun,
+    Out,
+    Overwriting,
+    Resuming,
+    RowFormat,
+    Showing,
+    Sources,
+    Storage,
+    Tables,
+)
+
+__all__ = ["FilterOptions", "OperationFlags", "OperationOptions", "SampleOptions"]
+
+
+class OperationOptions(Tables, ActionScale, Resuming, Overwriting, DryRun, Storage, total=False):
+    """Keywords of all operations: how sources are read, and files written."""
+
+    env: Annotated[
+        str | None,
+        Option(help=f"Source of spaces for recordings without any: {ENV_FORMS}.", group=Group.DATA, metavar="ENV"),
+    ]
+    on_error: Annotated[
+        Literal["fail", "skip", "quarantine"],
+        Option(
+            help="What an unreadable row does: end the command, be counted, or be set aside with reason and place.",
+            group=Group.DATA,
+            default="fail",
+        ),
+    ]
+    workers: Annotated[int, WORKERS]
+    format: Annotated[RowFormat | None, replace(ROW_FORMAT, default=None, without="that of the sources, else episodes")]
+    compression: Annotated[Compression | None, replace(COMPRESSION, default=None, without="that of the sources, else zstd")]
+    max_rows_per_file: Annotated[
+        int | None, Option(help="Begin a new shard after this many rows.", group=Group.OUTPUT, minimum=1, metavar="N")
+    ]
+    max_bytes_per_file: Annotated[int, MAX_BYTES]
+
+
+class OperationFlags(Sources, Out, Caching, Showing, total=False):
+    """What the command lines of all operations take besides."""
+
+
+class FilterOptions(OperationOptions, total=False):
+    """Keywords of `filter`."""
+
+    where: Annotated[
+        str | None,
+        Option(
+            help="Condition on eps_id, length, return, terminated, truncated, agent_id and module_id, as in SQL: "
+            "comparisons, arithmetic, and, or, not, in, between, is null (docs/operations.md).",
+            group=Group.DATA,
+            metavar="CONDITION",
+        ),
+    ]
+    top_fraction: Annotated[
+        float | None,
+        Option(help="Share of all episodes, those with the highest return.", group=Group.DATA, above=0, metavar="X"),
+    ]
+    ids_file: Annotated[
+        str | os.PathLike[str] | None,
+        Option(help="File of the episodes' ids, one a line.", group=Group.DATA, form=Form.FILE, metavar="FILE"),
+    ]
+
+
+class SampleOptions(OperationOptions, total=False):
+    """Keywords of `sample`."""
+
+    episodes: Annotated[int | None, Option(help="How many episodes.", group=Group.HOW_LONG, minimum=1, metavar="N")]
+    steps: Annotated[
+        int | None,
+        Option(help="As many episodes as it takes to have N steps.", group=Group.HOW_LONG, minimum=1, metavar="N"),
+    ]
+    fraction: Annotated[float | None, Option(help="Which share of the episodes.", group=Group.HOW_LONG, above=0, metavar="X")]
+    seed: Annotated[int, replace(SEED, group=Group.HOW_LONG, in_config=False)]
