@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING, FolderKind, generation_of, shard_name
 from offline_cli.datasets.lease_record import APPENDS_TO, UNFINISHED_WRITING, WritingNote, refuse_if_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import refuse_foreign_data, refuse_links
-from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.reading import PLAIN_SCHEMA, ShardReader
 from offline_cli.datasets.row_formats import RowFormat
 from offline_cli.datasets.row_groups import BlockCutter
 from offline_cli.datasets.statistics import StatisticsBuilder
@@ -53,6 +50,7 @@ __all__ = [
 ]
 
 BEGIN_FIX: Final = "leave out --append to begin a dataset here, or name the one to add to"
+PLAIN_NUMBERS: Final = (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED)
 IN_ORDER: Final = ("commands", "sources", "source_formats")  # of a provenance, what is joined
 
 
@@ -270,57 +268,53 @@ class Base:
             provenance={**before.provenance, **added.provenance, **joined},
         )
 
-    def ids(self, folder: Location) -> Iterator[tuple[str, ...]]:
+    @property
+    def _reader(self) -> ShardReader:
+        return ShardReader(self.manifest.format, self.manifest.observation_space, self.manifest.action_space)
+
+    def ids(self, folder: Location) -> Iterator[Sequence[str]]:
         """Ids of the episodes, shard by shard. Raises BadData, StorageError."""
         for shard in self.shards:
-            yield self._episodes(folder, shard)[0]
+            table = self._plain(folder, shard)
+            if table is not None:
+                yield table.column(Columns.EPS_ID).to_pylist()
+                continue
+            place = folder.join(shard.path)
+            yield [name for batch in self._reader.read(place, trust=Trust(shard.sha256)) for name in batch.ids]
 
     def adopt(self, folder: Location, rows: RowFormat) -> StatisticsBuilder:
         """The statistics of its episodes, to be added to, and the columns of its shards for `rows`.
 
-        Columns come from the manifest, but where that would lose digits: then all episodes are read. Raises BadData,
-        StorageError.
+        Columns come from the manifest; where that would lose digits, or shards lack plain columns, all episodes are read. Raises
+        BadData, StorageError.
         """
-        found, known = self.manifest, StatisticsBuilder.of_json(self.manifest.statistics["columns"])
+        known = StatisticsBuilder.of_json(self.manifest.statistics["columns"])
+        for shard in self.shards if known is not None else ():
+            table = self._plain(folder, shard, rows)
+            if table is None:
+                known = None
+                break
+            known.add_plain(*(table.column(name).to_numpy() for name in PLAIN_NUMBERS))
         if known is None:
-            known, reader = StatisticsBuilder(), ShardReader(found.format, found.observation_space, found.action_space)
+            known, reader = StatisticsBuilder(), self._reader
             for shard in self.shards:
                 adopt(folder.join(shard.path), reader, rows, known, said=shard.sha256)
-        else:
-            for shard in self.shards:
-                _, lengths, returns = self._episodes(folder, shard, rows)
-                known.add_episodes(lengths, returns)
-            known.terminated, known.truncated = found.counts.terminated, found.counts.truncated
-        known.unfinished = found.counts.unfinished
-        known.not_finite.clear()  # the manifest has them
+            known.not_finite.clear()  # the manifest has them
+        known.unfinished = self.manifest.counts.unfinished
         return known
 
-    def _episodes(
-        self, folder: Location, shard: Shard, rows: RowFormat | None = None
-    ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64]]:
-        """Ids, lengths and returns of the episodes of a shard."""
-        place, trust = folder.join(shard.path), Trust(shard.sha256)
+    def _plain(self, folder: Location, shard: Shard, rows: RowFormat | None = None) -> Any:
+        """The plain columns of a shard's episodes, a pa.Table; None where it lacks them."""
+        place = folder.join(shard.path)
         with opened(place, size=shard.bytes) as file:
             if rows is not None:
                 rows.adopt(file.schema_arrow)
-            is_packed = self.manifest.format == "episodes"
-            names = [Columns.EPS_ID, Columns.LENGTH, Columns.RETURN] if is_packed else [Columns.EPS_ID, Columns.REWARDS]
-            table = pa.concat_tables(list(read_row_groups(file, place, columns=names, trust=trust)))
-        if is_packed:
-            ids, lengths, returns = (table.column(name) for name in names)
-            found = tuple(ids.to_pylist()), lengths.to_numpy(), returns.to_numpy()
-        else:
-            runs = pc.run_end_encode(table.column(Columns.EPS_ID).combine_chunks())
-            ends = runs.run_ends.to_numpy()
-            starts = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int64)
-            rewards, none = table.column(Columns.REWARDS).to_numpy(), np.zeros(len(ends), np.bool_)
-            unread = np.zeros(len(rewards) + len(ends))
-            batch = EpisodeBatch(tuple(runs.values.to_pylist()), starts, unread, rewards, rewards, none, none)
-            found = batch.ids, batch.lengths, batch.returns
-        if len(found[0]) != shard.episodes or int(found[1].sum()) != shard.steps:
-            what = f"the shard holds {len(found[0])} episodes of {int(found[1].sum())} steps, its manifest says otherwise"
+            tables = self._reader.plain(file, place, Trust(shard.sha256))
+            table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
+        if table is not None and table.num_rows != shard.episodes:
+            what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"
             raise BadData(what, where=place.url, fix="offline-cli validate shows what is wrong; then offline-cli repair")
-        return found
+        return table
 
 
 # ---- whether a dataset may be added to ----

@@ -209,12 +209,20 @@ class StatisticsBuilder:
         found = {path: column for path, column in known.items() if column is not None}
         return StatisticsBuilder(found) if len(found) == len(known) else None
 
-    def add_episodes(self, lengths: NDArray[np.int64], returns: NDArray[np.float64]) -> None:
-        """Count episodes whose columns are known: their (E,) lengths and returns; ends are the caller's."""
+    def add_plain(
+        self,
+        lengths: NDArray[np.int64],
+        returns: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+    ) -> None:
+        """Count (E,) episodes whose columns are counted already; `unfinished` is the caller's."""
         self._lengths.append(lengths)
         self._returns.append(returns)
         self.episodes += len(lengths)
         self.steps += int(lengths.sum())
+        self.terminated += int(np.count_nonzero(terminated))
+        self.truncated += int(np.count_nonzero(truncated))
 
     def copy(self) -> StatisticsBuilder:
         """The same figures so far, to be added to by itself."""
