@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.connectors import ConnectorPipelineV2 as ConnectorPipelineV2
     from offline_cli.connectors import ConnectorV2 as ConnectorV2
     from offline_cli.converting.convert import convert as convert
+    from offline_cli.converting.operations.differences import diff as diff
     from offline_cli.converting.operations.selecting import filter as filter
     from offline_cli.converting.operations.selecting import sample as sample
     from offline_cli.datasets.dataset import open_dataset as open_dataset
@@ -44,6 +45,7 @@ _HOMES = {
     "SingleAgentEpisode": "offline_cli.episodes.single_agent_episode",
     "apply": "offline_cli.applying.apply",
     "convert": "offline_cli.converting.convert",
+    "diff": "offline_cli.converting.operations.differences",
     "evaluate": "offline_cli.playing.evaluate",
     "filter": "offline_cli.converting.operations.selecting",
     "inspect": "offline_cli.checking.inspect",
@@ -69,6 +71,7 @@ __all__ = [
     "__version__",
     "apply",
     "convert",
+    "diff",
     "evaluate",
     "filter",
     "inspect",

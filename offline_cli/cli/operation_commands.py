@@ -1,4 +1,4 @@
-"""`offline-cli filter` and `sample`: each parses, calls the library once, shows the result."""
+"""`offline-cli filter`, `sample` and `diff`: each parses, calls the library once, shows the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
 from offline_cli.cli.texts import with_stdin
-from offline_cli.options.operations import FilterOptions, OperationFlags, SampleOptions
+from offline_cli.options.operations import DiffFlags, DiffOptions, FilterOptions, OperationFlags, SampleOptions
 
 __all__ = ["COMMANDS"]
 
@@ -54,6 +54,32 @@ def sample(ctx: typer.Context, flags: OperationFlags, options: SampleOptions) ->
     _run(ctx, sample, flags, options)
 
 
+def diff(ctx: typer.Context, flags: DiffFlags, options: DiffOptions) -> None:
+    """Compare two recordings, episode by episode.
+
+    Episodes are found by their ids, in any order and format. Exit code 7 where anything differs, with the place of the first
+    difference and both values.
+    """
+    from offline_cli.converting.operations.differences import diff
+
+    with with_stdin([flags["a"], flags["b"]]) as (a, b), working(quiet=flags["quiet"]) as on_progress:
+        result = diff(a, b, **options, on_progress=on_progress)
+    if result.equal or not flags["as_json"]:  # a difference under --json is one object, which the error boundary writes
+        render.show(result, as_json=flags["as_json"], summary=_compared)
+    result.check()
+
+
+def _compared(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts, then what differs."""
+    counted = ("a", "b", "equal", "episodes_a", "episodes_b", "steps_a", "steps_b", "missing_in_a", "missing_in_b", "changed")
+    rows = {name: told[name] for name in counted}
+    rows |= {f"{kind}, first ids": list(ids) for kind, ids in told["ids"].items() if ids}
+    if told["first"]:
+        rows["first difference"] = {name: value for name, value in told["first"].items() if value is not None}
+    rows |= {f"other {fact['column']}": f"{fact['a']} and {fact['b']}" for fact in told["facts"]}
+    return {**rows, **{f"note {number}": note for number, note in enumerate(told["notes"], 1)}}
+
+
 COMMANDS = (
     Command(
         name="filter",
@@ -79,5 +105,14 @@ COMMANDS = (
             "offline-cli sample s3://bucket/dataset --out small --fraction 0.01 --seed 7",
         ),
         keys=KEYS,
+    ),
+    Command(
+        name="diff",
+        run=diff,
+        flags=DiffFlags,
+        options=DiffOptions,
+        first=("env", "mapping", "from_", "as_json"),
+        examples=("offline-cli diff dataset copy", "offline-cli diff recordings/ s3://bucket/dataset --json"),
+        keys=("equal", "missing", "changed", "first"),  # of a difference too, beside `error` and `exit_code`
     ),
 )

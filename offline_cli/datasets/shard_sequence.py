@@ -285,21 +285,18 @@ class Base:
     def adopt(self, folder: Location, rows: RowFormat) -> StatisticsBuilder:
         """The statistics of its episodes, to be added to, and the columns of its shards for `rows`.
 
-        Columns come from the manifest; where that would lose digits, or shards lack plain columns, all episodes are read. Raises
-        BadData, StorageError.
+        Columns come from the manifest; where that would lose digits, or shards lack plain columns, all episodes are read.
+        Raises BadData, StorageError.
         """
         known = StatisticsBuilder.of_json(self.manifest.statistics["columns"])
-        for shard in self.shards if known is not None else ():
-            table = self._plain(folder, shard, rows)
-            if table is None:
-                known = None
-                break
-            known.add_plain(*(table.column(name).to_numpy() for name in PLAIN_NUMBERS))
-        if known is None:
-            known, reader = StatisticsBuilder(), self._reader
+        tables = [] if known is None else [self._plain(folder, shard, rows) for shard in self.shards]
+        if known is None or any(table is None for table in tables):
+            known, reader, tables = StatisticsBuilder(), self._reader, []
             for shard in self.shards:
                 adopt(folder.join(shard.path), reader, rows, known, said=shard.sha256)
             known.not_finite.clear()  # the manifest has them
+        for table in tables:
+            known.add_plain(*(table.column(name).to_numpy() for name in PLAIN_NUMBERS))
         known.unfinished = self.manifest.counts.unfinished
         return known
 

@@ -15,6 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +24,9 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.key_index import KeyHashes, KeyIndex, key_hashes
-from offline_cli.trees import flatten
+from offline_cli.trees import flatten, map_leaves
 
-__all__ = ["EarlierEpisodes", "KnownIds", "fingerprints"]
+__all__ = ["EarlierEpisodes", "KnownIds", "fingerprints", "normal"]
 
 RECENT = 1 << 14  # ids that are kept as they are
 _KEY = np.frombuffer(os.urandom(8), np.uint64)[0]
@@ -173,3 +174,24 @@ def _words(leaf: NDArray[np.generic]) -> Iterator[NDArray[np.uint64]]:
     rows = np.zeros((len(leaf), -(-width // 8) * 8), np.uint8)
     rows[:, :width] = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).reshape(len(leaf), width)
     yield from rows.view(np.uint64).T
+
+
+def normal(batch: EpisodeBatch) -> EpisodeBatch:
+    """`batch` with one form of zero and one of NaN: its fingerprints are equal where values are."""
+    return replace(
+        batch,
+        obs=map_leaves(_normal_leaf, batch.obs),
+        actions=map_leaves(_normal_leaf, batch.actions),
+        rewards=_normal_leaf(batch.rewards),
+        extra={name: map_leaves(_normal_leaf, tree) for name, tree in batch.extra.items()},
+    )
+
+
+def _normal_leaf(leaf: NDArray[Any]) -> NDArray[Any]:
+    if leaf.dtype.kind not in "fc":
+        return leaf
+    leaf = leaf + leaf.dtype.type(0)  # -0.0 becomes 0.0
+    unknown = np.isnan(leaf)
+    if unknown.any():
+        leaf[unknown] = np.nan
+    return leaf

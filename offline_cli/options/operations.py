@@ -1,8 +1,8 @@
-"""Options of `filter` and `sample`, and those that all operations on datasets share."""
+"""Options of `filter`, `sample` and `diff`, and those that all operations on datasets share."""
 
 import os
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Required
 
 from offline_cli.options.data_commands import WORKERS
 from offline_cli.options.option import Form, Group, Option
@@ -26,7 +26,7 @@ from offline_cli.options.shared import (
     Tables,
 )
 
-__all__ = ["FilterOptions", "OperationFlags", "OperationOptions", "SampleOptions"]
+__all__ = ["DiffFlags", "DiffOptions", "FilterOptions", "OperationFlags", "OperationOptions", "SampleOptions"]
 
 
 class OperationOptions(Tables, ActionScale, Resuming, Overwriting, DryRun, Storage, total=False):
@@ -89,3 +89,27 @@ class SampleOptions(OperationOptions, total=False):
     ]
     fraction: Annotated[float | None, Option(help="Which share of the episodes.", group=Group.HOW_LONG, above=0, metavar="X")]
     seed: Annotated[int, replace(SEED, group=Group.HOW_LONG, in_config=False)]
+
+
+class DiffOptions(Tables, ActionScale, Storage, total=False):
+    """Keywords of `diff`."""
+
+    env: Annotated[
+        str | None,
+        Option(help=f"Source of spaces for recordings without any: {ENV_FORMS}.", group=Group.DATA, metavar="ENV"),
+    ]
+    workers: Annotated[int, WORKERS]
+
+
+class DiffFlags(Caching, Showing, total=False):
+    """What the command line of `diff` takes besides."""
+
+    a: Required[
+        Annotated[
+            str,
+            Option(
+                help="Recordings: a folder, file or glob, as a path or URL.", group=Group.DATA, is_argument=True, metavar="A"
+            ),
+        ]
+    ]
+    b: Required[Annotated[str, Option(help="What they are compared with.", group=Group.DATA, is_argument=True, metavar="B")]]

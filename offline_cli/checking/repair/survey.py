@@ -251,7 +251,7 @@ def _of_list(found: Survey) -> Choice:
 
 
 def _of_appending(found: Survey, manifest: Manifest, begun: str) -> Choice:
-    """The shards of a dataset, and those that a writer who was adding to it has finished; `begun` is "" for the former alone."""
+    """The shards of a dataset, and those that a writer who added to it has finished; `begun` is "" for the former alone."""
     choice, there = _of_manifest(found, manifest), found.shards.get(begun, {})
     new = [there[number] for number in sorted(there) if there[number].path not in choice.expected]
     if not new or f"{DATA}/{new[0].name}" in said_of_shards(found):
