@@ -179,7 +179,9 @@ def test_infos_that_old_shards_have_no_columns_for_are_refused(tmp_path: Path, m
     assert whole(old) == before
 
 
-def test_another_episode_of_an_id_is_refused_with_both_places(parts: tuple[Path, Path], tmp_path: Path, make_batch: Make) -> None:
+def test_another_episode_of_an_id_is_refused_with_both_places(
+    parts: tuple[Path, Path], tmp_path: Path, make_batch: Make
+) -> None:
     old, _ = parts
     other = write(tmp_path / "other", make_batch((3, 2), seed=1))
     before = whole(old)

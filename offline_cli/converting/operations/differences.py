@@ -96,10 +96,7 @@ def diff(
     on_progress: OnProgress = no_progress,
     **options: Unpack[DiffOptions],
 ) -> DiffResult:
-    """What differs between the episodes of `a` and those of `b`; `check` of the result raises where anything does.
-
-    Raises what `read_episodes` raises.
-    """
+    """What differs between `a` and `b`; `check` of the result raises where anything does. Raises as `read_episodes` does."""
     started = time.monotonic()
     check_values(DiffOptions, options, command="offline-cli diff")
     one, other = (_Side.opened(place, options, on_progress) for place in (a, b))
@@ -111,8 +108,7 @@ def diff(
     ids = {name: tuple(value.decode("utf-8", "surrogatepass") for value in column) for name, column in named.items()}
     facts = tuple(one_known.facts_unlike(other_known))
     first: dict[str, Any] | None = None
-    if ids["changed"]:
-        name = ids["changed"][0]
+    if name := next(iter(ids["changed"]), None):
         first = {"episode": name, **_first_difference(one.episode(name), other.episode(name), everything=everything)}
     elif lacks := next((name for name in ("missing_in_b", "missing_in_a") if ids[name]), None):
         said = ("there", "missing") if lacks == "missing_in_b" else ("missing", "there")
@@ -183,8 +179,8 @@ class _Summary:
         for name in ("observation_space", "action_space"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if not same_space(mine, theirs):
-                in_full = describe(mine) == describe(theirs)  # with bounds and dtypes
-                yield _difference(None, name, *(repr(one) if in_full else describe(one) for one in (mine, theirs)))
+                words = repr if describe(mine) == describe(theirs) else describe  # the former has bounds and dtypes
+                yield _difference(None, name, words(mine), words(theirs))
         for name in ("action_scale", "environment"):
             if getattr(self, name) != getattr(other, name):
                 yield _difference(None, name, getattr(self, name), getattr(other, name))
