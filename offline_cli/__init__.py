@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.connectors import ConnectorV2 as ConnectorV2
     from offline_cli.converting.convert import convert as convert
     from offline_cli.converting.operations.differences import diff as diff
+    from offline_cli.converting.operations.merging import merge as merge
+    from offline_cli.converting.operations.merging import repack as repack
     from offline_cli.converting.operations.selecting import filter as filter
     from offline_cli.converting.operations.selecting import sample as sample
     from offline_cli.datasets.dataset import open_dataset as open_dataset
@@ -50,9 +52,11 @@ _HOMES = {
     "filter": "offline_cli.converting.operations.selecting",
     "inspect": "offline_cli.checking.inspect",
     "load_policy": "offline_cli.policies.run_policy",
+    "merge": "offline_cli.converting.operations.merging",
     "open_dataset": "offline_cli.datasets.dataset",
     "open_location": "offline_cli.files.locations",
     "record": "offline_cli.recording.record",
+    "repack": "offline_cli.converting.operations.merging",
     "repair": "offline_cli.checking.repair",
     "sample": "offline_cli.converting.operations.selecting",
     "train_bc": "offline_cli.training.train",
@@ -76,9 +80,11 @@ __all__ = [
     "filter",
     "inspect",
     "load_policy",
+    "merge",
     "open_dataset",
     "open_location",
     "record",
+    "repack",
     "repair",
     "sample",
     "train_bc",

@@ -53,6 +53,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "repair": DATA,
     "filter": OPERATIONS,
     "sample": OPERATIONS,
+    "merge": OPERATIONS,
+    "repack": OPERATIONS,
     "diff": OPERATIONS,
 }
 """Ours in the order of help, and the modules that have them, each imported when one of its commands is asked for."""

@@ -1,4 +1,4 @@
-"""`offline-cli filter`, `sample` and `diff`: each parses, calls the library once, shows the result."""
+"""`offline-cli filter`, `sample`, `merge`, `repack` and `diff`: each parses, calls the library once, shows the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
 from offline_cli.cli.texts import with_stdin
-from offline_cli.options.operations import DiffFlags, DiffOptions, FilterOptions, OperationFlags, SampleOptions
+from offline_cli.options.operations import (
+    DiffFlags,
+    DiffOptions,
+    FilterOptions,
+    MergeOptions,
+    OperationFlags,
+    RepackOptions,
+    SampleOptions,
+)
 
 __all__ = ["COMMANDS"]
 
@@ -52,6 +60,26 @@ def sample(ctx: typer.Context, flags: OperationFlags, options: SampleOptions) ->
     from offline_cli.converting.operations.selecting import sample
 
     _run(ctx, sample, flags, options)
+
+
+def merge(ctx: typer.Context, flags: OperationFlags, options: MergeOptions) -> None:
+    """Join several datasets or recordings into one.
+
+    Spaces and action scale have to be the same. An episode that is there already is dropped, another one of its id refused.
+    """
+    from offline_cli.converting.operations.merging import merge
+
+    _run(ctx, merge, flags, options)
+
+
+def repack(ctx: typer.Context, flags: OperationFlags, options: RepackOptions) -> None:
+    """Write the same episodes in other files.
+
+    Sizes of shards, compression, row format; without some columns, or under hashed ids.
+    """
+    from offline_cli.converting.operations.merging import repack
+
+    _run(ctx, repack, flags, options)
 
 
 def diff(ctx: typer.Context, flags: DiffFlags, options: DiffOptions) -> None:
@@ -103,6 +131,31 @@ COMMANDS = (
         examples=(
             "offline-cli sample dataset --out small --episodes 100",
             "offline-cli sample s3://bucket/dataset --out small --fraction 0.01 --seed 7",
+        ),
+        keys=KEYS,
+    ),
+    Command(
+        name="merge",
+        run=merge,
+        flags=OperationFlags,
+        options=MergeOptions,
+        first=("out", "unique_ids", "extras", "resume"),
+        examples=(
+            "offline-cli merge monday tuesday --out week",
+            "offline-cli merge 'runs/*' --out all --unique-ids --extras common",
+        ),
+        keys=KEYS,
+    ),
+    Command(
+        name="repack",
+        run=repack,
+        flags=OperationFlags,
+        options=RepackOptions,
+        first=("out", "format", "compression", "drop", "hash_ids"),
+        examples=(
+            "offline-cli repack dataset --out columns --format columns --compression snappy",
+            "offline-cli repack dataset --out shared --drop infos --hash-ids",
+            "offline-cli repack dataset --out larger --max-bytes-per-file 1073741824",
         ),
         keys=KEYS,
     ),

@@ -40,7 +40,7 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
 from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
 
-__all__ = ["EpisodeStream", "check_scale_of", "read_episodes", "read_opened"]
+__all__ = ["EpisodeStream", "Extras", "check_scale_of", "read_episodes", "read_opened"]
 
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)

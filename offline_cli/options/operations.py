@@ -1,6 +1,7 @@
-"""Options of `filter`, `sample` and `diff`, and those that all operations on datasets share."""
+"""Options of `filter`, `sample`, `merge`, `repack` and `diff`, and those that all operations on datasets share."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, Required
 
@@ -9,6 +10,7 @@ from offline_cli.options.option import Form, Group, Option
 from offline_cli.options.shared import (
     COMPRESSION,
     ENV_FORMS,
+    EXTRAS,
     MAX_BYTES,
     ROW_FORMAT,
     SEED,
@@ -16,6 +18,7 @@ from offline_cli.options.shared import (
     Caching,
     Compression,
     DryRun,
+    Extras,
     Out,
     Overwriting,
     Resuming,
@@ -26,7 +29,16 @@ from offline_cli.options.shared import (
     Tables,
 )
 
-__all__ = ["DiffFlags", "DiffOptions", "FilterOptions", "OperationFlags", "OperationOptions", "SampleOptions"]
+__all__ = [
+    "DiffFlags",
+    "DiffOptions",
+    "FilterOptions",
+    "MergeOptions",
+    "OperationFlags",
+    "OperationOptions",
+    "RepackOptions",
+    "SampleOptions",
+]
 
 
 class OperationOptions(Tables, ActionScale, Resuming, Overwriting, DryRun, Storage, total=False):
@@ -89,6 +101,44 @@ class SampleOptions(OperationOptions, total=False):
     ]
     fraction: Annotated[float | None, Option(help="Which share of the episodes.", group=Group.HOW_LONG, above=0, metavar="X")]
     seed: Annotated[int, replace(SEED, group=Group.HOW_LONG, in_config=False)]
+
+
+class MergeOptions(OperationOptions, total=False):
+    """Keywords of `merge`."""
+
+    unique_ids: Annotated[
+        bool,
+        Option(
+            help="Another episode of an id that an earlier source has gets an id of its own, which ends in the number of its "
+            "source, in place of an error.",
+            group=Group.DATA,
+            default=False,
+        ),
+    ]
+    extras: Annotated[Extras, EXTRAS]
+
+
+class RepackOptions(OperationOptions, total=False):
+    """Keywords of `repack`."""
+
+    drop: Annotated[
+        Sequence[str],
+        Option(
+            help="Column to leave out: an extra model output, or infos.",
+            group=Group.DATA,
+            default=(),
+            form=Form.NAMES,
+            metavar="COLUMN",
+        ),
+    ]
+    hash_ids: Annotated[
+        bool,
+        Option(
+            help="Replace ids of episodes by their SHA-256. Whoever can guess an id can still check the guess.",
+            group=Group.DATA,
+            default=False,
+        ),
+    ]
 
 
 class DiffOptions(Tables, ActionScale, Storage, total=False):

@@ -20,7 +20,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import StorageNotFound, TargetNotMet
 from offline_cli.files.locations import open_location
 
-
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 ACTIONS = spaces.Discrete(3)
 Make = Callable[..., EpisodeBatch]
