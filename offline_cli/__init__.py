@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.converting.operations.merging import repack as repack
     from offline_cli.converting.operations.selecting import filter as filter
     from offline_cli.converting.operations.selecting import sample as sample
+    from offline_cli.converting.operations.selecting import split as split
     from offline_cli.datasets.dataset import open_dataset as open_dataset
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
     from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
@@ -59,6 +60,7 @@ _HOMES = {
     "repack": "offline_cli.converting.operations.merging",
     "repair": "offline_cli.checking.repair",
     "sample": "offline_cli.converting.operations.selecting",
+    "split": "offline_cli.converting.operations.selecting",
     "train_bc": "offline_cli.training.train",
     "validate": "offline_cli.checking.validate",
 }
@@ -87,6 +89,7 @@ __all__ = [
     "repack",
     "repair",
     "sample",
+    "split",
     "train_bc",
     "validate",
 ]

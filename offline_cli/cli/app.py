@@ -53,6 +53,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "repair": DATA,
     "filter": OPERATIONS,
     "sample": OPERATIONS,
+    "split": OPERATIONS,
     "merge": OPERATIONS,
     "repack": OPERATIONS,
     "diff": OPERATIONS,

@@ -1,4 +1,4 @@
-"""`offline-cli filter`, `sample`, `merge`, `repack` and `diff`: each parses, calls the library once, shows the result."""
+"""`offline-cli filter`, `sample`, `split`, `merge`, `repack` and `diff`: each parses, calls the library, shows the result."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from offline_cli.options.operations import (
     OperationFlags,
     RepackOptions,
     SampleOptions,
+    SplitFlags,
+    SplitOptions,
 )
 
 __all__ = ["COMMANDS"]
@@ -36,7 +38,9 @@ def _run(ctx: typer.Context, operation: Callable[..., Any], flags: OperationFlag
 def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
     """What was done, or would be in a dry run."""
     apart = ("undecided",) if not told.get("undecided") else ()
-    rows = {name: value for name, value in told.items() if name not in apart}
+    rows = {name: value for name, value in told.items() if name not in (*apart, "parts")}
+    for name, part in told.get("parts", {}).items():
+        rows[f"part {name}"] = f"{part['episodes']:,} episodes, {part['steps']:,} steps: {part['out']}"
     if told["episodes_lost"] is None:
         rows["episodes_lost"] = render.NOT_KNOWN
     return rows
@@ -60,6 +64,16 @@ def sample(ctx: typer.Context, flags: OperationFlags, options: SampleOptions) ->
     from offline_cli.converting.operations.selecting import sample
 
     _run(ctx, sample, flags, options)
+
+
+def split(ctx: typer.Context, flags: SplitFlags, options: SplitOptions) -> None:
+    """Divide episodes into several datasets, F/train and F/val for instance.
+
+    Parts are drawn at random, by a seed, or by the values of a column. No episode is cut, or in two parts.
+    """
+    from offline_cli.converting.operations.selecting import split
+
+    _run(ctx, split, flags, options)
 
 
 def merge(ctx: typer.Context, flags: OperationFlags, options: MergeOptions) -> None:
@@ -130,9 +144,23 @@ COMMANDS = (
         first=("out", "episodes", "steps", "fraction", "seed"),
         examples=(
             "offline-cli sample dataset --out small --episodes 100",
+            "offline-cli sample robot.csv --out small --mapping robot.toml --steps 10000",
             "offline-cli sample s3://bucket/dataset --out small --fraction 0.01 --seed 7",
         ),
         keys=KEYS,
+    ),
+    Command(
+        name="split",
+        run=split,
+        flags=SplitFlags,
+        options=SplitOptions,
+        first=("out", "fractions", "counts", "by", "seed"),
+        examples=(
+            "offline-cli split dataset --out parts --fractions train=0.9,val=0.1",
+            "offline-cli split dataset --out parts --counts train=100,val=20 --seed 7",
+            "offline-cli split dataset --out parts --by module_id --json",
+        ),
+        keys=(*KEYS, "parts"),
     ),
     Command(
         name="merge",

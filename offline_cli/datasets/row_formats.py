@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
@@ -80,7 +81,7 @@ class EpisodeRows(RowFormat):
     def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
         """See RowFormat."""
         if ready is not None and ready.schema.equals(episode_tables.EPISODE_SCHEMA):
-            return ready
+            return pa.Table.from_arrays(ready.columns, schema=episode_tables.EPISODE_SCHEMA)  # without what reading notes in it
         return episode_tables.to_table(batch, where=where, tally=self._tally)
 
 
@@ -146,7 +147,7 @@ class StepRows(RowFormat):
         source_ids = bool(self._has_source_ids)
         schema = step_tables.step_schema(*self._spaces, self._extra or (), source_ids=source_ids, infos=self._has_infos)
         if ready is not None and ready.schema.equals(schema):
-            return ready
+            return pa.Table.from_arrays(ready.columns, schema=schema)
         return step_tables.to_table(batch, schema, tally=self._tally)
 
     def adopt(self, schema: Any) -> None:

@@ -1,12 +1,12 @@
-"""Options of `filter`, `sample`, `merge`, `repack` and `diff`, and those that all operations on datasets share."""
+"""Options of `filter`, `sample`, `split`, `merge`, `repack` and `diff`, and those that all operations on datasets share."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, Required
 
 from offline_cli.options.data_commands import WORKERS
-from offline_cli.options.option import Form, Group, Option
+from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     COMPRESSION,
     ENV_FORMS,
@@ -38,6 +38,8 @@ __all__ = [
     "OperationOptions",
     "RepackOptions",
     "SampleOptions",
+    "SplitFlags",
+    "SplitOptions",
 ]
 
 
@@ -46,7 +48,9 @@ class OperationOptions(Tables, ActionScale, Resuming, Overwriting, DryRun, Stora
 
     env: Annotated[
         str | None,
-        Option(help=f"Source of spaces for recordings without any: {ENV_FORMS}.", group=Group.DATA, metavar="ENV"),
+        Option(
+            help=f"Source of spaces for recordings without any: {ENV_FORMS}.", group=Group.DATA, in_config=True, metavar="ENV"
+        ),
     ]
     on_error: Annotated[
         Literal["fail", "skip", "quarantine"],
@@ -94,13 +98,50 @@ class FilterOptions(OperationOptions, total=False):
 class SampleOptions(OperationOptions, total=False):
     """Keywords of `sample`."""
 
-    episodes: Annotated[int | None, Option(help="How many episodes.", group=Group.HOW_LONG, minimum=1, metavar="N")]
+    episodes: Annotated[int | None, Option(help="How many episodes.", group=Group.HOW_LONG, minimum=1, short="-n", metavar="N")]
     steps: Annotated[
         int | None,
         Option(help="As many episodes as it takes to have N steps.", group=Group.HOW_LONG, minimum=1, metavar="N"),
     ]
     fraction: Annotated[float | None, Option(help="Which share of the episodes.", group=Group.HOW_LONG, above=0, metavar="X")]
-    seed: Annotated[int, replace(SEED, group=Group.HOW_LONG, in_config=False)]
+    seed: Annotated[int, replace(SEED, group=Group.HOW_LONG)]
+
+
+@reworded(out={"help": "Folder to make, with a dataset for each part: a path or URL.", "metavar": "F"})
+class SplitFlags(OperationFlags, total=False):
+    """What the command line of `split` takes besides."""
+
+
+class SplitOptions(OperationOptions, total=False):
+    """Keywords of `split`."""
+
+    fractions: Annotated[
+        Mapping[str, float] | str | None,
+        Option(
+            help="Parts, and the share of the episodes in each: train=0.9,val=0.1. Those left over are in none.",
+            group=Group.DATA,
+            form=Form.FILE,
+            metavar="NAME=X,...",
+        ),
+    ]
+    counts: Annotated[
+        Mapping[str, int] | str | None,
+        Option(
+            help="Parts, and how many episodes are in each: train=100,val=20. Those left over are in none.",
+            group=Group.DATA,
+            form=Form.FILE,
+            metavar="NAME=N,...",
+        ),
+    ]
+    by: Annotated[
+        str | None,
+        Option(
+            help="One part for each value of a plain column, such as module_id; in place of {fractions} and {counts}.",
+            group=Group.DATA,
+            metavar="COLUMN",
+        ),
+    ]
+    seed: Annotated[int, replace(SEED, group=Group.DATA)]
 
 
 class MergeOptions(OperationOptions, total=False):
@@ -146,7 +187,9 @@ class DiffOptions(Tables, ActionScale, Storage, total=False):
 
     env: Annotated[
         str | None,
-        Option(help=f"Source of spaces for recordings without any: {ENV_FORMS}.", group=Group.DATA, metavar="ENV"),
+        Option(
+            help=f"Source of spaces for recordings without any: {ENV_FORMS}.", group=Group.DATA, in_config=True, metavar="ENV"
+        ),
     ]
     workers: Annotated[int, WORKERS]
 

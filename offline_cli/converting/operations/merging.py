@@ -1,7 +1,7 @@
 """`merge` and `repack`: all episodes of the sources, as one dataset.
 
 `merge` reads its sources as `convert` does: exact duplicates are dropped, and another episode of an id that was there is
-refused, or gets an id of its own (`unique_ids`). `repack` writes the same episodes in other files: other sizes of shards, another
+refused, or gets an id of its own (`unique_ids`). `repack` writes the same episodes in other files: other sizes of shards,
 compression or row format, without some columns, under hashed ids.
 """
 

@@ -1,8 +1,9 @@
-"""`filter` and `sample`: some of the episodes of any sources, in the order of the sources, as a dataset."""
+"""`filter`, `sample` and `split`: episodes of any sources, in the order of the sources, as one dataset or several."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,19 +16,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.converting.operations import Operation, OperationResult
-from offline_cli.converting.operations.choosing import NOWHERE, Survey, drawn, listed_ids, share_of, surveyed, top
+from offline_cli.converting.operations import Copied, Operation, OperationResult
+from offline_cli.converting.operations.choosing import NOWHERE, Parts, Survey, drawn, listed_ids, share_of, surveyed, top
 from offline_cli.converting.operations.conditions import Condition
+from offline_cli.converting.reading import EpisodeStream
+from offline_cli.datasets.dataset import holds_dataset
+from offline_cli.datasets.file_names import MANIFEST, WRITING
+from offline_cli.datasets.lease_record import identity_hash
+from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.target_folder import check_target
-from offline_cli.errors import NoData, UsageError
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.errors import NoData, OutputExists, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
+from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.options.keywords import takes
-from offline_cli.options.operations import FilterOptions, SampleOptions
+from offline_cli.options.operations import FilterOptions, SampleOptions, SplitOptions
 from offline_cli.progress import OnProgress, no_progress
 
-__all__ = ["FilterResult", "SampleResult", "filter", "sample"]
+__all__ = ["FilterResult", "SampleResult", "SplitResult", "filter", "sample", "split"]
 
 SHOWN: Final = 5  # ids that a message lists
+PER_WRITER: Final = 64 << 20  # bytes that one of several writers may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,14 @@ class FilterResult(OperationResult):
 class SampleResult(OperationResult):
     """What `sample` read and wrote."""
 
+    chosen_by: Mapping[str, Any]  # what was asked for, and the seed
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult(OperationResult):
+    """What `split` read and wrote, in sums over the parts."""
+
+    parts: Mapping[str, Mapping[str, Any]]  # by name: out, episodes, steps
     chosen_by: Mapping[str, Any]  # what was asked for, and the seed
 
 
@@ -157,6 +174,104 @@ def _checked_share(fraction: float | None, option: str, command: str) -> float |
     if fraction is not None and fraction > 1:
         raise UsageError(f"{option} {fraction:g} is above 1", where=f"offline-cli {command}", fix=f"{option} 0.1, for a tenth")
     return fraction
+
+
+@takes(SplitOptions)
+def split(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    *,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+    **options: Unpack[SplitOptions],
+) -> SplitResult:
+    """Write the episodes of `sources` as several datasets in folder `out`, one for each part, in the order of the sources.
+
+    Exactly one of `fractions`, `counts` and `by` says what the parts are. Those of the first two are drawn with `seed`, and
+    have exactly the episodes they should, by the largest remainder. Each part is committed by itself, in their order; `resume`
+    leaves those alone that are complete. `command`: for provenance.
+
+    Raises UsageError, NoData where a part would have no episode, and what `convert` raises.
+    """
+    wanted = Parts.of(options["fractions"], options["counts"], options["by"])
+    operation = Operation.begun(
+        "split", sources, out, kind=SplitOptions, options=options, command=command, on_progress=on_progress
+    )
+    if holds_dataset(operation.target):
+        fix = "give another --out: parts are folders in it"
+        raise OutputExists("a dataset is here", where=operation.target.url, fix=fix)
+    if wanted.by is None:  # before anything is read
+        for name in wanted.amounts:
+            _done(operation, name, wanted.asked(options["seed"]))
+    survey = surveyed(operation, () if wanted.by is None else (wanted.by,))
+    names, part_of = wanted.drawn(survey, options["seed"])
+    return _split(survey, names, part_of, wanted.asked(options["seed"]))
+
+
+def _split(survey: Survey, names: Sequence[str], part_of: NDArray[np.int64], by: Mapping[str, Any]) -> SplitResult:
+    """Write part number `part_of` (E,) of each episode under its name, as many at a time as memory allows."""
+    operation = survey.operation
+    done = {name: manifest for name in names if (manifest := _done(operation, name, by)) is not None}
+    if len(done) == len(names):
+        check_target(operation.target.join(names[0]), resume=True)  # which says that it is complete
+    left = [number for number, name in enumerate(names) if name not in done]
+    at_once = max(1, room_for_data(operation.tables.memory_limit) // PER_WRITER)
+    written: list[Copied] = []
+    lengths = survey.column(Columns.LENGTH)
+    parts = {name: {"episodes": int((part_of == number).sum())} for number, name in enumerate(names)}
+    for group in [] if operation.options["dry_run"] else [left[i : i + at_once] for i in range(0, len(left), at_once)]:
+        number_of = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
+        number_of[group] = np.arange(len(group))
+        stream, share = survey.stream(number_of[part_of])
+        writers = [_part_writer(operation, stream, names[number], by) for number in group]
+        written.append(operation.copy(stream, writers, share))
+        done |= {names[number]: one for number, one in zip(group, written[-1].manifests, strict=True)}
+    for number, (name, part) in enumerate(parts.items()):
+        counts = None if operation.options["dry_run"] else done[name].counts
+        part["steps"] = int(lengths[part_of == number].sum()) if counts is None else counts.steps
+        part["episodes"] = part["episodes"] if counts is None else counts.episodes
+    scale = written[-1].action_scale if written else operation.manifests[0].action_scale if operation.manifests else "unknown"
+    return SplitResult(
+        out=operation.target.url,
+        format=operation.format,
+        episodes=sum(part["episodes"] for part in parts.values()),
+        steps=sum(part["steps"] for part in parts.values()),
+        dropped=int((part_of == NOWHERE).sum()),
+        shards=sum(len(manifest.shards) for manifest in done.values()),
+        duplicates_dropped=survey.duplicates_dropped,
+        episodes_lost=written[-1].episodes_lost if written else None,
+        assumptions=dict(written[-1].assumptions) if written else {},
+        action_scale=scale,
+        dry_run=operation.options["dry_run"],
+        seconds=time.monotonic() - operation.started,
+        parts={name: {"out": operation.target.join(name).url, **part} for name, part in parts.items()},
+        chosen_by=by,
+    )
+
+
+def _part_writer(operation: Operation, stream: EpisodeStream, name: str, by: Mapping[str, Any]) -> DatasetWriter:
+    identity = operation.identity(**by, part=name)
+    provenance = {"operation": {"name": operation.name, "part": name, **by, "identity": _identity(operation, identity)}}
+    return operation.writer(stream, operation.target.join(name), identity=identity, provenance=provenance)
+
+
+def _identity(operation: Operation, identity: str) -> str:
+    """Of what a part is and how its files are written, as its manifest has it."""
+    limits = (operation.options["max_rows_per_file"], operation.options["max_bytes_per_file"])
+    return identity_hash(json.dumps([identity, operation.format, operation.compression, *limits]))
+
+
+def _done(operation: Operation, name: str, by: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of a part that `resume` finds complete; None where it is to be written. Raises as `check_target` does."""
+    place, options = operation.target.join(name), operation.options
+    if options["resume"] and not options["overwrite"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
+        found = Manifest.read(place)
+        said = found.provenance.get("operation")
+        identity = _identity(operation, operation.identity(**by, part=name))
+        if found.complete and isinstance(said, dict) and said.get("identity") == identity:
+            return found
+    check_target(place, overwrite=options["overwrite"], resume=options["resume"])
+    return None
 
 
 # ---- one target ----

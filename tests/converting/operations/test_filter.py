@@ -1,0 +1,299 @@
+"""`filter`: which episodes it keeps, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from operated import data_files, items, manifest, numbers, read
+
+from offline_cli import filter as filtered
+from offline_cli.converting.convert import convert
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.row_groups import KeptRows
+from offline_cli.episodes.codec import BatchDecoder
+from offline_cli.errors import BadData, BadEpisode, NoData, OutputExists, Uncommitted, UsageError
+
+Made = Callable[..., Path]
+NAN = float("nan")
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    """A table of four episodes of 1 to 4 steps."""
+    rows = [f"{length},{0.5 * step},0,{length},{int(step == length - 1)}" for length in (1, 2, 3, 4) for step in range(length)]
+    file = tmp_path / "log.csv"
+    file.write_text("\n".join(["eps_id,obs,actions,rewards,terminateds", *rows]) + "\n", encoding="utf-8")
+    return file
+
+
+def test_the_episodes_for_which_the_condition_is_true_are_kept_in_order(
+    made: Made, format: str, tmp_path: Path, told: Callable[..., dict[str, Any]]
+) -> None:
+    source = made([5, 1, 9, 2, 7], lengths=[3, 1, 5, 2, 9], format=format)
+    found = told("filter", source, "--out", tmp_path / "F", "--where", "return > 4 and length < 8")
+    assert numbers(tmp_path / "F") == [0, 2]
+    assert (found["episodes"], found["steps"], found["dropped"], found["format"]) == (2, 8, 3, format)
+    assert found["undecided"] == 0
+
+
+def test_the_other_end_of_a_run_is_the_same_as_writing_the_chosen_ones(
+    made: Made, format: str, tmp_path: Path, write_dataset: Any
+) -> None:
+    from offline_cli.files.locations import open_location
+
+    source = made([5, 1, 9, 2], format=format, writing={"compression": "lz4"})
+    filtered(source, tmp_path / "F", where="return > 4")
+    write_dataset(open_location(tmp_path / "G"), read(source).select([0, 2]), format=format, compression="lz4")
+    assert list(data_files(tmp_path / "F").values()) == list(data_files(tmp_path / "G").values())
+    assert manifest(tmp_path / "F")["statistics"] == manifest(tmp_path / "G")["statistics"]
+
+
+def test_packed_bytes_are_handed_through(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = made(range(40), lengths=[1 + n % 7 for n in range(40)])
+    monkeypatch.setattr("offline_cli.datasets.episode_tables.encode_batch", None)  # is not called
+    filtered(source, tmp_path / "F", where="return % 3 = 0")
+    assert items(tmp_path / "F") == {name: item for name, item in items(source).items() if int(name[8:]) % 3 == 0}
+
+
+def test_rows_of_steps_are_handed_through(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = made(range(6), format="columns")
+    monkeypatch.setattr("offline_cli.datasets.step_tables.to_table", None)
+    filtered(source, tmp_path / "F", where="return > 2", max_rows_per_file=6)
+    assert numbers(tmp_path / "F") == [3, 4, 5]
+    assert len(data_files(tmp_path / "F")) == 2
+
+
+def test_making_the_rows_again_gives_the_same_files(
+    made: Made, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = made(range(30), lengths=[1 + n % 5 for n in range(30)], format=format)
+    chosen = {"where": "return > 3", "max_rows_per_file": 10}
+    filtered(source, tmp_path / "F", **chosen)
+    monkeypatch.setattr(KeptRows, "taken", lambda *_: None)
+    filtered(source, tmp_path / "G", **chosen)
+    assert data_files(tmp_path / "F") == data_files(tmp_path / "G")
+    assert manifest(tmp_path / "F") == manifest(tmp_path / "G")
+
+
+def test_episodes_that_are_not_chosen_are_not_decoded(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = made(range(20))
+    decode, seen = BatchDecoder.decode, list[int]()
+    monkeypatch.setattr(
+        BatchDecoder, "decode", lambda self, found, where: seen.append(len(found)) or decode(self, found, where=where)
+    )
+    filtered(source, tmp_path / "F", where="return < 4")
+    assert sum(seen) == 4
+
+
+def test_a_format_can_be_chosen(made: Made, format: str, tmp_path: Path) -> None:
+    source, other = made(range(4), format=format), "episodes" if format == "columns" else "columns"
+    filtered(source, tmp_path / "F", where="return > 1", format=other)
+    assert Dataset.open(tmp_path / "F").manifest.format == other
+    assert numbers(tmp_path / "F") == [2, 3]
+
+
+def test_the_best_are_those_with_the_highest_return_and_the_first_of_equal_ones(made: Made, tmp_path: Path) -> None:
+    source = made([5, 7, NAN, 5, 7, 5, 1, 5, 0, 5])
+    for fraction, want in ((0.1, [1]), (0.2, [1, 4]), (0.4, [0, 1, 3, 4]), (0.01, [1]), (1, [0, 1, 3, 4, 5, 6, 7, 8, 9])):
+        filtered(source, tmp_path / "F", top_fraction=fraction, overwrite=True)
+        assert numbers(tmp_path / "F") == want
+
+
+def test_options_that_choose_are_combined_by_and(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "ids").write_text("episode-1\n\nepisode-3\r\nepisode-4\nepisode-1\n", encoding="utf-8")
+    filtered(made([5, 7, 6, 1, 7]), tmp_path / "F", where="return < 8", top_fraction=0.6, ids_file=tmp_path / "ids")
+    assert numbers(tmp_path / "F") == [1, 4]
+
+
+def test_an_episode_whose_return_is_nan_is_undecided(made: Made, format: str, tmp_path: Path) -> None:
+    found = filtered(made([5, NAN, 6], format=format), tmp_path / "F", where="return > 5 or return < 0")
+    assert (found.undecided, found.dropped, numbers(tmp_path / "F")) == (1, 2, [2])
+
+
+def test_twenty_thousand_episodes(made: Made, format: str, tmp_path: Path) -> None:
+    source = made(range(20_000), lengths=[1] * 20_000, format=format, writing={"max_rows_per_file": 3000})
+    (tmp_path / "ids").write_text("".join(f"episode-{n}\n" for n in range(19_999, 0, -2)), encoding="utf-8")
+    found = filtered(source, tmp_path / "F", ids_file=tmp_path / "ids", where="return % 10 <> 1")
+    assert found.episodes == 8_000
+    assert numbers(tmp_path / "F") == [n for n in range(20_000) if n % 2 and n % 10 != 1]
+
+
+def test_a_foreign_source_is_read_by_its_figures(csv: Path, tmp_path: Path) -> None:
+    found = filtered(csv, tmp_path / "F", where="return >= 4 and length <> 3")
+    assert (found.episodes, found.steps, found.dropped, found.format) == (2, 6, 2, "episodes")
+    assert read(tmp_path / "F").lengths.tolist() == [2, 4]
+
+
+def test_sources_of_several_kinds_are_one(csv: Path, tmp_path: Path) -> None:
+    convert(csv, tmp_path / "D", to="columns")
+    half = tmp_path / "half.csv"
+    half.write_text(csv.read_text(encoding="utf-8").replace("\n4,", "\nfour,"), encoding="utf-8")
+    found = filtered([tmp_path / "D", half], tmp_path / "F", where="length = 4")
+    assert (found.episodes, found.format) == (2, "episodes")
+
+
+def test_agents_of_packed_episodes_are_looked_up_in_their_bytes(made: Made, format: str, tmp_path: Path) -> None:
+    source = made(range(3), format=format, agent_ids=("a", None, "b"), module_ids=("p", "p", None))
+    found = filtered(source, tmp_path / "F", where="agent_id = 'b' or module_id <> 'p'")
+    assert (numbers(tmp_path / "F"), found.undecided) == ([2], 1)
+
+
+def test_the_same_source_twice_is_one(made: Made, format: str, tmp_path: Path) -> None:
+    source = made([5, 1, 9], format=format)
+    found = filtered([source, source], tmp_path / "F", where="return > 4")
+    assert (numbers(tmp_path / "F"), found.duplicates_dropped, found.dropped) == ([0, 2], 3, 1)
+
+
+def test_two_different_episodes_of_one_id_are_refused(made: Made, format: str, tmp_path: Path) -> None:
+    sources = [made([5, 1], format=format, name="A"), made([5, 2], format=format, name="B", seed=1)]
+    with pytest.raises(BadEpisode, match="two different episodes"):
+        filtered(sources, tmp_path / "F", where="return > 4")
+    assert not (tmp_path / "F").exists()
+
+
+def test_nothing_chosen_is_no_data_and_nothing_is_written(made: Made, tmp_path: Path, call: Any) -> None:
+    code, found = call("filter", made([1, 2]), "--out", tmp_path / "F", "--where", "return > 450")
+    assert (code, found["error"]["code"]) == (3, "no-data")
+    assert "none of the 2 episodes is chosen" in found["error"]["what"]
+    assert not (tmp_path / "F").exists()
+
+
+def test_an_empty_dataset_is_no_data(made: Made, tmp_path: Path, writer_for: Any) -> None:
+    from offline_cli.files.locations import open_location
+
+    with writer_for(open_location(tmp_path / "empty")) as writer:
+        writer.commit()
+    with pytest.raises(NoData, match="no episode"):
+        filtered(tmp_path / "empty", tmp_path / "F", where="return > 1")
+    filtered([tmp_path / "empty", made([1, 2], format="columns")], tmp_path / "F", where="return > 1")
+    assert numbers(tmp_path / "F") == [1]
+
+
+def test_a_dataset_that_is_being_written_is_refused(made: Made, tmp_path: Path) -> None:
+    source = made([1])
+    (source / "_writing.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(Uncommitted):
+        filtered(source, tmp_path / "F", where="return > 0")
+
+
+def test_the_target_is_neither_a_source_nor_in_one(made: Made, tmp_path: Path) -> None:
+    source = made([1])
+    before = data_files(source)
+    for out in (source, f"{source}/", source / "F"):
+        with pytest.raises(UsageError, match=r"one of the sources|inside the source"):
+            filtered(source, out, where="return > 0", overwrite=True)
+    assert data_files(source) == before
+
+
+def test_what_is_there_is_not_touched_unless_it_is_to_be_overwritten(made: Made, tmp_path: Path) -> None:
+    source, out = made([1, 2]), tmp_path / "F"
+    filtered(source, out, where="return = 1")
+    with pytest.raises(OutputExists):
+        filtered(source, out, where="return = 2")
+    assert numbers(out) == [0]
+    filtered(source, out, where="return = 2", overwrite=True)
+    assert numbers(out) == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "what"),
+    [
+        ([], 2, "nothing says which episodes to keep"),
+        (["--where", "reward > 5"], 2, "'reward' at letter 1: no column of episodes"),
+        (["--where", "return > 5); import os"], 2, "';' at letter 12: conditions have no such sign"),
+        (["--where", "length"], 2, "true or false is expected"),
+        (["--top-fraction", "1.5"], 2, "above 1"),
+        (["--top-fraction", "0"], 2, "not above 0"),
+        (["--ids-file", "none.txt"], 5, "none.txt"),
+        (["--ids-file", "ids"], 3, "6 of 7 ids are in no source: a, b, c, d, e and 1 more"),
+        (["--ids-file", "blank"], 3, "no id is in the file"),
+        (["--ids-file", "bytes"], 3, "not UTF-8"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, given: list[str], code: int, what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made([1])
+    Path("ids").write_text("a\nb\nc\nd\ne\nf\nepisode-0", encoding="utf-8")
+    Path("blank").write_text("\n \n", encoding="utf-8")
+    Path("bytes").write_bytes(b"\xff\xfe")
+    have, found = call("filter", "D", "--out", "F", *given)
+    assert (have, what in json.dumps(found["error"], ensure_ascii=False)) == (code, True), found
+    assert not Path("F").exists()
+
+
+def test_a_dry_run_counts_and_writes_nothing(made: Made, tmp_path: Path) -> None:
+    found = filtered(made([1, 2, 3]), tmp_path / "F", where="return > 1", dry_run=True)
+    assert (found.episodes, found.steps, found.dropped, found.dry_run) == (2, 6, 1, True)
+    assert not (tmp_path / "F").exists()
+
+
+def test_what_is_known_of_the_source_is_kept(made: Made, tmp_path: Path) -> None:
+    from offline_cli.datasets.manifest import Environment
+
+    about = {"environment": Environment("CartPole-v1", {"x": 1}), "action_scale": "env", "spaces_inferred": True}
+    source = made([1, 2], writing={**about, "compression": "snappy"})
+    filtered(source, tmp_path / "F", where="return > 1", command=["offline-cli", "filter", "D"])
+    have, want = Dataset.open(tmp_path / "F").manifest, Dataset.open(source).manifest
+    for name in ("environment", "action_scale", "spaces_inferred", "compression", "episodes_lost", "observation_space"):
+        assert getattr(have, name) == getattr(want, name)
+    assert have.provenance["commands"] == [*want.provenance["commands"], "offline-cli filter D"]
+    assert have.provenance["operation"] == {"name": "filter", "where": "return > 1"}
+    assert have.provenance["sources"] == [str(source)]
+
+
+def test_plain_columns_that_contradict_the_episodes_are_refused(made: Made, tmp_path: Path) -> None:
+    import hashlib
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    source = made([1, 2, 3])
+    file = next((source / "data").iterdir())
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(3, "return", pa.array([900.0, 2.0, 3.0])), file, use_dictionary=False)
+    document = json.loads((source / "manifest.json").read_text(encoding="utf-8"))
+    document["shards"][0] |= {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    (source / "manifest.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(BadData, match=r"column 'return' says 900.0 of episode episode-0, its steps 1.0"):
+        filtered(source, tmp_path / "F", where="return > 450")
+    assert not (tmp_path / "F").exists()
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_files(
+    made: Made, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = made(range(40), format=format, lengths=[1] * 40)
+    chosen = {"where": "return % 4 <> 0", "max_rows_per_file": 5}
+    filtered(source, tmp_path / "whole", **chosen)
+    from offline_cli.datasets.shard_sequence import ShardSequence
+
+    close = ShardSequence.close
+
+    def broken(self: ShardSequence) -> None:
+        if len(self.finished) == 2:
+            raise OSError("the power is gone")
+        close(self)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="power"):
+        patched.setattr(ShardSequence, "close", broken)
+        filtered(source, tmp_path / "F", **chosen)
+    with pytest.raises(UsageError):
+        filtered(source, tmp_path / "F", **chosen)
+    filtered(source, tmp_path / "F", **chosen, resume=True)
+    assert data_files(tmp_path / "F") == data_files(tmp_path / "whole")
+    assert manifest(tmp_path / "F") == manifest(tmp_path / "whole")
+
+
+def test_statistics_are_exact(made: Made, tmp_path: Path) -> None:
+    filtered(made(np.linspace(0, 1, 50)), tmp_path / "F", where="return > 0.5")
+    rewards = read(tmp_path / "F").rewards
+    said = manifest(tmp_path / "F")["statistics"]["columns"]["rewards"]
+    assert said["mean"] == pytest.approx(rewards.mean(), rel=1e-12)
+    assert said["std"] == pytest.approx(rewards.std(), rel=1e-12)

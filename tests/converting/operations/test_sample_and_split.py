@@ -1,0 +1,190 @@
+"""`sample` and `split`: seeded, without replacement, and never through an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operated import data_files, items, manifest, numbers, read
+
+from offline_cli import sample, split
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.errors import NoData, OutputExists, UsageError
+
+Made = Callable[..., Path]
+
+
+def test_as_many_episodes_are_drawn_in_the_order_of_the_source(made: Made, format: str, tmp_path: Path, told: Any) -> None:
+    source = made(range(100), lengths=[1] * 100, format=format)
+    found = told("sample", source, "--out", tmp_path / "F", "--episodes", "30")
+    drawn = numbers(tmp_path / "F")
+    assert (found["episodes"], found["dropped"], len(set(drawn)), sorted(drawn)) == (30, 70, 30, drawn)
+    sample(source, tmp_path / "again", episodes=30)
+    sample(source, tmp_path / "other", episodes=30, seed=1)
+    assert data_files(tmp_path / "again") == data_files(tmp_path / "F")
+    assert numbers(tmp_path / "other") != drawn
+
+
+def test_steps_are_reached_with_the_fewest_episodes(made: Made, tmp_path: Path) -> None:
+    source = made(range(10), lengths=[4] * 10)
+    assert sample(source, tmp_path / "F", steps=9).episodes == 3
+    assert sample(source, tmp_path / "G", steps=8).episodes == 2
+    assert set(numbers(tmp_path / "G")) < set(numbers(tmp_path / "F"))
+
+
+def test_a_fraction_is_the_nearest_whole_number_and_at_least_one(made: Made, tmp_path: Path) -> None:
+    source = made(range(10))
+    for fraction, want in ((0.25, 3), (0.24, 2), (0.001, 1), (1, 10)):
+        assert sample(source, tmp_path / "F", fraction=fraction, overwrite=True).episodes == want
+
+
+@pytest.mark.parametrize("amounts", [{}, {"episodes": 1, "steps": 1}, {"fraction": 1.5}, {"episodes": 0}])
+def test_a_sample_has_one_size(made: Made, tmp_path: Path, amounts: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        sample(made([1]), tmp_path / "F", **amounts)
+
+
+@pytest.mark.parametrize("amounts", [{"episodes": 4}, {"steps": 10}])
+def test_no_episode_is_drawn_twice(made: Made, tmp_path: Path, amounts: dict[str, Any]) -> None:
+    with pytest.raises(NoData, match="the sources have"):
+        sample(made([1, 2, 3]), tmp_path / "F", **amounts)
+
+
+# ---- split ----
+
+
+def test_each_episode_is_in_one_part_and_the_counts_are_exact(made: Made, format: str, tmp_path: Path, told: Any) -> None:
+    source = made(range(97), lengths=[1 + n % 3 for n in range(97)], format=format)
+    found = told("split", source, "--out", tmp_path / "F", "--fractions", "train=0.8,val=0.1,test=0.1")
+    parts = {name: numbers(tmp_path / "F" / name) for name in ("train", "val", "test")}
+    assert {name: len(part) for name, part in parts.items()} == {"train": 77, "val": 10, "test": 10}
+    assert sorted(chain(*parts.values())) == list(range(97))
+    assert all(part == sorted(part) for part in parts.values())
+    assert (found["episodes"], found["steps"], found["dropped"]) == (97, int(read(source).num_steps), 0)
+    assert found["parts"]["val"]["episodes"] == 10
+    if format == "episodes":
+        assert {k: v for name in parts for k, v in items(tmp_path / "F" / name).items()} == items(source)
+
+
+def test_the_same_seed_makes_the_same_parts(made: Made, tmp_path: Path) -> None:
+    source = made(range(50))
+    for name, seed in (("F", 0), ("G", 0), ("H", 1)):
+        split(source, tmp_path / name, counts={"a": 10, "b": 5}, seed=seed)
+    assert data_files(tmp_path / "F" / "a") == data_files(tmp_path / "G" / "a")
+    assert numbers(tmp_path / "F" / "a") != numbers(tmp_path / "H" / "a")
+
+
+def test_episodes_that_are_left_over_are_dropped(made: Made, tmp_path: Path) -> None:
+    assert split(made(range(10)), tmp_path / "F", fractions="train=0.6,val=0.1").dropped == 3
+    assert split(made(range(10), name="E"), tmp_path / "G", counts="train=6").dropped == 4
+
+
+def test_a_column_makes_a_part_for_each_value(made: Made, format: str, tmp_path: Path) -> None:
+    names = ("p/0", "P", "p", None, "..", "", "p")
+    source = made(range(7), format=format, module_ids=names, agent_ids=("x",) * 7)
+    found = split(source, tmp_path / "F", by="module_id")
+    have = {part.name: numbers(part) for part in (tmp_path / "F").iterdir()}
+    assert have == {"empty": [5], "%2E.": [4], "P": [1], "p-2": [2, 6], "p%2F0": [0], "null": [3]}
+    assert found.parts.keys() == have.keys()
+
+
+def test_flags_and_lengths_make_parts_too(made: Made, tmp_path: Path) -> None:
+    source = made(range(4), lengths=[1, 2, 1, 2])
+    split(source, tmp_path / "F", by="length")
+    assert (numbers(tmp_path / "F" / "1"), numbers(tmp_path / "F" / "2")) == ([0, 2], [1, 3])
+    assert split(source, tmp_path / "G", by="terminated").parts.keys() <= {"true", "false"}
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "what"),
+    [
+        ([], 2, "exactly one of --fractions, --counts and --by"),
+        (["--fractions", "a=0.5", "--by", "length"], 2, "exactly one"),
+        (["--fractions", "a=0.9,b=0.2"], 2, "1.1 in sum"),
+        (["--fractions", "a=x,../b=0.1,a=0.1"], 2, "3 mistakes"),
+        (["--fractions", "nonsense"], 2, "2 mistakes"),
+        (["--fractions", "a=nan"], 2, "a number up to 1"),
+        (["--fractions", "a.=0.5"], 2, "no name of a folder"),
+        (["--counts", "a=1.5"], 2, "a whole number"),
+        (["--counts", "a=0"], 2, "above 0"),
+        (["--counts", "a=60,b=41"], 3, "101 episodes are wanted, and the sources have 100"),
+        (["--fractions", "a=0.99,b=0.001"], 3, "none is left for b"),
+        (["--by", "reward"], 2, "no column of episodes is called 'reward'"),
+        (["--by", "eps_id"], 2, "100 values, more than 64 parts"),
+    ],
+)
+def test_what_makes_no_parts_is_refused(made: Made, tmp_path: Path, call: Any, given: list[str], code: int, what: str) -> None:
+    have, found = call("split", made(range(100)), "--out", tmp_path / "F", *given)
+    assert (have, what in found["error"]["what"]) == (code, True), found
+    assert not (tmp_path / "F").exists()
+
+
+def test_0_7_and_0_2_and_0_1_are_1(made: Made, tmp_path: Path) -> None:
+    found = split(made(range(10)), tmp_path / "F", fractions={"a": 0.7, "b": 0.2, "c": 0.1})
+    assert [part["episodes"] for part in found.parts.values()] == [7, 2, 1]
+
+
+def test_a_dataset_is_not_split_into_itself(made: Made, tmp_path: Path) -> None:
+    source = made(range(10))
+    with pytest.raises(UsageError):
+        split(source, source, counts="a=1", overwrite=True)
+    with pytest.raises(OutputExists, match="a dataset is here"):
+        split(source, made(range(3), name="other"), counts="a=1")
+
+
+def test_more_parts_than_memory_has_room_for_are_written_in_turns(made: Made, tmp_path: Path) -> None:
+    source = made(range(20), lengths=range(1, 21))
+    split(source, tmp_path / "F", by="length", memory_limit="256MiB")
+    assert [numbers(tmp_path / "F" / str(length)) for length in range(1, 21)] == [[n] for n in range(20)]
+
+
+def test_resume_leaves_complete_parts_alone_and_writes_the_others(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from offline_cli.datasets.writer import DatasetWriter
+
+    source, asked = made(range(30)), {"fractions": "train=0.8,val=0.2", "max_rows_per_file": 5}
+    split(source, tmp_path / "whole", **asked)
+    commit = DatasetWriter.commit
+
+    def broken(self: DatasetWriter, **given: Any) -> Any:
+        if self.location.name == "val":
+            raise OSError("the power is gone")
+        return commit(self, **given)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="power"):
+        patched.setattr(DatasetWriter, "commit", broken)
+        split(source, tmp_path / "F", **asked)
+    before = (tmp_path / "F" / "train" / "manifest.json").stat().st_mtime_ns
+    with pytest.raises(OutputExists):
+        split(source, tmp_path / "F", **asked)
+    with pytest.raises(OutputExists):
+        split(source, tmp_path / "F", **asked, seed=1, resume=True)
+    found = split(source, tmp_path / "F", **asked, resume=True)
+    assert (found.episodes, found.parts["train"]["episodes"]) == (30, 24)
+    assert (tmp_path / "F" / "train" / "manifest.json").stat().st_mtime_ns == before
+    for name in ("train", "val"):
+        assert data_files(tmp_path / "F" / name) == data_files(tmp_path / "whole" / name)
+        assert manifest(tmp_path / "F" / name) == manifest(tmp_path / "whole" / name)
+    with pytest.raises(OutputExists, match="complete"):
+        split(source, tmp_path / "F", **asked, resume=True)
+
+
+def test_each_part_says_what_it_is(made: Made, tmp_path: Path) -> None:
+    split(made(range(10)), tmp_path / "F", counts={"train": 8, "val": 2}, seed=3)
+    said = Dataset.open(tmp_path / "F" / "val").manifest.provenance["operation"]
+    assert {name: said[name] for name in ("name", "part", "counts", "seed")} == {
+        "name": "split",
+        "part": "val",
+        "counts": {"train": 8, "val": 2},
+        "seed": 3,
+    }
+
+
+def test_a_dry_run_of_a_split_writes_nothing(made: Made, tmp_path: Path) -> None:
+    found = split(made(range(10)), tmp_path / "F", fractions="train=0.8,val=0.2", dry_run=True)
+    assert found.parts["val"]["episodes"] == 2
+    assert not (tmp_path / "F").exists()
