@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from offline_cli.checking.validate import validate
 from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import diff
 from offline_cli.converting.operations.merging import merge, repack
+from offline_cli.converting.operations.selecting import split
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.writer import DatasetWriter
@@ -208,3 +212,34 @@ def test_max_bytes_per_file_cuts_what_convert_writes(written: Written, make_batc
     a = written("a", make_batch((20,) * 10))
     assert convert(a, tmp_path / "F", max_bytes_per_file=1000).shards > 3
     assert convert(a, tmp_path / "G").shards == 1
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_split_then_merge_equals_the_original(data: st.DataObject, make_batch: Make) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=2, max_size=12), label="lengths")
+    first = data.draw(st.integers(1, len(lengths) - 1), label="episodes of the first part")
+    row_format = data.draw(st.sampled_from(["episodes", "columns"]), label="format")
+    batch = make_batch(lengths, infos=[{"n": i} for i in range(sum(lengths) + len(lengths))])
+    counts = {"train": first, "val": len(lengths) - first}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        spaces_ = {"observation_space": batch.observation_space, "action_space": batch.action_space}
+        with DatasetWriter(open_location(root / "D"), format=row_format, **spaces_, action_scale="env") as writer:  # type: ignore[arg-type]
+            writer.write(batch)
+            writer.commit(episodes_lost=0)
+        split(root / "D", root / "parts", counts=counts, seed=data.draw(st.integers(0, 9), label="seed"))
+        result = merge([root / "parts" / name for name in counts], root / "F")
+        assert (result.episodes, result.dropped) == (len(lengths), 0)
+        compared = diff(root / "D", root / "F")
+        assert (compared.equal, compared.missing, compared.changed) == (True, 0, 0)
+        if row_format == "episodes":
+            assert items(root / "F") == items(root / "D")
+        one, other = (open_dataset(root / name).manifest for name in ("D", "F"))
+        assert one.counts == other.counts
+        for path, figures in one.statistics["columns"].items():
+            mine = other.statistics["columns"][path]
+            exact = ("count", "nan", "infinite", "min", "max", "dtype", "shape")
+            assert {name: mine[name] for name in exact} == {name: figures[name] for name in exact}
+            np.testing.assert_allclose(mine["mean"], figures["mean"], rtol=1e-12, atol=1e-15)
+        assert one.statistics["return"]["quantiles"] == other.statistics["return"]["quantiles"]
