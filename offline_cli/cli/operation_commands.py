@@ -167,10 +167,11 @@ COMMANDS = (
         run=merge,
         flags=OperationFlags,
         options=MergeOptions,
-        first=("out", "unique_ids", "extras", "resume"),
+        first=("out", "unique_ids", "extras", "action_scale", "resume"),
         examples=(
             "offline-cli merge monday tuesday --out week",
             "offline-cli merge 'runs/*' --out all --unique-ids --extras common",
+            "offline-cli merge dataset robot.csv --mapping robot.toml --action-scale env --out both --json",
         ),
         keys=KEYS,
     ),
@@ -192,8 +193,12 @@ COMMANDS = (
         run=diff,
         flags=DiffFlags,
         options=DiffOptions,
-        first=("env", "mapping", "from_", "as_json"),
-        examples=("offline-cli diff dataset copy", "offline-cli diff recordings/ s3://bucket/dataset --json"),
+        first=("env", "mapping", "from_", "action_scale", "as_json"),
+        examples=(
+            "offline-cli diff dataset copy",
+            "offline-cli diff recordings/ s3://bucket/dataset --json",
+            "offline-cli diff robot.csv dataset --mapping robot.toml --env CartPole-v1",
+        ),
         keys=("equal", "missing", "changed", "first"),  # of a difference too, beside `error` and `exit_code`
     ),
 )

@@ -163,22 +163,8 @@ def convert(
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
-        context = SinkContext(
-            observation_space=stream.observation_space,
-            action_space=stream.action_space,
-            action_scale=stream.action_scale,
-            environment=_environment(stream, base, options["env"]),
-            spaces_inferred=stream.spaces_inferred if base is None else base.manifest.spaces_inferred,
-            provenance=_provenance(places, stream, command),
-            compression=options["compression"] or (COMPRESSION.default if base is None else base.manifest.compression),
-            max_rows_per_file=options["max_rows_per_file"],
-            max_bytes_per_file=options["max_bytes_per_file"],
-            base=base,
-            tally=stream.tally,
-            identity=json.dumps([[place.url for place in places], *read_as, said_of_tables]),
-            overwrite=options["overwrite"],
-            resume=options["resume"],
-        )
+        identity = json.dumps([[place.url for place in places], *read_as, said_of_tables])
+        context = _context(stream, options, base, _provenance(places, stream, command), identity)
         if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
             alone = replace(context, overwrite=False, resume=False, base=None)
@@ -189,6 +175,28 @@ def convert(
         written = _written(opened_sink(sink, target, context), stream, target)
         counts = written.episodes, written.steps, written.files
         return _result(stream, target, to, counts, started, None, base)
+
+
+def _context(
+    stream: EpisodeStream, options: ConvertOptions, base: Base | None, provenance: Mapping[str, Any], identity: str
+) -> SinkContext:
+    known = None if base is None else base.manifest
+    return SinkContext(
+        observation_space=stream.observation_space,
+        action_space=stream.action_space,
+        action_scale=stream.action_scale,
+        environment=_environment(stream, base, options["env"]),
+        spaces_inferred=stream.spaces_inferred if known is None else known.spaces_inferred,
+        provenance=provenance,
+        compression=options["compression"] or (COMPRESSION.default if known is None else known.compression),
+        max_rows_per_file=options["max_rows_per_file"],
+        max_bytes_per_file=options["max_bytes_per_file"],
+        base=base,
+        tally=stream.tally,
+        identity=identity,
+        overwrite=options["overwrite"],
+        resume=options["resume"],
+    )
 
 
 # ---- what the episodes are added to ----

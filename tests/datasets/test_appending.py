@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import numpy as np
 import polars as pl
 import pytest
 from gymnasium import spaces
+from typer.testing import CliRunner
 
 from offline_cli.checking.inspect import inspect
 from offline_cli.checking.repair import repair
 from offline_cli.checking.validate import validate
+from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset, open_dataset
+from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -438,3 +442,36 @@ def test_twenty_thousand_ids_are_compared(tmp_path: Path, make_batch: Make) -> N
     assert (result.episodes, result.duplicates_dropped) == (40_000, 0)
     again = convert(new, old, append=True)
     assert (again.episodes, again.duplicates_dropped) == (40_000, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "what"),
+    [
+        (["--append", "--overwrite"], 2, "mutually exclusive"),
+        (["--append", "--to", "columns"], 4, "format is episodes, not columns"),
+        (["--append", "--compression", "lz4"], 4, "compression is zstd, not lz4"),
+        (["--append"], 0, None),
+    ],
+)
+def test_exit_codes_are_the_documented_ones(
+    tmp_path: Path, make_batch: Make, words: list[str], code: int, what: str | None
+) -> None:
+    old, new = write(tmp_path / "old", make_batch((3,))), write(tmp_path / "new", make_batch((2,), first_id=10))
+    done = CliRunner().invoke(app, ["convert", str(new), "--out", str(old), "--json", "--quiet", *words])
+    told = json.loads(done.stdout)
+    assert done.exit_code == code
+    assert told["episodes_appended"] == 1 if what is None else what in told["error"]["what"]
+
+
+@pytest.mark.parametrize(("there", "code"), [("nothing", 5), ("folder", 3), ("note", 3)])
+def test_what_cannot_be_added_to_has_its_exit_code(tmp_path: Path, make_batch: Make, there: str, code: int) -> None:
+    new, out = write(tmp_path / "new", make_batch((2,))), tmp_path / "out"
+    if there != "nothing":
+        out.mkdir()
+    if there == "note":
+        write(out, make_batch((3,), first_id=10), overwrite=True)
+        note = WritingNote.of_this_process("0badcafe", {}, 0, "another writer")
+        (out / "_writing.json").write_bytes(replace(note, left=True).to_bytes())
+    done = CliRunner().invoke(app, ["convert", str(new), "--out", str(out), "--append", "--json", "--quiet"])
+    assert done.exit_code == code
+    assert "try" in done.stderr or json.loads(done.stdout)["error"]["fix"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from typer.testing import CliRunner
 
+from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import DiffResult, diff
 from offline_cli.datasets.manifest import Environment
@@ -23,6 +26,7 @@ from offline_cli.files.locations import open_location
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 ACTIONS = spaces.Discrete(3)
 Make = Callable[..., EpisodeBatch]
+Written = Callable[..., Path]
 
 
 @pytest.fixture
@@ -275,3 +279,18 @@ def test_a_difference_raises_where_it_is_asked_for(written: Callable[..., Path],
 def test_a_missing_place_is_said(written: Callable[..., Path], make_batch: Make, tmp_path: Path) -> None:
     with pytest.raises(StorageNotFound):
         diff(written("a", make_batch((3,))), tmp_path / "nowhere")
+
+
+def test_the_command_ends_with_7_and_one_object_where_anything_differs(written: Written, make_batch: Make) -> None:
+    batch = make_batch((3, 4))
+    a, b = written("a", batch), written("b", changed(batch, "rewards", 5, 9.0), "columns")
+    done = CliRunner().invoke(app, ["diff", str(a), str(b), "--json", "--quiet"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"], told["equal"], told["changed"], told["missing"]) == (7, 7, False, 1, 0)
+    assert told["first"]["episode"] == "episode-1"
+    assert (told["first"]["step"], told["first"]["column"], told["first"]["b"]) == (2, "rewards", 9.0)
+    shown = CliRunner().invoke(app, ["diff", str(a), str(b), "--quiet"])
+    assert shown.exit_code == 7
+    assert "first difference" in shown.stdout
+    same = CliRunner().invoke(app, ["diff", str(a), str(a), "--json", "--quiet"])
+    assert (same.exit_code, json.loads(same.stdout)["first"]) == (0, None)
