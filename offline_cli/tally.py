@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from offline_cli.errors import BadData, UnsupportedSpace
 
-__all__ = ["DROPPED", "UNFINISHED", "Lost", "OnError", "Places", "Reject", "Rejects", "RejectsAhead", "Tally"]
+__all__ = ["DROPPED", "UNFINISHED", "EpisodePlace", "Lost", "OnError", "Places", "Reject", "Rejects", "RejectsAhead", "Tally"]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
 DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
@@ -23,6 +23,18 @@ KEPT_ROWS: Final = 1000  # rejects that are held before they are handed on
 KEPT_BYTES: Final = 4 << 20  # of them
 Places = Callable[[], Iterable[str]]  # where something was seen, put into words only for those who ask
 NOT_COPIED: Final = "not copied: it is still where it was found"
+
+
+class EpisodePlace(str):
+    """The place of an episode in words, and its id."""
+
+    __slots__ = ("episode",)
+    episode: str
+
+    def __new__(cls, words: str, episode: str) -> EpisodePlace:
+        place = super().__new__(cls, words)
+        place.episode = episode
+        return place
 
 
 class OnError(StrEnum):

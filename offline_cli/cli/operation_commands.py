@@ -133,6 +133,7 @@ COMMANDS = (
             'offline-cli filter dataset --out good --where "return > 450 and length < 500"',
             "offline-cli filter dataset --out best --top-fraction 0.1",
             "offline-cli filter recordings/ --out mine --ids-file ids.txt --json",
+            "offline-cli filter dataset --out clean --drop-problems problems.json",
         ),
         keys=KEYS,
     ),

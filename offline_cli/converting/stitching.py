@@ -46,7 +46,7 @@ from offline_cli.episodes.known_episodes import EarlierEpisodes, KnownIds, finge
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
-from offline_cli.tally import UNFINISHED, Lost, OnError, Rejects, Tally
+from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 
 __all__ = ["Stitcher"]
 
@@ -218,7 +218,7 @@ class Stitcher:
             return
         missing = np.flatnonzero(batch.final_missing).tolist()
 
-        def in_words() -> Iterator[str]:
+        def in_words() -> Iterator[EpisodePlace]:
             return (_at(location if places is None else places[int(entries[e])], batch.ids[e]) for e in missing)
 
         self.tally.assume(NO_NEXT_OBS, len(missing), places=in_words)
@@ -378,11 +378,11 @@ def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:
     return episode.start_of(piece, follows=kind == StartKind.CONTINUES)
 
 
-def _at(place: str, name: str) -> str:
-    return f"{place}, episode {name}"
+def _at(place: str, name: str) -> EpisodePlace:
+    return EpisodePlace(f"{place}, episode {name}", name)
 
 
-def _place(place: str, name: str) -> Callable[[], list[str]]:
+def _place(place: str, name: str) -> Callable[[], Sequence[str]]:
     return lambda: [_at(place, name)]
 
 

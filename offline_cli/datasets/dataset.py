@@ -97,7 +97,11 @@ class Dataset:
     ) -> Iterator[EpisodeBatch]:
         found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
         chosen = self.chosen or (None,) * len(shards)
-        wanted = [pair for pair in zip(shards, chosen, strict=True) if pair[1] is None or pair[1].any()]
+        wanted = [
+            (shard, None if mine is None or mine.all() else mine)
+            for shard, mine in zip(shards, chosen, strict=True)
+            if mine is None or mine.any()
+        ]
         reader = ShardReader(
             found.format,
             found.observation_space,
@@ -130,23 +134,24 @@ class Dataset:
             return None
         return scope.enter(ShardsAhead([(self.location.join(shard.path), shard.bytes) for shard in shards], columns_of))
 
-    def plain(self, *, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
+    def plain(self, *, returns: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
         """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; None in place of one that lacks the plain columns.
 
+        `returns`: whether returns are wanted; else they may be null, which takes less time where they are sums over steps.
         Steps are not decoded. Raises as `batches` does, but that a changed shard may pass; use it in the same way.
         """
-        return Reading(lambda scope: self._plain(memory_limit, scope))
+        return Reading(lambda scope: self._plain(returns, memory_limit, scope))
 
-    def _plain(self, memory_limit: int, scope: Scope) -> Iterator[Any]:
+    def _plain(self, returns: bool, memory_limit: int, scope: Scope) -> Iterator[Any]:
         found, shards = self.manifest, self.manifest.shards if self.part is None else self.part
         reader = ShardReader(found.format, found.observation_space, found.action_space)
         with scope.part() as held:
-            coming = self._ahead(shards, lambda _: reader.plain_columns(), held)
+            coming = self._ahead(shards, lambda _: reader.plain_columns(returns), held)
             for shard in shards:
                 place = self.location.join(shard.path)
                 opening = opened(place, size=shard.bytes, moved=partial(replaced_place, self.location))
                 with coming.turn() if coming else opening as file:
-                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit))
+                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit), returns=returns)
                     table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
                     if table is not None and table.num_rows != shard.episodes:
                         what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"

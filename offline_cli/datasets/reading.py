@@ -103,12 +103,12 @@ class ShardReader:
         _check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
         _check_further_columns(file.schema_arrow, location)
 
-    def plain(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[Any] | None:
+    def plain(self, file: OpenShard, location: Location, trust: Trust | None, *, returns: bool) -> Iterator[Any] | None:
         """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard in order; None where it lacks the columns.
 
         Drawing them raises BadData, naming the shard.
         """
-        wanted = self.plain_columns()
+        wanted = self.plain_columns(returns)
         known = {field.name: field.type for field in file.schema_arrow}
         like = PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
@@ -118,10 +118,10 @@ class ShardReader:
             return (step_tables.plain_table(table, PLAIN_SCHEMA, location.url) for table in _whole_episodes(tables, 1))
         return (_with_agents(table) for table in tables)
 
-    def plain_columns(self) -> list[str]:
-        """The columns that `plain` reads."""
+    def plain_columns(self, returns: bool) -> list[str]:
+        """The columns that `plain` reads; `returns`: those of returns too."""
         if self.format == "columns":
-            return list(step_tables.FLAT_SCHEMA.names)
+            return [name for name in step_tables.FLAT_SCHEMA.names if returns or name != Columns.REWARDS]
         return [name for name in EPISODE_COLUMNS if name != Columns.ITEM]
 
     def _steps(

@@ -245,18 +245,19 @@ def run_starts(table: Any) -> NDArray[np.int64]:
 def plain_table(table: Any, schema: Any, where: str) -> Any:
     """Plain columns, a row an episode, of a pa.Table of FLAT_SCHEMA with whole episodes, in the given pa.Schema.
 
-    Raises BadData for nulls in rewards and flags, and flags before an end.
+    Returns are null where rewards are not in it. Raises BadData for nulls in rewards and flags, and flags before an end.
     """
     rows, starts = _Rows(table, where), run_starts(table)
     first, last = starts[:-1], starts[1:] - 1
     flags = rows.flags(Columns.TERMINATEDS, last), rows.flags(Columns.TRUNCATEDS, last)
-    unnamed = ("",) * len(first)
-    returns = EpisodeBatch(unnamed, starts, {}, {}, rows.tree(Columns.REWARDS), *flags).returns
+    returns: Any = pa.nulls(len(first), pa.float64())
+    if Columns.REWARDS in table.column_names:
+        returns = EpisodeBatch(("",) * len(first), starts, {}, {}, rows.tree(Columns.REWARDS), *flags).returns
     texts = [rows.raw(name).take(pa.array(first)) for name in (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)]
     made = dict(
         zip(
             (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED),
-            map(pa.array, (np.diff(starts), returns, *flags)),
+            (np.diff(starts), returns, *flags),
             strict=True,
         )
     ) | dict(zip((Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID), texts, strict=True))

@@ -93,6 +93,15 @@ class FilterOptions(OperationOptions, total=False):
         str | os.PathLike[str] | None,
         Option(help="File of the episodes' ids, one a line.", group=Group.DATA, form=Form.FILE, metavar="FILE"),
     ]
+    drop_problems: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            help="Result of validate as JSON: the episodes that it names for an error or a warning are left out.",
+            group=Group.DATA,
+            form=Form.FILE,
+            metavar="FILE",
+        ),
+    ]
 
 
 class SampleOptions(OperationOptions, total=False):

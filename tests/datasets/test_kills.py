@@ -1,4 +1,4 @@
-"""`kill -9` at any moment of record and convert, on disk and S3: `--resume` ends like an undisturbed run, nothing is lost."""
+"""`kill -9` at any moment of record, convert and filter: `--resume` ends like an undisturbed run, nothing is lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,12 @@ def convert(out: str, source: Path) -> list[str]:
     return ["convert", str(source), "--out", out, "--to", "columns", "--max-rows-per-file", "40", "--json", "--quiet"]
 
 
-@pytest.fixture(params=["record", "convert"])
+def filter(out: str, source: Path) -> list[str]:
+    words = ["filter", str(source), "--out", out, "--where", "length > 0"]
+    return [*words, "--max-rows-per-file", "2", "--json", "--quiet"]
+
+
+@pytest.fixture(params=["record", "convert", "filter"])
 def command(request: pytest.FixtureRequest, zygote: Zygote, tmp_path: Path) -> Any:
     """A function from an --out to a command line."""
     if request.param == "record":
@@ -71,7 +76,7 @@ def command(request: pytest.FixtureRequest, zygote: Zygote, tmp_path: Path) -> A
     words = record(str(source))
     words[words.index("recording_envs:Slow-v0")] = "recording_envs:Count-v0"
     assert zygote.run(words).code == 0, zygote.complaints()
-    return lambda out: convert(out, source)
+    return lambda out: (convert if request.param == "convert" else filter)(out, source)
 
 
 def files(folder: Location) -> dict[str, bytes]:

@@ -161,7 +161,8 @@ class PlainColumns:
                 wrong = _differing(batch.select(chosen), table.take(rows))
                 found = (f"{places.files[number]} row {rows[row]}: {name}" for row, name in wrong.items())
                 if wrong:
-                    findings.add(source, "plain-columns-differ", len(wrong), found)
+                    ids = [batch.ids[int(chosen[row])] for row in wrong]
+                    findings.add(source, "plain-columns-differ", len(wrong), found, episodes=ids)
 
     def _columns(self, url: str, findings: Findings, source: str) -> Any:
         if url != self._url:

@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from offline_cli.checking.validate.problem_codes import CODES, SEVERITIES, Severity
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
-from offline_cli.tally import DROPPED, OnError, Rejects, Tally
+from offline_cli.tally import DROPPED, EpisodePlace, OnError, Rejects, Tally
 
 __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
 
 PLACES: Final = 10  # shown of each problem
+EPISODES: Final = 100_000  # whose ids each problem names at most
 
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """Assumptions that other checks report themselves."""
@@ -44,7 +45,9 @@ class Problem:
     fix: str
     count: int  # of what: see the code
     source: str  # the folder, files or URL that was given
-    details: Mapping[str, Any] = field(default_factory=dict)  # places: the first 10; of: how many there are in all
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """places: the first 10; of: how many there are in all; episodes: ids of those concerned, where they are known, and
+    episodes_in_all, where these are more."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -113,6 +116,8 @@ class _Entry:
     count: int = 0
     of: int | None = None  # how many there are in all
     places: list[str] = field(default_factory=list)
+    episodes: dict[str, None] = field(default_factory=dict)  # ids of those concerned, as far as they are known
+    unnamed: int = 0  # more of these, which are not kept
     example: str = ""  # the first one, as text
     fix: str = ""
     details: dict[str, Any] = field(default_factory=dict)
@@ -135,10 +140,12 @@ class Findings:
         example: str = "",
         fix: str = "",
         details: Mapping[str, Any] | None = None,
+        episodes: Iterable[str] = (),
     ) -> None:
         """Count `count` more of `code` in `source`; `severity` other than usual, which stays if it is the worse one.
 
-        `places` is drawn from only as far as places are shown. `example` describes the first one.
+        `places` is drawn from only as far as places are shown. `example` describes the first one. `episodes`: ids of all that
+        are concerned.
         """
         entry = self._entries.setdefault((source, code), _Entry(severity or CODES[code].severity))
         entry.severity = min(entry.severity, severity or CODES[code].severity, key=SEVERITIES.index)
@@ -147,6 +154,11 @@ class Findings:
             entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
         entry.example, entry.fix = entry.example or example, entry.fix or as_convert_would(fix)
         entry.details.update(details or {})
+        for name in episodes:
+            if len(entry.episodes) < EPISODES:
+                entry.episodes[name] = None
+            else:
+                entry.unnamed += name not in entry.episodes
 
     def add_error(self, source: str, error: OfflineCliError, code: str, count: int = 1) -> None:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""
@@ -186,7 +198,13 @@ def _problem(source: str, code: str, entry: _Entry) -> Problem:
         fix=entry.fix or known.fix,
         count=entry.count,
         source=source,
-        details={"places": list(entry.places), **({} if entry.of is None else {"of": entry.of}), **entry.details},
+        details={
+            "places": list(entry.places),
+            **({} if entry.of is None else {"of": entry.of}),
+            **({"episodes": list(entry.episodes)} if entry.episodes else {}),
+            **({"episodes_in_all": len(entry.episodes) + entry.unnamed} if entry.unnamed else {}),
+            **entry.details,
+        },
     )
 
 
@@ -208,7 +226,9 @@ class ListeningTally(Tally):
             code, severity = RENAMED[kind]
             self._findings.add(self.location, code, times, self._placed(places), severity=severity)
         elif kind in CODES:
-            self._findings.add(self.location, kind, times, self._placed(places))
+            known = list(places()) if places is not None and CODES[kind].unit == "episode" else []
+            episodes = [place.episode for place in known if isinstance(place, EpisodePlace)]
+            self._findings.add(self.location, kind, times, self._placed(places), episodes=episodes)
         elif kind not in SILENT:
             self._counted.setdefault(self.location, Counter())[kind] += times
 

@@ -122,7 +122,7 @@ class Structures:
 
     def _add(self, code: str, batch: EpisodeBatch, example: str) -> None:
         places = (f"{self._source}, episode {episode}" for episode in batch.ids)
-        self._findings.add(self._source, code, len(batch), places, example=example)
+        self._findings.add(self._source, code, len(batch), places, example=example, episodes=batch.ids)
 
 
 def _structure(batch: EpisodeBatch, *, shapes: bool) -> dict[str, str]:

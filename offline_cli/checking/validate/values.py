@@ -60,6 +60,14 @@ class BadRows:
         """How many rows are bad in any leaf."""
         return 0 if self._rows is None else int(np.count_nonzero(self._rows))
 
+    @property
+    def episodes(self) -> list[str]:
+        """Ids of the episodes with a bad row."""
+        if self._rows is None:
+            return []
+        found = np.unique(np.searchsorted(self.starts, np.flatnonzero(self._rows), side="right") - 1)
+        return [self.batch.ids[episode] for episode in found.tolist()]
+
     def places(self) -> Iterator[str]:
         """Episode, step and the first bad value of each bad row, in order within each leaf."""
         for path, leaf, bad in self._first:
@@ -150,13 +158,14 @@ class ValueChecks:
 
     def _add(self, code: str, bad: BadRows, **more: Any) -> None:
         if bad.count:
-            self.findings.add(self.source, code, bad.count, (f"{self.source}, {place}" for place in bad.places()), **more)
+            places = (f"{self.source}, {place}" for place in bad.places())
+            self.findings.add(self.source, code, bad.count, places, episodes=bad.episodes, **more)
 
     def _flags(self, batch: EpisodeBatch) -> None:
         both = np.flatnonzero(batch.terminated & batch.truncated)
         if len(both):
             places = (f"{self.source}, episode {batch.ids[e]}" for e in both.tolist())
-            self.findings.add(self.source, "both-flags", len(both), places)
+            self.findings.add(self.source, "both-flags", len(both), places, episodes=[batch.ids[e] for e in both.tolist()])
 
     def _finite(self, leaves: list[Leaf], plural: str, nan: BadRows, infinite: BadRows) -> None:
         for path, leaf in leaves:
@@ -178,7 +187,8 @@ class ValueChecks:
             found = ", ".join(f"{path} of shape {list(shape)}" for path, shape in have.items())
             example = f"{name} of {describe(space)} has {found}"
             fix = "" if self.env is None else f"name the environment that was recorded in place of --env {self.env}"
-            self.findings.add(self.source, "space-mismatch", len(batch), places, example=example, fix=fix)
+            more: dict[str, Any] = {"example": example, "fix": fix, "episodes": batch.ids}
+            self.findings.add(self.source, "space-mismatch", len(batch), places, **more)
             return
         for categories, severity in ((True, "error"), (False, self._severity(kind))):
             outside = BadRows(batch, starts)
@@ -228,7 +238,8 @@ class ValueChecks:
         if other and not lost.count:
             places = (f"{self.source}, episode {episode}" for episode in batch.ids)
             severity: Severity = "warning" if strange else "note"
-            self.findings.add(self.source, "dtype-differs", len(batch), places, severity=severity, example="; ".join(other))
+            more: dict[str, Any] = {"severity": severity, "example": "; ".join(other), "episodes": batch.ids}
+            self.findings.add(self.source, "dtype-differs", len(batch), places, **more)
 
 
 def _of_steps(batch: EpisodeBatch) -> tuple[BadRows, BadRows]:

@@ -4,7 +4,7 @@
   are surveyed by their plain columns alone, and read with the rows of other episodes left out. Where that cannot do (other
   formats, ids that come twice, fragments, agents of packed episodes), all episodes are read for the survey, and again to be
   written: stitching alone knows what is an episode there.
-* `top`, `drawn`, `listed_ids`: parts of a choice. `Parts`: which parts a split has, and which episode is in which.
+* `top`, `drawn`, `listed_ids`, `problem_ids`: parts of a choice. `Parts`: the parts of a split, and which episode is in which.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -32,10 +33,21 @@ from offline_cli.files.locations import Location
 from offline_cli.formats.opening import OwnSource
 from offline_cli.formats.source import Source
 
-__all__ = ["NOWHERE", "Parts", "Survey", "drawn", "listed_ids", "share_of", "surveyed", "top"]
+__all__ = ["NOWHERE", "Parts", "Survey", "drawn", "listed_ids", "problem_ids", "share_of", "surveyed", "top"]
 
 OF_AGENTS: Final = frozenset({Columns.AGENT_ID, Columns.MODULE_ID})
 NOWHERE: Final = -1  # the target of an episode that goes nowhere
+PUT_RIGHT: Final = frozenset(
+    {"duplicate-episode", "zero-length-episode", "gap-in-episode", "steps-after-end", "unreadable-row", "length-mismatch"}
+    | {"unsafe-data", "unsupported-space"}
+)
+"""Codes of `validate` for what is not read as an episode, or only once."""
+OF_FILES: Final = frozenset(
+    {"unreadable-source", "no-episodes", "unreadable-file", "lost-episodes", "mixed-action-scales", "uncommitted"}
+    | {"broken-manifest", "missing-shard", "shard-size", "shard-hash", "shard-columns", "count-mismatch", "statistics-mismatch"}
+    | {"unlisted-file", "leftover-file", "incomplete-dataset", "footer-mismatch", "damaged-quarantine"}
+)
+"""Codes of `validate` for what is wrong with sources and files."""
 TOLERANCE: Final = 1e-9  # of fractions: 0.7 + 0.2 + 0.1 is not 1
 MOST_PARTS: Final = 64
 LONGEST_NAME: Final = 100  # letters of a part's folder
@@ -76,7 +88,7 @@ def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
     """The survey of the sources; `columns`: names of those that decide. Raises NoData, and what reading raises."""
     packed = any(manifest.format == "episodes" for manifest in operation.manifests)
     if operation.all_own and not (packed and OF_AGENTS.intersection(columns)):
-        found = _by_plain_columns(operation)
+        found = _by_plain_columns(operation, returns=Columns.RETURN in columns)
         if found is not None:
             return found
     with operation.stream(only_looking=True) as stream:
@@ -84,15 +96,16 @@ def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
         return Survey(operation, pa.concat_tables(tables), None, stream.tally.duplicates_dropped)
 
 
-def _by_plain_columns(operation: Operation) -> Survey | None:
+def _by_plain_columns(operation: Operation, *, returns: bool) -> Survey | None:
     """The survey by the plain columns of datasets; None where these do not tell what an episode is."""
+    unknown = OF_AGENTS if returns else {*OF_AGENTS, Columns.RETURN}
     tables, cuts = [PLAIN_SCHEMA.empty_table()], list[list[int]]()
     for source in operation.sources:
         assert isinstance(source, OwnSource)
         cuts.append([])
-        with source.dataset.plain(memory_limit=operation.tables.memory_limit) as shards:
+        with source.dataset.plain(returns=returns, memory_limit=operation.tables.memory_limit) as shards:
             for table in shards:
-                if table is None or any(table.column(name).null_count for name in PLAIN_SCHEMA.names if name not in OF_AGENTS):
+                if table is None or any(table.column(name).null_count for name in PLAIN_SCHEMA.names if name not in unknown):
                     return None
                 tables.append(table)
                 cuts[-1].append(table.num_rows)
@@ -162,8 +175,14 @@ class _Sharing:
 
     def _check(self, batch: EpisodeBatch, said: Any) -> None:
         """Raise BadData where the episodes are not what their plain columns said."""
-        have = (batch.lengths, batch.returns, batch.terminated, batch.truncated)
-        for name, values in zip((Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED), have, strict=True):
+        have: dict[str, NDArray[Any]] = {
+            Columns.LENGTH: batch.lengths,
+            Columns.TERMINATED: batch.terminated,
+            Columns.TRUNCATED: batch.truncated,
+        }
+        if not said.column(Columns.RETURN).null_count:
+            have[Columns.RETURN] = batch.returns
+        for name, values in have.items():
             same = np.isclose(values, said.column(name).to_numpy(), rtol=1e-9, equal_nan=True)
             if not same.all():
                 row = int(np.flatnonzero(~same)[0])
@@ -207,6 +226,27 @@ def listed_ids(place: Location) -> list[str]:
     if not ids:
         raise NoData("no id is in the file", where=place.url, fix="one id a line")
     return ids
+
+
+def problem_ids(place: Location) -> list[str]:
+    """Ids of the episodes that a result of `validate --json` names for an error or a warning.
+
+    What reading leaves out or puts right itself (`PUT_RIGHT`), and what is wrong with files, names no episode. Raises BadData
+    for another file, and, naming all codes, for problems of episodes that do not name each of them; StorageNotFound.
+    """
+    fix = "write it again: offline-cli validate SRC --json > FILE"
+    try:
+        document = orjson.loads(place.read_bytes())
+        serious = [one for one in document["problems"] if one["severity"] != "note" and one["code"] not in PUT_RIGHT]
+        lists = {one["code"]: (one["details"].get("episodes"), one["details"].get("episodes_in_all")) for one in serious}
+        ids = [str(name) for one in serious for name in one["details"].get("episodes", ())]
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise BadData("this is no result of validate --json", where=place.url, fix=fix) from error
+    vague = [code for code, (named, more) in lists.items() if more or (named is None and code not in OF_FILES)]
+    if vague:
+        what = f"it does not say which episodes these problems are of: {', '.join(sorted(set(vague)))}"
+        raise BadData(what, where=place.url, fix="choose by --where or --ids-file, or correct the source")
+    return list(dict.fromkeys(ids))
 
 
 # ---- parts of a split ----

@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.converting.operations import Copied, Operation, OperationResult
-from offline_cli.converting.operations.choosing import NOWHERE, Parts, Survey, drawn, listed_ids, share_of, surveyed, top
+from offline_cli.converting.operations.choosing import (
+    NOWHERE,
+    Parts,
+    Survey,
+    drawn,
+    listed_ids,
+    problem_ids,
+    share_of,
+    surveyed,
+    top,
+)
 from offline_cli.converting.operations.conditions import Condition
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.datasets.dataset import holds_dataset
@@ -71,8 +81,9 @@ def filter(
     command: Sequence[str] = (),
     **options: Unpack[FilterOptions],
 ) -> FilterResult:
-    """Write the episodes of `sources` that each of `where`, `top_fraction` and `ids_file` chooses, as dataset `out`.
+    """Write some of the episodes of `sources` as dataset `out`.
 
+    They are those that each of `where`, `top_fraction`, `ids_file` and `drop_problems` chooses, as far as these are given.
     An episode for which the condition is null, as where it divides by zero or asks for a return that is NaN, is not chosen, and
     counted as `undecided`. `command`: for provenance.
 
@@ -81,22 +92,28 @@ def filter(
     """
     fraction = _checked_share(options["top_fraction"], "--top-fraction", "filter")
     condition = None if options["where"] is None else Condition.parsed(options["where"])
-    ids = None if options["ids_file"] is None else listed_ids(open_location(options["ids_file"], options["storage_options"]))
+    ids, bad = (
+        None if file is None else read(open_location(file, options["storage_options"]))
+        for file, read in ((options["ids_file"], listed_ids), (options["drop_problems"], problem_ids))
+    )
     by = {
         "where": options["where"],
         "top_fraction": fraction,
         "ids_file": None if ids is None else os.fspath(options["ids_file"] or ""),
-        "ids_sha256": None if ids is None else hashlib.sha256("\n".join(ids).encode()).hexdigest(),
+        "ids_sha256": None if ids is None else _digest(ids),
+        "drop_problems": None if bad is None else os.fspath(options["drop_problems"] or ""),
+        "problems_sha256": None if bad is None else _digest(bad),
     }
     by = {name: value for name, value in by.items() if value is not None}
     if not by:
-        fix = "give --where, --top-fraction or --ids-file"
+        fix = "give --where, --top-fraction, --ids-file or --drop-problems"
         raise UsageError("nothing says which episodes to keep", where="offline-cli filter", fix=fix)
     operation = Operation.begun(
         "filter", sources, out, kind=FilterOptions, options=options, command=command, on_progress=on_progress
     )
     check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
-    survey = surveyed(operation, () if condition is None else condition.columns)
+    columns = frozenset[str]() if condition is None else condition.columns
+    survey = surveyed(operation, columns if fraction is None else {*columns, Columns.RETURN})
     chosen, undecided = np.ones(len(survey), np.bool_), 0
     if condition is not None:
         chosen, undecided = condition.holds(survey.table)
@@ -104,7 +121,23 @@ def filter(
         chosen &= top(survey.column(Columns.RETURN), fraction)
     if ids is not None:
         chosen &= _listed(survey, ids)
+    if bad is not None:
+        chosen &= ~_with_problems(survey, bad)
     return FilterResult(**_written(survey, chosen, by), undecided=undecided, chosen_by=by)
+
+
+def _digest(ids: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(ids).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _with_problems(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
+    """(E,) episodes with one of these ids. Raises NoData where there are ids, and none is in a source."""
+    found: NDArray[np.bool_] = pc.is_in(survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())).to_numpy()
+    if ids and not found.any():
+        where = ", ".join(place.url for place in survey.operation.places)
+        what = f"none of the {len(ids):,} episodes with problems is in the sources"
+        raise NoData(what, where=where, fix="give the result of validate for these sources")
+    return found
 
 
 def _listed(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from offline_cli.formats.arrow_leaves import infos_of
 from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import Keys, StepRows, end_flags, fragments_of_rows
 from offline_cli.formats.tables.rows import Rows
-from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
+from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, Rejects, Tally
 
 __all__ = ["EpisodeMaker", "Named", "runs_of"]
 
@@ -99,7 +99,7 @@ class EpisodeMaker:
         ended = batch.terminated | batch.truncated
         if not ended.all():
             names = (batch.ids[e] for e in np.flatnonzero(~ended).tolist())
-            open_ones = [f"episode {name}" for name in names if name not in self.rejects.incomplete]
+            open_ones = [EpisodePlace(f"episode {name}", name) for name in names if name not in self.rejects.incomplete]
             self.tally.assume(UNFINISHED, len(open_ones), places=lambda: open_ones)
         custom = None if named.theirs is None else tuple({Columns.SOURCE_ID: named.theirs[c]} for c in code.tolist())
         return replace(batch, truncated=batch.truncated | ~ended, t_started=None, custom_data=custom)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from operated import data_files, items, manifest, numbers, read
@@ -297,3 +298,54 @@ def test_statistics_are_exact(made: Made, tmp_path: Path) -> None:
     said = manifest(tmp_path / "F")["statistics"]["columns"]["rewards"]
     assert said["mean"] == pytest.approx(rewards.mean(), rel=1e-12)
     assert said["std"] == pytest.approx(rewards.std(), rel=1e-12)
+
+
+def test_episodes_with_problems_are_left_out(made: Made, format: str, tmp_path: Path, call: Any) -> None:
+    space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    source = made([1, NAN, 3, 4, NAN], format=format, observation_space=space, writing={"observation_space": space})
+    code, found = call("validate", source)
+    assert code == 3
+    (tmp_path / "problems.json").write_text(json.dumps(found), encoding="utf-8")
+    result = filtered(source, tmp_path / "F", drop_problems=tmp_path / "problems.json")
+    assert (numbers(tmp_path / "F"), result.dropped) == ([0, 2, 3], 2)
+    assert call("validate", tmp_path / "F")[0] == 0
+
+
+def test_unfinished_episodes_of_a_table_are_named(tmp_path: Path, call: Any) -> None:
+    (tmp_path / "log.csv").write_text(
+        "eps_id,t,obs,actions,rewards,terminateds\na,0,0.5,0,1,0\na,1,1.5,0,1,1\nb,0,0.5,0,1,0\n", encoding="utf-8"
+    )
+    (tmp_path / "problems.json").write_text(json.dumps(call("validate", tmp_path / "log.csv")[1]), encoding="utf-8")
+    convert(tmp_path / "log.csv", tmp_path / "D")
+    problems = {one["code"]: one for one in json.loads((tmp_path / "problems.json").read_text())["problems"]}
+    assert len(problems["unfinished-episode"]["details"]["episodes"]) == 1
+    found = filtered(tmp_path / "log.csv", tmp_path / "F", where="return > 1")
+    assert found.episodes == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[]", "no result of validate"),
+        ("{", "no result of validate"),
+        ('{"problems": [{"code": "broken-chain", "severity": "warning", "details": {}}]}', "of: broken-chain"),
+        (
+            '{"problems": [{"code": "both-flags", "severity": "warning", "details": {"episodes": [], "episodes_in_all": 9}}]}',
+            "of: both-flags",
+        ),
+        (
+            '{"problems": [{"code": "both-flags", "severity": "warning", "details": {"episodes": ["a"]}}]}',
+            "none of the 1 episodes",
+        ),
+    ],
+)
+def test_problems_that_cannot_be_used_are_refused(made: Made, tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "problems.json").write_text(text, encoding="utf-8")
+    with pytest.raises(BadData, match=what):
+        filtered(made([1]), tmp_path / "F", drop_problems=tmp_path / "problems.json")
+
+
+def test_problems_of_files_and_notes_drop_no_episode(made: Made, tmp_path: Path) -> None:
+    notes = [{"code": "unlisted-file", "severity": "error", "details": {}}, {"code": "x", "severity": "note", "details": {}}]
+    (tmp_path / "problems.json").write_text(json.dumps({"problems": notes}), encoding="utf-8")
+    assert filtered(made([1, 2]), tmp_path / "F", drop_problems=tmp_path / "problems.json").episodes == 2
