@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.connectors import ConnectorPipelineV2 as ConnectorPipelineV2
     from offline_cli.connectors import ConnectorV2 as ConnectorV2
     from offline_cli.converting.convert import convert as convert
+    from offline_cli.converting.operations.differences import diff as diff
+    from offline_cli.converting.operations.merging import merge as merge
+    from offline_cli.converting.operations.merging import repack as repack
     from offline_cli.converting.operations.selecting import filter as filter
     from offline_cli.converting.operations.selecting import sample as sample
     from offline_cli.converting.operations.selecting import split as split
@@ -48,13 +51,16 @@ _HOMES = {
     "SingleAgentEpisode": "offline_cli.episodes.single_agent_episode",
     "apply": "offline_cli.applying.apply",
     "convert": "offline_cli.converting.convert",
+    "diff": "offline_cli.converting.operations.differences",
     "evaluate": "offline_cli.playing.evaluate",
     "filter": "offline_cli.converting.operations.selecting",
     "inspect": "offline_cli.checking.inspect",
     "load_policy": "offline_cli.policies.by_name",
+    "merge": "offline_cli.converting.operations.merging",
     "open_dataset": "offline_cli.datasets.dataset",
     "open_location": "offline_cli.files.locations",
     "record": "offline_cli.recording.record",
+    "repack": "offline_cli.converting.operations.merging",
     "repair": "offline_cli.checking.repair",
     "sample": "offline_cli.converting.operations.selecting",
     "split": "offline_cli.converting.operations.selecting",
@@ -76,13 +82,16 @@ __all__ = [
     "__version__",
     "apply",
     "convert",
+    "diff",
     "evaluate",
     "filter",
     "inspect",
     "load_policy",
+    "merge",
     "open_dataset",
     "open_location",
     "record",
+    "repack",
     "repair",
     "sample",
     "split",

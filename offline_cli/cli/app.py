@@ -54,6 +54,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "filter": OPERATIONS,
     "sample": OPERATIONS,
     "split": OPERATIONS,
+    "merge": OPERATIONS,
+    "repack": OPERATIONS,
+    "diff": OPERATIONS,
 }
 """Ours in the order of help, and the modules that have them, each imported when one of its commands is asked for."""
 

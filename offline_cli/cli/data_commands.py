@@ -67,7 +67,8 @@ def _label(name: str, told: Mapping[str, Any]) -> str:
 
 def _converted(told: Mapping[str, Any]) -> dict[str, Any]:
     """What was done, or would be in a dry run."""
-    apart = ("preview", "rejected", "rejected_in_all", "dropped_reasons", "on_error")
+    apart = ["preview", "rejected", "rejected_in_all", "dropped_reasons", "on_error"]
+    apart += ["episodes_appended"] if told["episodes_appended"] is None else []
     rows = {_label(name, told): value for name, value in told.items() if name not in apart}
     repeated = told["assumptions"].get("duplicate-row", 0)
     if repeated:  # such as those of a table that was given twice, which is one table: no episode of it comes twice
@@ -297,6 +298,7 @@ COMMANDS = (
             "offline-cli convert robot.csv --out dataset --mapping robot.toml",
             "offline-cli convert 'logs/*.parquet' --out dataset --mapping d4rl-table --action-scale env",
             "offline-cli convert s3://bucket/run --out dataset --to columns --storage-option anon=true",
+            "offline-cli convert today/ --out dataset --append",
             "offline-cli convert recordings/ --out dataset --resume --json",
         ),
         at_once={"list_formats": _list_formats},

@@ -23,9 +23,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from offline_cli.converting.appending import added_to, base_of, environment_of_all
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.converting.sink import Sink, SinkContext, Written, committed, opened_sink, sink_named
-from offline_cli.datasets.manifest import Environment
+from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, committed, opened_sink, sink_named
+from offline_cli.converting.whole_episodes import CHOSEN
+from offline_cli.datasets.shard_sequence import Base
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -37,6 +39,7 @@ from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.data_commands import ConvertOptions
 from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe
 from offline_cli.trees import flatten
@@ -71,7 +74,8 @@ class ConvertResult:
 
     out: str
     format: str  # "episodes" | "columns", or the name of another sink
-    episodes: int
+    episodes: int  # in `out`, like steps and shards: with `append`, those that were there too
+    episodes_appended: int | None  # with `append`: the new ones among them
     steps: int
     shards: int  # files, as far as the sink reports them
     rows_in: int  # rows of tables, lines of JSON
@@ -122,17 +126,24 @@ def convert(
     started = time.monotonic()
     check_values(ConvertOptions, options, command="offline-cli convert")
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables, sink = TableOptions.of(options), sink_named(options["to"])
+    tables, to = TableOptions.of(options), options["to"] or "episodes"
+    sink = sink_named(to)
     if options["from_"] != AUTO:
         reader_named(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
     env = AskedEnvironment.of(options)
-    read_as = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
+    read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
+    read_as += () if options["extras"] == EXTRAS.default else (options["extras"],)
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
-    sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
+    base = base_of(target, options)
+    if base is None:
+        sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
+    elif options["to"] is None:
+        to = base.manifest.format
+        sink = OURS[to]
     sink.check_options(options)
     with read_episodes(
         places,
@@ -144,31 +155,45 @@ def convert(
         workers=options["workers"],
         tables=tables,
         episode_limit=EpisodeLimit.within(tables.memory_limit),
+        extras=CHOSEN[options["extras"]],
+        added_to=None if base is None else added_to(target, base),
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
-        context = SinkContext(
-            observation_space=stream.observation_space,
-            action_space=stream.action_space,
-            action_scale=stream.action_scale,
-            environment=Environment.of(stream.environment),
-            spaces_inferred=stream.spaces_inferred,
-            provenance=_provenance(places, stream, command),
-            compression=options["compression"],
-            max_rows_per_file=options["max_rows_per_file"],
-            tally=stream.tally,
-            identity=json.dumps([[place.url for place in places], *read_as, said_of_tables, *_wrappers(env, stream)]),
-            overwrite=options["overwrite"],
-            resume=options["resume"],
-        )
+        identity = json.dumps([[place.url for place in places], *read_as, said_of_tables, *_wrappers(env, stream)])
+        context = _context(stream, options, base, _provenance(places, stream, command), identity)
         if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
-            alone = replace(context, overwrite=False, resume=False)
+            alone = replace(context, overwrite=False, resume=False, base=None)
+            if base is not None:
+                opened_sink(sink, target, context)  # raises for another format, spaces or scale
             shown = _preview(stream, lambda place: opened_sink(sink, place, alone))
-            return _result(stream, target, options["to"], (shown.episodes, shown.steps, 0), started, shown)
+            return _result(stream, target, to, (shown.episodes, shown.steps, 0), started, shown, base)
         written = _written(opened_sink(sink, target, context), stream, target)
         counts = written.episodes, written.steps, written.files
-        return _result(stream, target, options["to"], counts, started, None)
+        return _result(stream, target, to, counts, started, None, base)
+
+
+def _context(
+    stream: EpisodeStream, options: ConvertOptions, base: Base | None, provenance: Mapping[str, Any], identity: str
+) -> SinkContext:
+    known = None if base is None else base.manifest
+    return SinkContext(
+        observation_space=stream.observation_space,
+        action_space=stream.action_space,
+        action_scale=stream.action_scale,
+        environment=environment_of_all(stream, base, options["env"]),
+        spaces_inferred=stream.spaces_inferred if known is None else known.spaces_inferred,
+        provenance=provenance,
+        compression=options["compression"] or (COMPRESSION.default if known is None else known.compression),
+        max_rows_per_file=options["max_rows_per_file"],
+        max_bytes_per_file=options["max_bytes_per_file"],
+        base=base,
+        tally=stream.tally,
+        identity=identity,
+        overwrite=options["overwrite"],
+        resume=options["resume"],
+    )
 
 
 def _wrappers(env: AskedEnvironment | None, stream: EpisodeStream) -> tuple[str, ...]:
@@ -236,11 +261,17 @@ def _result(
     counts: tuple[int, int, int],
     started: float,
     shown: Preview | None,
+    base: Base | None = None,
 ) -> ConvertResult:
+    there = () if base is None else base.shards
+    before = sum(shard.episodes for shard in there)
+    if shown is not None:
+        counts = counts[0] + before, counts[1] + sum(shard.steps for shard in there), len(there)
     return ConvertResult(
         out=target.url,
         format=to,
         episodes=counts[0],
+        episodes_appended=None if base is None else counts[0] - before,
         steps=counts[1],
         shards=counts[2],
         rows_in=stream.tally.rows_in,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import ElementNames
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, SpaceMismatch
-from offline_cli.formats.source import THE_SOURCE, Source
+from offline_cli.formats.source import THE_SOURCE, Source, SourceInfo
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -310,11 +310,21 @@ class Declared:
 
 
 def declared(
-    sources: Sequence[Source], first: EpisodeBatch, env: str | None, env_spaces: tuple[Space, Space] | None
+    sources: Sequence[Source],
+    first: EpisodeBatch,
+    env: str | None,
+    env_spaces: tuple[Space, Space] | None,
+    added_to: SourceInfo | None = None,
 ) -> Declared:
-    """What `sources`, their `first` episodes and `env` with its spaces declare. Raises SpaceMismatch."""
+    """What `sources`, their `first` episodes and `env` with its spaces declare, and the dataset that they are `added_to`.
+
+    Raises SpaceMismatch.
+    """
     said = [source.info for source in sources]
-    known = [(one.said_by, one.location, one.spaces) for one in said if env_spaces is None or not one.spaces_inferred]
+    alone = env_spaces is None and added_to is None
+    known = [(one.said_by, one.location, one.spaces) for one in said if alone or not one.spaces_inferred]
+    if added_to is not None:
+        known.insert(0, (added_to.said_by, added_to.location, added_to.spaces))
     if not said[0].spaces_inferred:
         known.append((THE_SOURCE, said[0].location, (first.observation_space, first.action_space)))
     one, other = (

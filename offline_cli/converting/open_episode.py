@@ -7,6 +7,7 @@ only that one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -16,10 +17,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.source import StartKind
+from offline_cli.tally import Lost
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["OpenEpisode", "agree", "chains", "join", "lacks_final", "start_kind", "tail"]
+__all__ = [
+    "AFTER",
+    "CONFLICT",
+    "GAP",
+    "LOST",
+    "MIXED",
+    "REASONS",
+    "OpenEpisode",
+    "after_end",
+    "agree",
+    "as_json",
+    "broken",
+    "chains",
+    "gap",
+    "join",
+    "lacks_final",
+    "start_kind",
+    "tail",
+]
+
+GAP, LOST, CONFLICT = "gap-in-episode", "incomplete-episode", "conflicting-episode"
+AFTER, MIXED = "steps-after-end", "mixed-structures"
+REASONS = {
+    GAP: Lost.GAP,
+    LOST: Lost.BAD_ROW,
+    CONFLICT: Lost.CONFLICT,
+    AFTER: Lost.STEPS_AFTER_END,
+    MIXED: Lost.MIXED_STRUCTURES,
+}
 
 
 @dataclass(slots=True)
@@ -230,3 +261,39 @@ def _same_row(left: Tree, i: int, right: Tree, j: int) -> bool:
 
 def _equal(left: NDArray[Any], right: NDArray[Any]) -> bool:
     return bool(np.array_equal(left, right, equal_nan=np.asarray(left).dtype.kind in "fc"))
+
+
+# ---- what cannot be an episode ----
+
+
+def gap(name: str, episode: OpenEpisode) -> BadData:
+    """The error for an episode that waits for steps between those that are here."""
+    after = min(episode.waiting)
+    missing = (
+        f"timestep {episode.length} is" if after == episode.length + 1 else f"timesteps {episode.length} to {after - 1} are"
+    )
+    return broken(name, f"{missing} missing", episode.place, GAP)
+
+
+def after_end(name: str, place: str, what: str = "it has steps after its end") -> BadData:
+    """The error for an episode that had ended before."""
+    return broken(name, what, place, AFTER)
+
+
+def broken(name: str, what: str, place: str, problem: str) -> BadData:
+    """The error for fragments that make no episode; `problem`: its code."""
+    return BadEpisode(
+        f"episode {name} cannot be put together: {what}",
+        where=place,
+        fix="give all files of the recording at once, or --on-error skip to leave this episode out",
+        details={PROBLEM: problem},
+    )
+
+
+def as_json(piece: EpisodeBatch) -> str:
+    """A fragment as text for people and programs, for quarantine."""
+    trees = {"obs": piece.obs, "actions": piece.actions, "rewards": piece.rewards, **piece.extra}
+    columns = {path: leaf.tolist() for name, tree in trees.items() for path, leaf in flatten(tree, name)}
+    flags = {"terminated": bool(piece.terminated[0]), "truncated": bool(piece.truncated[0])}
+    start = 0 if piece.t_started is None else int(piece.t_started[0])
+    return json.dumps({"eps_id": piece.ids[0], "t": start, **flags, **columns})

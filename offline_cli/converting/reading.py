@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import ElementNames
 from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
-from offline_cli.converting.whole_episodes import ExtraOutputs, WaitingRejects, WholeEpisodes
+from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
@@ -41,7 +41,7 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
 from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
 
-__all__ = ["EpisodeStream", "check_scale_of", "read_episodes", "read_opened"]
+__all__ = ["EpisodeStream", "Extras", "check_scale_of", "read_episodes", "read_opened"]
 
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
@@ -151,6 +151,7 @@ def read_episodes(
     tables: TableOptions | None = None,
     episode_limit: EpisodeLimit | None = None,
     extras: Extras = None,
+    added_to: AddedTo | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
@@ -162,6 +163,7 @@ def read_episodes(
     files read at a time, and processes that read large SampleBatch JSON or thousands of small files. `tables`: how to
     read those that are tables. `episode_limit`: on the size of one episode; None: none, for callers with enough memory.
     `extras`: chooses the extra model outputs that are kept, from the opened sources; None: all, which have to be the same ones.
+    `added_to`: a dataset whose episodes count as read before, so that what fits in one reading of both is accepted.
     Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
@@ -187,6 +189,7 @@ def read_episodes(
         memory_limit=MEMORY_LIMIT if tables is None else tables.memory_limit,
         episode_limit=episode_limit,
         extras=extras,
+        added_to=added_to,
         temp_dir=None if tables is None else tables.temp_dir,
         on_progress=on_progress,
     )
@@ -204,6 +207,7 @@ def read_opened(
     memory_limit: int = MEMORY_LIMIT,
     episode_limit: EpisodeLimit | None = None,
     extras: Extras = None,
+    added_to: AddedTo | None = None,
     temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
@@ -224,13 +228,14 @@ def read_opened(
             episode_limit=episode_limit,
             temp_dir=temp_dir,
             extras=None if extras is None else extras(opened),
+            added_to=added_to,
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
         mappings = _each_once([document for one in said for document in one.mappings])
         if env_spaces is not None:
             _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, ElementNames.of(mappings))
-        known = declared(opened, first, name, env_spaces)
+        known = declared(opened, first, name, env_spaces, None if added_to is None else added_to.info)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
@@ -239,14 +244,17 @@ def read_opened(
         else:
             spaces = observation, action
             episodes.compare_later_sources(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
+        if added_to is not None and added_to.first is not None:
+            episodes.fit_into(added_to.first)
+        everywhere = said if added_to is None else [added_to.info, *said]
         spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in said))
         made_from = [one.manifest for one in said if one.manifest is not None]
         return EpisodeStream(
             observation_space=observation,
             action_space=action,
             spaces_inferred=spaces_inferred,
-            action_scale=_scale(said, action, action_scale),
-            environment=env or _environment(said),
+            action_scale=_scale(everywhere, action, action_scale),
+            environment=env or _environment(everywhere),
             formats=[one.format for one in said],
             locations=[one.location for one in said],
             commands=[line for one in said for line in one.commands],

@@ -24,6 +24,7 @@ import numpy as np
 
 from offline_cli.columns import Columns
 from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.shard_sequence import Base
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -32,7 +33,7 @@ from offline_cli.files.locations import Location
 from offline_cli.formats import registry
 from offline_cli.formats.input_reader import Maker
 from offline_cli.formats.reader import Reader
-from offline_cli.options.shared import COMPRESSION, RowFormat
+from offline_cli.options.shared import MAX_BYTES, RowFormat
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.spaces import Space
 from offline_cli.tally import Reject, Tally
@@ -59,7 +60,9 @@ MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "c
 PACKAGE: Final = "offline-cli"
 
 OPTIONS: Final[Mapping[str, Any]] = {
-    "compression": COMPRESSION.default,
+    "append": False,
+    "compression": None,
+    "max_bytes_per_file": MAX_BYTES.default,
     "max_rows_per_file": None,
     "overwrite": False,
     "resume": False,
@@ -83,6 +86,8 @@ class SinkContext:
     identity: str  # the same for the same content: what `resume` compares
     overwrite: bool
     resume: bool
+    max_bytes_per_file: int = MAX_BYTES.default  # before compression
+    base: Base | None = None  # the dataset that is added to; only our own sinks get one
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,8 @@ def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
             provenance=context.provenance,
             compression=context.compression,
             max_rows_per_file=context.max_rows_per_file,
+            max_bytes_per_file=context.max_bytes_per_file,
+            base=context.base,
             tally=context.tally,
             identity=context.identity,
             check_ids=False,  # reading has done so

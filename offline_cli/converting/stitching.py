@@ -17,7 +17,6 @@ Decisions:
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,28 +26,32 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.open_episode import OpenEpisode, chains, lacks_final, start_kind
+from offline_cli.converting.open_episode import (
+    CONFLICT,
+    GAP,
+    LOST,
+    MIXED,
+    REASONS,
+    OpenEpisode,
+    after_end,
+    as_json,
+    broken,
+    chains,
+    gap,
+    lacks_final,
+    start_kind,
+)
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.known_episodes import KnownIds, fingerprints
+from offline_cli.episodes.known_episodes import EarlierEpisodes, KnownIds, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
-from offline_cli.trees import flatten
 
 __all__ = ["Stitcher"]
 
 NO_NEXT_OBS = "missing-final-observation"
 SEARCHES = 100  # for the place of an earlier episode: each takes time linear in the number of episodes
-GAP, LOST, CONFLICT = "gap-in-episode", "incomplete-episode", "conflicting-episode"
-AFTER, MIXED = "steps-after-end", "mixed-structures"
-REASONS = {
-    GAP: Lost.GAP,
-    LOST: Lost.BAD_ROW,
-    CONFLICT: Lost.CONFLICT,
-    AFTER: Lost.STEPS_AFTER_END,
-    MIXED: Lost.MIXED_STRUCTURES,
-}
 
 
 @dataclass(slots=True)
@@ -58,12 +61,33 @@ class Stitcher:
     tally: Tally
     rejects: Rejects
     limit: EpisodeLimit | None = None  # on the size of one episode
+    earlier: EarlierEpisodes | None = None  # of a dataset that the episodes are added to
     _open: dict[str, OpenEpisode] = field(default_factory=dict)
     _passed: KnownIds = field(default_factory=KnownIds)  # of every episode passed on, in their order
-    _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order
+    _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order; no `earlier` ones
     _passed_from: list[tuple[int, Origins | None, str]] = field(default_factory=list)  # how many, and where; in the same order
     _searches: int = 0
     _refused: set[str] = field(default_factory=set)  # their further fragments are set aside too
+
+    def __post_init__(self) -> None:
+        if self.earlier is not None:
+            self._passed.add(self.earlier.ids)
+            self._passed_from.append((len(self.earlier.ids), None, self.earlier.location))
+
+    def _is_repeated(self, batch: EpisodeBatch, entry: int, fingerprint: int) -> bool:
+        """Whether an episode, whose id was passed on, is the one passed on."""
+        number = self._passed.number(batch.ids[entry])
+        before = 0 if self.earlier is None else len(self.earlier.ids)
+        if self.earlier is None or number >= before:
+            return self._prints[number - before] == fingerprint
+        return self.earlier.is_same(number, batch.select([entry]))
+
+    def _repeats_earlier(self, name: str, episode: OpenEpisode) -> bool:
+        """Whether an unfinished episode is one that a dataset has, as a truncated one."""
+        number = self._passed.number(name)
+        if self.earlier is None or number >= len(self.earlier.ids):
+            return False
+        return self.earlier.is_same(number, replace(episode.joined(), truncated=np.ones(1, np.bool_)))
 
     def feed(self, fragments: Fragments, location: str) -> Iterator[EpisodeBatch]:
         """The episodes that are whole with `fragments`, of the source `location`."""
@@ -96,7 +120,7 @@ class Stitcher:
                     self._note([name], [repeated.prints[entry]], np.zeros(1, np.int64), None, place)
                     self._count_final(batch, entry, place)
                     continue
-                if repeated.prints[entry] == self._prints[self._passed.number(name)]:
+                if self._is_repeated(batch, entry, repeated.prints[entry]):
                     self._drop_duplicate(batch, entry, place)
                     continue
             completed = self._take(batch.select([entry]), place)
@@ -122,9 +146,11 @@ class Stitcher:
                 self._refuse(episode, self._lost_a_row(name, episode.place))
             elif episode.waiting and name in self._passed:
                 what = "it was whole before these steps, which repeat a part of it or continue after its end"
-                self._refuse(episode, _after_end(name, episode.place, what))
+                self._refuse(episode, after_end(name, episode.place, what))
             elif episode.waiting:
-                self._refuse(episode, _gap(name, episode))
+                self._refuse(episode, gap(name, episode))
+            elif name in self._passed and self._repeats_earlier(name, episode):
+                self._drop_duplicate(episode.joined(), 0, episode.place)
             elif name in self._passed:
                 self._refuse(episode, self._two_episodes(name, episode.place))
             else:
@@ -215,7 +241,7 @@ class Stitcher:
             self.tally.assume("zero-length-episode", places=_place(place, name))
             return []
         if name in self._refused:
-            self._set_aside(_broken(name, "another part of it was set aside", place, LOST), [piece])
+            self._set_aside(broken(name, "another part of it was set aside", place, LOST), [piece])
             return []
         episode = self._open.setdefault(name, OpenEpisode(place=place, location=self.tally.location))
         episode.after_end |= start_kind(piece) == StartKind.AFTER_END
@@ -225,11 +251,11 @@ class Stitcher:
         difference = episode.structure_difference(piece)
         if difference:
             what = f"its rows at {episode.place} are of another structure: {difference}"
-            self._refuse(episode, _broken(name, what, place, MIXED), piece)
+            self._refuse(episode, broken(name, what, place, MIXED), piece)
             return []
         start = _start(episode, piece)
         if start is None:
-            self._refuse(episode, _broken(name, f"its rows do not continue those at {episode.place}", place, GAP), piece)
+            self._refuse(episode, broken(name, f"its rows do not continue those at {episode.place}", place, GAP), piece)
             return []
         if not episode.add(piece, start):
             self._refuse(episode, self._two_episodes(name, place), piece)
@@ -240,12 +266,12 @@ class Stitcher:
 
     def _completed(self, name: str, episode: OpenEpisode) -> list[EpisodeBatch]:
         if episode.waiting:
-            self._refuse(episode, _after_end(name, episode.place))
+            self._refuse(episode, after_end(name, episode.place))
             return []
         if name not in self._passed:
             return [self._close(name)]
         whole = episode.joined()
-        if int(fingerprints(whole)[0]) != self._prints[self._passed.number(name)]:
+        if not self._is_repeated(whole, 0, int(fingerprints(whole)[0])):
             self._refuse(episode, self._two_episodes(name, episode.place))
         else:
             self._count_joints(episode)
@@ -289,15 +315,15 @@ class Stitcher:
     def _set_aside(self, error: BadData, pieces: Sequence[EpisodeBatch]) -> None:
         keep = self.rejects.on_error is OnError.QUARANTINE
         for piece in pieces:
-            self.rejects.add(error, raw=_as_json(piece) if keep else b"", rows=piece.num_steps)
+            self.rejects.add(error, raw=as_json(piece) if keep else b"", rows=piece.num_steps)
 
     def _lost_a_row(self, name: str, place: str) -> BadData:
         what = f"a row of it, or one that may be of it, was lost at {self.rejects.incomplete[name]}"
-        return _broken(name, what, place, LOST)
+        return broken(name, what, place, LOST)
 
     def _two_episodes(self, name: str, place: str) -> BadData:
         if self._open[name].after_end:
-            return _after_end(name, place)
+            return after_end(name, place)
         first = self._place_of(name) if name in self._passed else self._open[name].place
         return BadEpisode(
             f"two different episodes have the id {name}",
@@ -352,27 +378,6 @@ def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:
     return episode.start_of(piece, follows=kind == StartKind.CONTINUES)
 
 
-def _gap(name: str, episode: OpenEpisode) -> BadData:
-    after = min(episode.waiting)
-    missing = (
-        f"timestep {episode.length} is" if after == episode.length + 1 else f"timesteps {episode.length} to {after - 1} are"
-    )
-    return _broken(name, f"{missing} missing", episode.place, GAP)
-
-
-def _after_end(name: str, place: str, what: str = "it has steps after its end") -> BadData:
-    return _broken(name, what, place, AFTER)
-
-
-def _broken(name: str, what: str, place: str, problem: str) -> BadData:
-    return BadEpisode(
-        f"episode {name} cannot be put together: {what}",
-        where=place,
-        fix="give all files of the recording at once, or --on-error skip to leave this episode out",
-        details={PROBLEM: problem},
-    )
-
-
 def _at(place: str, name: str) -> EpisodePlace:
     return EpisodePlace(f"{place}, episode {name}", name)
 
@@ -388,12 +393,3 @@ def _gather(done: list[EpisodeBatch]) -> Iterator[EpisodeBatch]:
         if last == len(done) or done[first].structure_difference(done[last]):
             yield EpisodeBatch.concat(done[first:last])
             first = last
-
-
-def _as_json(piece: EpisodeBatch) -> str:
-    """A fragment as text for people and programs, for quarantine."""
-    trees = {"obs": piece.obs, "actions": piece.actions, "rewards": piece.rewards, **piece.extra}
-    columns = {path: leaf.tolist() for name, tree in trees.items() for path, leaf in flatten(tree, name)}
-    flags = {"terminated": bool(piece.terminated[0]), "truncated": bool(piece.truncated[0])}
-    start = 0 if piece.t_started is None else int(piece.t_started[0])
-    return json.dumps({"eps_id": piece.ids[0], "t": start, **flags, **columns})

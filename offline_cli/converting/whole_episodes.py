@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgpack
 import numpy as np
@@ -31,16 +31,17 @@ from offline_cli.converting.fitting import (
 from offline_cli.converting.limiting import RejectsInTurn, fed
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import PROBLEM, BadEpisode, NoData, OfflineCliError
 from offline_cli.files.local_files import TempFile
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, room_for_data
-from offline_cli.formats.source import ROWS, Fragments, Scannable, Source
+from offline_cli.formats.source import ROWS, Fragments, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Reject, Rejects, Tally
 from offline_cli.trees import Tree, flatten, leaves
 
-__all__ = ["ExtraOutputs", "WaitingRejects", "WholeEpisodes", "first_batch", "stitched"]
+__all__ = ["CHOSEN", "AddedTo", "ExtraOutputs", "WaitingRejects", "WholeEpisodes", "first_batch", "stitched"]
 
 FIX = "leave the source out, or train through pieces that do not use this output"
 
@@ -96,6 +97,14 @@ class ExtraOutputs:
         return None
 
 
+CHOSEN: Final[Mapping[str, Callable[[Sequence[Source]], ExtraOutputs | None] | None]] = {
+    "union": None,
+    "common": ExtraOutputs.shared,
+    "drop": lambda _: ExtraOutputs(()),
+}
+"""What chooses the outputs to keep, by what an option calls it; None: all are kept, and have to be the same ones."""
+
+
 def _forms(source: Source) -> dict[str, str]:
     """The form of each extra model output in the first batch of a source, as text."""
     first = first_batch(source)
@@ -114,6 +123,15 @@ def _form(tree: Tree) -> str:
     return ", ".join(f"{path}: {form}" if path else form for path, form in parts)
 
 
+@dataclass(frozen=True, slots=True)
+class AddedTo:
+    """The dataset that episodes are added to: as a source that all others must agree with, and that is not read."""
+
+    info: SourceInfo
+    episodes: EarlierEpisodes
+    first: EpisodeBatch | None  # of them, one or more; None: it has none
+
+
 @dataclass(slots=True)
 class WholeEpisodes:
     """One reading of `sources`; `tally` and `rejects` are complete when the episodes have been drawn."""
@@ -125,6 +143,7 @@ class WholeEpisodes:
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole conversion may take
     episode_limit: EpisodeLimit | None = None  # None: episodes are of any size
     extras: ExtraOutputs | None = None  # None: all extra model outputs are kept
+    added_to: AddedTo | None = None  # the dataset that the episodes are added to
     temp_dir: str | None = None  # where rows that were set aside wait
     tally: Tally = field(default_factory=Tally)
     rejects: Rejects = field(default_factory=Rejects)
@@ -146,7 +165,8 @@ class WholeEpisodes:
             source.close()  # a reading before this one may have stopped in the middle
         self.waiting.close()
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
-        self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit)
+        earlier = None if self.added_to is None else self.added_to.episodes
+        self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier)
         self._rest = stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
@@ -155,10 +175,15 @@ class WholeEpisodes:
         yield from self._rest
 
     def first(self) -> EpisodeBatch:
-        """The first batch, which stays to be read. Raises NoData where there is none."""
+        """The first batch, which stays to be read; where all repeat the dataset that they are added to, the first of that.
+
+        Raises NoData where there is none.
+        """
         if not self._ahead:
             batch = next(self._rest, None)
             if batch is None:
+                if self.tally.duplicates_dropped and self.added_to is not None and self.added_to.first is not None:
+                    return self.added_to.first
                 raise self._nothing()
             self._ahead.append(batch)
         return self._ahead[0]
@@ -226,6 +251,11 @@ class WholeEpisodes:
                 check_same_extra(first, batch)
                 extremes.see_extra(extra_dtypes(batch))
         self.extra_dtypes = extremes.extra_dtypes
+
+    def fit_into(self, dataset: EpisodeBatch) -> None:
+        """Give extra model outputs the dtypes of the dataset that they are added to. Raises BadEpisode where it has others."""
+        check_same_extra(dataset, self.first())
+        self.extra_dtypes = extra_dtypes(dataset)
 
     def _see_extra(self, source: Scannable, location: str, first: EpisodeBatch, extremes: Extremes) -> None:
         extra = source.extra_dtypes()

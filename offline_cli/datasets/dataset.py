@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING
-from offline_cli.datasets.lease_record import WritingNote, heard_from, holder_at_work
+from offline_cli.datasets.lease_record import APPENDS_TO, WritingNote, heard_from, holder_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths, replaced_place
 from offline_cli.datasets.reading import BlockCache, ShardReader, ShardsAhead
@@ -385,5 +385,6 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
         return Uncommitted(f"a writer has not finished this {note.writes}{began}", where=folder.url, fix=fix)
     fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
     if has_manifest:
-        fix += f"; or remove {WRITING} to go back to the dataset that was being overwritten"
+        done = "added to" if note is not None and APPENDS_TO in note.options else "overwritten"
+        fix += f"; or remove {WRITING} to go back to the dataset that was being {done}"
     return Uncommitted(f"{NOT_FINISHED}{began}", where=folder.url, fix=fix)

@@ -41,6 +41,7 @@ __all__ = [
     "FolderKind",
     "batch_name",
     "connector_state_name",
+    "generation_of",
     "quarantine_name",
     "shard_name",
 ]
@@ -106,6 +107,12 @@ def connector_state_name(generation: str) -> str:
 def shard_name(generation: str, number: int) -> str:
     """Path of a shard below the dataset folder."""
     return f"{DATA}/shard-{generation}-{number:06d}.parquet"
+
+
+def generation_of(path: str) -> str:
+    """The generation in the path of a shard; "" where it has no such name."""
+    match = SHARD_PATH.fullmatch(path)
+    return match["generation"] if match else ""
 
 
 def quarantine_name(number: int) -> str:

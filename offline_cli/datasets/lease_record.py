@@ -38,9 +38,11 @@ from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 
 __all__ = [
+    "APPENDS_TO",
     "AT_WORK",
     "BEAT",
     "STALE",
+    "UNFINISHED_WRITING",
     "Process",
     "WritingNote",
     "heard_from",
@@ -61,6 +63,8 @@ CERTAIN: Final = 900.0  # seconds that no two clocks differ by: cloud storage re
 AT_WORK: Final[set[str]] = set()
 """Tokens of the writers in this process, which runs whether they do or not."""
 
+APPENDS_TO: Final = "appends_to"  # among the options of a note: the dataset that the writer adds to
+UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
 HASHED = "blake2b:"
 FIX = "write the dataset again, with --overwrite"
 KINDS: Final = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict}

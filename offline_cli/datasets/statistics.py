@@ -2,9 +2,7 @@
 
 Each block is centred on its own mean before it is squared, blocks are joined by Chan's formula, and a mean is kept in two
 parts, so that a large offset costs no digits. Leaves of up to 1,024 elements have figures per element, larger ones (images) one
-figure for all elements together. NaN and infinities are counted and left out of mean and std. std divides by n. A column that
-changes shape raises.
-
+for all. NaN and infinities are counted and left out of mean and std, which divides by n. A column that changes shape raises.
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
@@ -29,6 +27,7 @@ from offline_cli.trees import flatten
 __all__ = ["MAX_BARS", "ColumnStatistics", "Histogram", "HistogramBuilder", "StatisticsBuilder", "means_over_time"]
 
 MAX_ELEMENTS = 1024
+FAR = 1000  # a mean of so many standard deviations is kept in one part without loss
 CHUNK = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
 PLURALS = {Columns.OBS: "observations", Columns.ACTIONS: "actions", Columns.REWARDS: "rewards"}
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
@@ -57,8 +56,7 @@ class ColumnStatistics:
     @staticmethod
     def of(leaf: NDArray[Any]) -> ColumnStatistics:
         """Figures of the values (N, *shape) of one leaf, N at least 1."""
-        shape = leaf.shape[1:]
-        pooled = math.prod(shape) > MAX_ELEMENTS
+        pooled = math.prod(shape := leaf.shape[1:]) > MAX_ELEMENTS
         rows = leaf.reshape(-1, 1) if pooled else leaf.reshape(len(leaf), -1)
         if rows.dtype == np.bool_:
             rows = rows.view(np.uint8)
@@ -68,6 +66,35 @@ class ColumnStatistics:
         for part in parts[1:]:
             total = total.merged(part)
         return total
+
+    @staticmethod
+    def of_json(node: Mapping[str, Any]) -> ColumnStatistics | None:
+        """Figures that a manifest has, to be merged with others; None where that would lose digits, or where they are none.
+
+        A manifest keeps a mean in one part: far from zero, its rounding error is more than 1e-12 of the std.
+        """
+        try:
+            dtype, shape, pooled, count = (
+                np.dtype(node["dtype"]),
+                tuple(node["shape"]),
+                bool(node["pooled"]),
+                int(node["count"]),
+            )
+            own = np.dtype(np.uint8) if dtype.kind == "b" else dtype
+            nan, infinite = (_column(node[name], np.dtype(np.int64)) for name in ("nan", "infinite"))
+            low, high = (_column(node[name], own) for name in ("min", "max"))
+            mean, std = (_column(node[name], np.dtype(np.float64)) for name in ("mean", "std"))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+        width = 1 if pooled else math.prod(shape)
+        if dtype.kind not in "biuf" or any(len(part) != width for part in (nan, infinite, low, high, mean, std)):
+            return None
+        finite, constant = count - nan - infinite, low == high
+        if not (constant | np.isnan(mean) | (np.abs(mean) <= FAR * std)).all():
+            return None
+        mean = np.where(constant & np.isfinite(mean), low, np.where(finite > 0, mean, 0.0)).astype(np.float64)
+        m2 = np.where((finite > 0) & ~constant, std * std * finite, 0.0)
+        return ColumnStatistics(str(dtype), shape, pooled, count, nan, infinite, finite, low, high, mean, np.zeros(width), m2)
 
     def merged(self, later: ColumnStatistics) -> ColumnStatistics:
         """Figures of these values and the `later` ones together."""
@@ -145,6 +172,14 @@ def _two_sum(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[NDArray[np
     return total, (a - (total - part)) + (b - part)
 
 
+def _column(figures: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Figures of a manifest, nested like a value, as an array (d,)."""
+    values = np.array(figures, object).ravel().tolist()
+    if dtype.kind == "f":
+        values = [math.nan if value is None else float(value) for value in values]
+    return np.array(values, dtype)
+
+
 def plain_numbers(values: Any) -> Any:
     """`values` (numbers in lists) with "inf", "-inf" and null for what JSON has no number for."""
     if isinstance(values, list):
@@ -167,6 +202,28 @@ class StatisticsBuilder:
     truncated: int = 0
     unfinished: int = 0  # neither flag
     not_finite: Counter[str] = field(default_factory=Counter)  # NaN and infinite values by kind; those of last observations too
+
+    @staticmethod
+    def of_json(columns: Mapping[str, Any]) -> StatisticsBuilder | None:
+        """The columns of a manifest's statistics, to be added to, without episodes. None: see `ColumnStatistics.of_json`."""
+        known = {path: ColumnStatistics.of_json(node) for path, node in columns.items()}
+        found = {path: column for path, column in known.items() if column is not None}
+        return StatisticsBuilder(found) if len(found) == len(known) else None
+
+    def add_plain(
+        self,
+        lengths: NDArray[np.int64],
+        returns: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+    ) -> None:
+        """Count (E,) episodes whose columns are counted already; `unfinished` is the caller's."""
+        self._lengths.append(lengths)
+        self._returns.append(returns)
+        self.episodes += len(lengths)
+        self.steps += int(lengths.sum())
+        self.terminated += int(np.count_nonzero(terminated))
+        self.truncated += int(np.count_nonzero(truncated))
 
     def copy(self) -> StatisticsBuilder:
         """The same figures so far, to be added to by itself."""

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
 from offline_cli.datasets.lease import Changed, WritingLock
-from offline_cli.datasets.lease_record import WritingNote, refuse_if_at_work
+from offline_cli.datasets.lease_record import UNFINISHED_WRITING, WritingNote, refuse_if_at_work
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import (
     all_but_parts,
@@ -38,17 +38,31 @@ from offline_cli.datasets.ownership import (
     replaced_files,
     retire,
 )
-from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
+from offline_cli.datasets.shard_sequence import Base, check_base, note_in, refuse_note_of_others
+from offline_cli.errors import (
+    BadData,
+    Locked,
+    OutputExists,
+    StorageError,
+    UsageError,
+)
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 from offline_cli.files.uploads import open_uploads
 
-__all__ = ["REPAIRED_FIX", "UNFINISHED_WRITING", "TargetFolder", "check_apart", "check_target", "exclusive"]
+__all__ = [
+    "REPAIRED_FIX",
+    "UNFINISHED_WRITING",
+    "TargetFolder",
+    "check_apart",
+    "check_target",
+    "exclusive",
+]
 
 TRIES = 10  # tries to begin in a folder where others begin and end meanwhile
 
+REPAIRED: Final = "repaired"  # in a manifest's provenance: what `repair` did
 REPAIRED_FIX: Final = "write what is missing to another --out, or everything again with --overwrite"
-UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
 
 
 def check_apart(places: Sequence[Location], target: Location) -> None:
@@ -76,12 +90,9 @@ def check_target(
         return None
     if overwrite or resume:
         refuse_links(folder, kind)
-    note = _note(folder, needed=resume)
+    note = note_in(folder, needed=resume)
     if note is not None:
-        refuse_if_at_work(note, folder.join(WRITING))
-        if note.writes != kind.noun:
-            what = f"an unfinished {note.writes} is here, not a {kind.noun}"
-            raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
+        refuse_note_of_others(note, folder, kind)
     elif resume:
         note = _unfinished(folder)
     if resume and note is not None:
@@ -92,7 +103,7 @@ def check_target(
         refuse_foreign_folder(folder, kind)
         refuse_foreign_data(folder, kind)
     elif all_but_parts(folder):
-        late = _note(folder, needed=False)
+        late = note_in(folder, needed=False)
         if late is not None:  # since the check above
             refuse_if_at_work(late, folder.join(WRITING))
         raise _exists(folder, kind, resume=resume)
@@ -104,15 +115,6 @@ def exclusive(url: str, noun: str) -> UsageError:
     """The error for a call with both `resume` and `overwrite`."""
     fix = f"--resume to resume the {noun}, or --overwrite to begin it again"
     return UsageError("--resume and --overwrite are mutually exclusive", where=url, fix=fix)
-
-
-def _note(folder: Location, *, needed: bool) -> WritingNote | None:
-    try:
-        return WritingNote.read(folder)
-    except BadData:
-        if needed:
-            raise
-        return None
 
 
 def _unfinished(folder: Location) -> WritingNote | None:
@@ -173,16 +175,23 @@ class TargetFolder:
         self._note_before: bytes | None = None  # of a crashed write that this one overwrites
         self._salt = secrets.token_hex(8)
         self._listed: set[str] | None = None  # paths of the shards of the dataset that this one overwrites; None: not known
+        self._base: Base | None = None  # what this one adds to
 
     # ---- beginning ----
 
-    def begin(self, options: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
+    def begin(self, options: Mapping[str, Any], *, overwrite: bool, resume: bool, base: Base | None = None) -> None:
         """Write the note, or take over the one that is there.
 
-        Raises OutputExists, Locked where another writer is at work, BadConfig for other options, StorageError.
+        `base`: the dataset that is added to. Raises OutputExists, Locked where another writer is at work, or has changed
+        `base`, BadConfig for other options, StorageError.
         """
+        self._base = base
         for _ in range(TRIES):
-            note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
+            note = (
+                check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
+                if base is None
+                else check_base(self.folder, resume=resume)
+            )
             if note is not None:
                 note.refuse_other_options(options, self.folder)
             try:
@@ -202,13 +211,15 @@ class TargetFolder:
         try:
             self._choose_names(options, overwrite=overwrite)
             self._lock.acquire(self.note(options), instead_of=self._note_before)
-            if not overwrite and (self.folder.join(self.kind.commit).exists() or _shards(self.folder, self.kind)):
+            if self._base is not None:
+                self._refuse_changed(self._base)
+            elif not overwrite and (self.folder.join(self.kind.commit).exists() or _shards(self.folder, self.kind)):
                 self._lock.release()
                 raise Changed  # a whole write has taken place since `check_target`
             if self._choose_names(options, overwrite=overwrite):
                 self._lock.rewrite(generation=self.generation, first_quarantine=self._first_quarantine)
             self._remove_parts()
-            if overwrite:
+            if overwrite or self._base is not None:
                 self._forget_replaced()
             self._made += self.folder.join(DATA).make_folder()
         except (Changed, Locked):  # what is there is another writer's
@@ -216,6 +227,13 @@ class TargetFolder:
         except BaseException:
             self.leave_no_trace()
             raise
+
+    def _refuse_changed(self, base: Base) -> None:
+        """Raise Locked where the dataset is not the one that was read before the lease was held."""
+        if listed_paths(whole_file(self.folder.join(self.kind.commit))) != base.paths:
+            self._lock.release()
+            what = "another writer has changed the dataset since this command read it"
+            raise Locked(what, where=self.folder.url, fix="run the same command again: it adds to what is there now")
 
     def _forget_replaced(self) -> None:
         """Remove what the write before this one has replaced."""
@@ -234,6 +252,9 @@ class TargetFolder:
             self._listed = listed_paths(commit)
             taken |= {match["generation"] for path in self._listed if (match := self.kind.data_path.fullmatch(path))}
             is_new = commit is None and self._note_before is None and not (taken or replaced_files(self.folder))
+        elif self._base is not None:  # its identity is in the options; a repaired dataset may have listed such names before
+            taken |= self._base.generations
+            is_new = REPAIRED not in self._base.manifest.provenance
         self.generation = self.kind.generation(options, taken, None if is_new else self._salt)
         self._first_quarantine = next_number(self.folder)
         return (self.generation, self._first_quarantine) != before
@@ -301,7 +322,8 @@ class TargetFolder:
     def finish(self) -> None:
         """End what the new manifest has replaced, and then remove the note: the dataset is committed."""
         replaced, forgotten = self._old_shards()
-        forgotten += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
+        if self._base is None:
+            forgotten += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
         with self._lock.guard():  # checked after the listing: none of these is another writer's
             for file in forgotten:
                 file.remove()
@@ -315,10 +337,13 @@ class TargetFolder:
         """Those in `data/` that were the dataset until now, and others, which no reader has ever seen."""
         replaced: list[Location] = []
         forgotten: list[Location] = []
+        kept = frozenset() if self._base is None else self._base.paths
         for generation, shards in _shards(self.folder, self.kind).items():
             for file in shards.values() if generation != self.generation else ():
-                was_read = self._listed is None or f"{DATA}/{file.name}" in self._listed
-                (replaced if was_read and self.kind.keeps_replaced else forgotten).append(file)
+                path = f"{DATA}/{file.name}"
+                was_read = self._base is None and (self._listed is None or path in self._listed)
+                if path not in kept:
+                    (replaced if was_read and self.kind.keeps_replaced else forgotten).append(file)
         return replaced, forgotten
 
     def leave(self) -> None:

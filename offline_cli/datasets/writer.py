@@ -9,7 +9,9 @@ Order of events: `_writing.json`, shards one by one, `manifest.json`, removal of
 removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the new one
 (plus the note), or complete shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps
 the note and the complete shards; where no shard was complete yet it leaves no trace. An existing target raises without
-`overwrite` or `resume`, and so does one that another writer is at work on.
+`overwrite`, `resume` or `base`, and so does one that another writer is at work on.
+
+With `base` the shards are a generation beside those of a dataset: these keep names and bytes, and the new manifest lists both.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from offline_cli.datasets.file_names import MANIFEST
-from offline_cli.datasets.lease_record import identity_hash
+from offline_cli.datasets.lease_record import APPENDS_TO, identity_hash
 from offline_cli.datasets.manifest import WRAPPERS, Counts, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
 from offline_cli.datasets.row_groups import Block, BlockCutter, ReadyRows, RowsInTurn, same_content
-from offline_cli.datasets.shard_sequence import ShardSequence, adopt
+from offline_cli.datasets.shard_sequence import Base, ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
@@ -68,6 +70,7 @@ class DatasetWriter:
         max_bytes_per_file: int | None = MAX_SHARD_BYTES,
         overwrite: bool = False,
         resume: bool = False,
+        base: Base | None = None,
         tally: Tally | None = None,
         identity: str = "",
         check_ids: bool = True,
@@ -79,7 +82,8 @@ class DatasetWriter:
         `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file` arrays before compression; one episode
         larger than either has a file of its own. `provenance`: see schemas/manifest.v2.json; missing parts are filled in.
         `identity`: what is written, as a text that is the same for the same content (`resume` asks for the same). `check_ids`:
-        raise for an id that is there already; False where all are known to differ. Raises UsageError, UnsupportedSpace.
+        raise for an id that is there already; False where all are known to differ. `base`: the dataset here, which is added to.
+        Raises UsageError, UnsupportedSpace; BadConfig for a `base` of another format, compression, action scale or spaces.
         """
         location = self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
@@ -91,6 +95,7 @@ class DatasetWriter:
         self._compression = check_compression(compression)
         self._overwrite = overwrite
         self._resume = resume
+        self._base = base
         self._rows = row_format(format, observation_space, action_space, self._tally)
         self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
         self._identity = identity
@@ -105,24 +110,34 @@ class DatasetWriter:
         self._ids = KnownIds() if check_ids else None  # of the episodes taken, adopted ones included
         self._episodes = 0  # taken, adopted ones included
         self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
+        if base is not None:
+            base.refuse_other(location, self._rows.name, self._compression, self._spaces, action_scale)
 
     def __enter__(self) -> Self:
         """Write the note.
 
         Raises OutputExists, Locked where another writer is at work; with `resume` also BadConfig (other options) and BadData
-        (broken shards).
+        (broken shards), which `base` may have too.
         """
         self._started = now()
-        self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume)
+        self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume, base=self._base)
         generation, guard = self._target.generation, self._target.guard
         self._shards = ShardSequence(self.location, generation, compression=self._compression, guard=guard)
-        if self._target.resumed:
-            try:
+        try:
+            if self._base is not None:
+                self._adopt_base(self._base)
+            if self._target.resumed:
                 self._adopt_shards(self._shards)
-            except BaseException:
-                self._target.leave()
-                raise
+        except BaseException:
+            self._abandon()
+            raise
         return self
+
+    def _adopt_base(self, base: Base) -> None:
+        self._statistics = base.adopt(self.location, self._rows)
+        if self._ids is not None:
+            for ids in base.ids(self.location):
+                self._ids.add(ids)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._committed:
@@ -170,6 +185,7 @@ class DatasetWriter:
             "environment": self._environment and self._environment.as_json(),
             **({WRAPPERS: list(self._environment.wrappers)} if self._environment and self._environment.wrappers else {}),
             "identity": identity_hash(self._identity),
+            **({} if self._base is None else {APPENDS_TO: self._base.identity}),
         }
 
     # ---- writing ----
@@ -189,6 +205,10 @@ class DatasetWriter:
         self._take_ids(batch.ids)
         self._ready.push(len(batch), ready if ready is not None and same_content(given, batch) else None)
         first = self._rows.first_change(batch)
+        if first is not None and self._base is not None and self._base.shards:
+            what = f"episode {batch.ids[first]} has infos, and the shards of the dataset have no columns for them"
+            fix = f"offline-cli merge {self.location.url} and the new recordings into another dataset"
+            raise BadEpisode(what, where=self.location.url, fix=fix)
         if first is not None:  # a table cannot change its columns half way
             self._put(self._cutter.push(batch.select(slice(0, first))))
             self._put(self._cutter.begin_shard())
@@ -279,6 +299,8 @@ class DatasetWriter:
         if count_not_finite:
             counted = {**counted, **self._statistics.not_finite}
         manifest = self._manifest(shards, complete, counted, episodes_lost)
+        if self._base is not None:
+            manifest = self._base.with_added(manifest)
         with self._target.guard():
             write_whole(self.location.join(MANIFEST), manifest.to_bytes(), folder=self.location)
             self._target.finish()

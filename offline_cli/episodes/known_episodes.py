@@ -13,18 +13,20 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
 from offline_cli.key_index import KeyHashes, KeyIndex, key_hashes
-from offline_cli.trees import flatten
+from offline_cli.trees import flatten, map_leaves
 
-__all__ = ["KnownIds", "fingerprints"]
+__all__ = ["EarlierEpisodes", "KnownIds", "fingerprints", "normal"]
 
 RECENT = 1 << 14  # ids that are kept as they are
 _KEY = np.frombuffer(os.urandom(8), np.uint64)[0]
@@ -90,6 +92,27 @@ def _hashes(names: Collection[str]) -> KeyHashes:
     return key_hashes([pa.array([name.encode("utf-8", "surrogatepass") for name in names], pa.binary())])
 
 
+@dataclass(slots=True)
+class EarlierEpisodes:
+    """Whole episodes of a dataset that others are added to: copies of them are recognised as what the dataset keeps of them."""
+
+    location: str  # the dataset's
+    ids: Sequence[str]
+    read: Callable[[], Iterator[EpisodeBatch]]  # all of them, in the order of their ids
+    stored: Callable[[EpisodeBatch], EpisodeBatch]  # an episode in the dtypes that the dataset has; raises BadData
+    _prints: NDArray[np.uint64] | None = None
+
+    def is_same(self, number: int, other: EpisodeBatch) -> bool:
+        """Whether one of them is the only episode of `other`. The first call reads all: ids of new recordings mostly differ."""
+        if self._prints is None:
+            parts = [fingerprints(batch) for batch in self.read()]
+            self._prints = np.concatenate([np.zeros(0, np.uint64), *parts])
+        try:
+            return bool(fingerprints(self.stored(other))[0] == self._prints[number])
+        except BadData:
+            return False
+
+
 # ---- fingerprints ----
 
 
@@ -151,3 +174,24 @@ def _words(leaf: NDArray[np.generic]) -> Iterator[NDArray[np.uint64]]:
     rows = np.zeros((len(leaf), -(-width // 8) * 8), np.uint8)
     rows[:, :width] = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).reshape(len(leaf), width)
     yield from rows.view(np.uint64).T
+
+
+def normal(batch: EpisodeBatch) -> EpisodeBatch:
+    """`batch` with one form of zero and one of NaN: its fingerprints are equal where values are."""
+    return replace(
+        batch,
+        obs=map_leaves(_normal_leaf, batch.obs),
+        actions=map_leaves(_normal_leaf, batch.actions),
+        rewards=_normal_leaf(batch.rewards),
+        extra={name: map_leaves(_normal_leaf, tree) for name, tree in batch.extra.items()},
+    )
+
+
+def _normal_leaf(leaf: NDArray[Any]) -> NDArray[Any]:
+    if leaf.dtype.kind not in "fc":
+        return leaf
+    leaf = leaf + leaf.dtype.type(0)  # -0.0 becomes 0.0
+    unknown = np.isnan(leaf)
+    if unknown.any():
+        leaf[unknown] = np.nan
+    return leaf

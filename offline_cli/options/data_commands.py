@@ -2,23 +2,28 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Required
 
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
+    COMPRESSION,
     ENV_FORMS,
-    MAX_BYTES,
+    EXTRAS,
     ROW_FORMAT,
     ActionScale,
     Caching,
+    Compression,
     DryRun,
     Environment,
+    Extras,
     Limit,
     Out,
     Overwriting,
     Resuming,
     RowFormat,
     Shards,
+    ShardSizes,
     Showing,
     Sources,
     Storage,
@@ -125,19 +130,31 @@ class ApplyFlags(Caching, Showing, total=False):
     env=f"Source of spaces for recordings without any: {ENV_FORMS}.",
     dry_run="Read and count everything, show what would be written, write nothing.",
 )
-class ConvertOptions(Tables, Environment, ActionScale, Limit, Shards, Resuming, Overwriting, DryRun, Storage, total=False):
+class ConvertOptions(Tables, Environment, ActionScale, Limit, ShardSizes, Resuming, Overwriting, DryRun, Storage, total=False):
     """Keywords of `convert`."""
 
     to: Annotated[
-        str,
+        str | None,
         Option(
             help="One row per episode, packed; or one row per step, for any Parquet tool; or the name of a sink, or one's own "
             "python:package.module:Sink.",
             group=Group.OUTPUT,
-            default="episodes",
+            without="episodes; with {append}, what the dataset has",
             metavar="episodes|columns|NAME",
         ),
     ]
+    compression: Annotated[
+        Compression | None, replace(COMPRESSION, default=None, without="zstd; with {append}, what the dataset has")
+    ]
+    append: Annotated[
+        bool,
+        Option(
+            help="Add to the dataset at {out}, which keeps its shards as they are; episodes that it has are dropped.",
+            group=Group.OUTPUT,
+            default=False,
+        ),
+    ]
+    extras: Annotated[Extras, EXTRAS]
     on_error: Annotated[
         Literal["fail", "skip", "quarantine"],
         Option(
@@ -287,4 +304,3 @@ class WriteOptions(Environment, ActionScale, Shards, Overwriting, Storage, total
     """Keywords of `write_dataset`, which no command is."""
 
     format: Annotated[RowFormat, ROW_FORMAT]
-    max_bytes_per_file: Annotated[int | None, MAX_BYTES]

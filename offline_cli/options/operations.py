@@ -1,15 +1,16 @@
-"""Options of `filter`, `sample` and `split`, and those that all operations on datasets share."""
+"""Options of `filter`, `sample`, `split`, `merge`, `repack` and `diff`, and those that all operations on datasets share."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Required
 
 from offline_cli.options.data_commands import WORKERS
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     COMPRESSION,
     ENV_FORMS,
+    EXTRAS,
     MAX_BYTES,
     ROW_FORMAT,
     SEED,
@@ -18,6 +19,7 @@ from offline_cli.options.shared import (
     Compression,
     DryRun,
     EnvironmentParts,
+    Extras,
     Out,
     Overwriting,
     Resuming,
@@ -28,7 +30,18 @@ from offline_cli.options.shared import (
     Tables,
 )
 
-__all__ = ["FilterOptions", "OperationFlags", "OperationOptions", "SampleOptions", "SplitFlags", "SplitOptions"]
+__all__ = [
+    "DiffFlags",
+    "DiffOptions",
+    "FilterOptions",
+    "MergeOptions",
+    "OperationFlags",
+    "OperationOptions",
+    "RepackOptions",
+    "SampleOptions",
+    "SplitFlags",
+    "SplitOptions",
+]
 
 
 class OperationOptions(Tables, EnvironmentParts, ActionScale, Resuming, Overwriting, DryRun, Storage, total=False):
@@ -139,3 +152,67 @@ class SplitOptions(OperationOptions, total=False):
         ),
     ]
     seed: Annotated[int, replace(SEED, group=Group.DATA)]
+
+
+class MergeOptions(OperationOptions, total=False):
+    """Keywords of `merge`."""
+
+    unique_ids: Annotated[
+        bool,
+        Option(
+            help="Another episode of an id that an earlier source has gets an id of its own, which ends in the number of its "
+            "source, in place of an error.",
+            group=Group.DATA,
+            default=False,
+        ),
+    ]
+    extras: Annotated[Extras, EXTRAS]
+
+
+class RepackOptions(OperationOptions, total=False):
+    """Keywords of `repack`."""
+
+    drop: Annotated[
+        Sequence[str],
+        Option(
+            help="Column to leave out: an extra model output, or infos.",
+            group=Group.DATA,
+            default=(),
+            form=Form.NAMES,
+            metavar="COLUMN",
+        ),
+    ]
+    hash_ids: Annotated[
+        bool,
+        Option(
+            help="Replace ids of episodes by their SHA-256. Whoever can guess an id can still check the guess.",
+            group=Group.DATA,
+            default=False,
+        ),
+    ]
+
+
+class DiffOptions(Tables, EnvironmentParts, ActionScale, Storage, total=False):
+    """Keywords of `diff`."""
+
+    env: Annotated[
+        str | None,
+        Option(
+            help=f"Source of spaces for recordings without any: {ENV_FORMS}.", group=Group.DATA, in_config=True, metavar="ENV"
+        ),
+    ]
+    workers: Annotated[int, WORKERS]
+
+
+class DiffFlags(Caching, Showing, total=False):
+    """What the command line of `diff` takes besides."""
+
+    a: Required[
+        Annotated[
+            str,
+            Option(
+                help="Recordings: a folder, file or glob, as a path or URL.", group=Group.DATA, is_argument=True, metavar="A"
+            ),
+        ]
+    ]
+    b: Required[Annotated[str, Option(help="What they are compared with.", group=Group.DATA, is_argument=True, metavar="B")]]

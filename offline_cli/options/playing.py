@@ -5,7 +5,6 @@ from typing import Annotated, Literal, Required, TypedDict
 from offline_cli.options.option import Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
-    MAX_BYTES,
     ROW_FORMAT,
     Acting,
     DryRun,
@@ -93,7 +92,6 @@ class RecordOptions(EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriti
             default="auto",
         ),
     ]
-    max_bytes_per_file: Annotated[int | None, MAX_BYTES]
     first_episode: Annotated[
         int,
         Option(

@@ -13,6 +13,7 @@ __all__ = [
     "COMPRESSION",
     "DEVICE",
     "ENV_FORMS",
+    "EXTRAS",
     "MAX_BYTES",
     "MEMORY_LIMIT",
     "ROW_FORMAT",
@@ -27,6 +28,7 @@ __all__ = [
     "Environment",
     "EnvironmentParts",
     "EpisodeEnds",
+    "Extras",
     "Limit",
     "MappedTables",
     "Out",
@@ -35,6 +37,7 @@ __all__ = [
     "Resuming",
     "RowFormat",
     "Scale",
+    "ShardSizes",
     "Shards",
     "Showing",
     "SourceFormat",
@@ -50,6 +53,7 @@ FROM_DATA: Final = "those in the manifest, or run folder, of the same environmen
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 Device = Literal["auto", "cpu", "cuda"]
 EpisodeEnds = Literal["flags", "t", "chain"]
+Extras = Literal["union", "common", "drop"]
 RowFormat = Literal["episodes", "columns"]
 Scale = Literal["env", "normalized"]
 
@@ -63,6 +67,11 @@ MAX_BYTES: Final = Option(
     default=128 << 20,
     minimum=1,
     metavar="N",
+)
+EXTRAS: Final = Option(
+    help="Extra model outputs that are kept: all, which every source has to have; those that all have in one form; or none.",
+    group=Group.DATA,
+    default="union",
 )
 MEMORY_LIMIT: Final = Option(
     help="Memory that the process may take for a table, or one episode: 256MiB, 1GiB.",
@@ -322,13 +331,19 @@ class Caching(TypedDict, total=False):
     ]
 
 
-class Shards(TypedDict, total=False):
-    """Files of a dataset."""
+class ShardSizes(TypedDict, total=False):
+    """How large the files of a dataset become."""
 
-    compression: Annotated[Compression, COMPRESSION]
     max_rows_per_file: Annotated[
         int | None, Option(help="Begin a new shard after this many rows.", group=Group.OUTPUT, minimum=1, metavar="N")
     ]
+    max_bytes_per_file: Annotated[int, MAX_BYTES]
+
+
+class Shards(ShardSizes, total=False):
+    """Files of a dataset."""
+
+    compression: Annotated[Compression, COMPRESSION]
 
 
 class Resuming(TypedDict, total=False):

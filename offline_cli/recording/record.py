@@ -20,7 +20,7 @@ from offline_cli.datasets import manifest as manifests
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.datasets.row_groups import raw_bytes
 from offline_cli.datasets.target_folder import check_target
-from offline_cli.datasets.writer import MAX_SHARD_BYTES, DatasetWriter
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
@@ -119,7 +119,7 @@ def record(
             provenance=provenance(plan, opened.fingerprint, command),
             compression=options["compression"],
             max_rows_per_file=options["max_rows_per_file"],
-            max_bytes_per_file=options["max_bytes_per_file"] or MAX_SHARD_BYTES,
+            max_bytes_per_file=options["max_bytes_per_file"],
             overwrite=overwrite,
             resume=resume,
             identity=plan.identity(opened.fingerprint) + (f" from {first_episode}" if first_episode else ""),

@@ -25,7 +25,22 @@ from offline_cli.training.config import resolve_config
 REPOSITORY = Path(__file__).resolve().parents[2]
 Shell = Callable[..., Any]
 
-COMMANDS = ("record", "convert", "apply", "train-bc", "evaluate", "inspect", "validate", "repair", "filter", "sample", "split")
+COMMANDS = (
+    "record",
+    "convert",
+    "apply",
+    "train-bc",
+    "evaluate",
+    "inspect",
+    "validate",
+    "repair",
+    "filter",
+    "sample",
+    "split",
+    "merge",
+    "repack",
+    "diff",
+)
 HEAVY = ("numpy", "gymnasium", "torch", "polars", "pyarrow", "ray", "rich", "fsspec", "matplotlib", "pydantic")
 PAGES = ([], *([name] for name in COMMANDS))
 SECONDS = 0.25  # what help may take, process start included
@@ -98,6 +113,7 @@ def test_help_shows_each_option_once_in_one_of_the_groups(name: str) -> None:
         ("repair", "repair D [OPTIONS]"),
         ("filter", "filter SRC... --out D [OPTIONS]"),
         ("split", "split SRC... --out F [OPTIONS]"),
+        ("diff", "diff A B [OPTIONS]"),
     ],
 )
 def test_the_usage_line_shows_arguments_and_required_options_by_name(name: str, usage: str) -> None:

@@ -40,6 +40,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "convert, a list": ("convert", TWO, ONE, "--out", "OUT", "--env", "CartPole-v1"),
     "convert, a folder of folders": ("convert", "ROOT/tree", "--out", "OUT", "--env", "CartPole-v1", "--to", "columns"),
     "convert, dry run": ("convert", "ROOT/recorded", "--out", "OUT", "--dry-run"),
+    "convert, append": ("convert", "ROOT/more", "--out", "ROOT/recorded", "--append"),
+    "merge": ("merge", "ROOT/recorded", "ROOT/more", "ROOT/recorded", "--out", "OUT"),
+    "repack": ("repack", "ROOT/recorded", "--out", "OUT", "--format", "episodes", "--hash-ids"),
+    "diff": ("diff", "ROOT/recorded", "ROOT/recorded"),
     "apply": ("apply", "ROOT/recorded", *APPLY, "--out", "OUT"),
     "apply, safetensors": ("apply", "ROOT/recorded", *APPLY, "--out", "OUT", "--format", "safetensors"),
     "apply, a glob, dry run": ("apply", "ROOT/tree/**/*.parquet", *APPLY, "--out", "OUT", "--env", "CartPole-v1", "--dry-run"),
@@ -104,6 +108,9 @@ def pristine(told: Told, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pristine")
     told(*RANDOM, "--out", root / "recorded")
     told("train-bc", root / "recorded", "--out", root / "run", *TRAIN)
+    told(
+        *RECORD, "--policy", "random", "--episodes", "5", "--first-episode", "40", "--out", root / "more", "--format", "columns"
+    )
     shards = sorted((root / "recorded/data").iterdir())
     for shard, name in zip(shards, (ONE, TWO), strict=False):
         target = root / name.removeprefix("ROOT/")

@@ -168,3 +168,47 @@ def test_killed_at_storage_operations_from_first_to_last_it_is_gone_on_with_to_t
         gone_on_with(zygote, words, folder, want)
     print(f"{operations} operations; complete shards at the kills within the writing:", shards)
     assert_cover_the_writing(shards, of=OPERATIONS)
+
+
+def test_an_append_killed_at_any_storage_operation_leaves_the_dataset_and_is_gone_on_with(
+    target: Target, zygote: Zygote, tmp_path: Path
+) -> None:
+    recorded = {}
+    for name, seed in (("old", "1"), ("new", "2")):
+        recorded[name] = tmp_path / name
+        words = [*record(str(recorded[name])), "--seed", seed]
+        words[words.index("recording_envs:Slow-v0")] = "recording_envs:Count-v0"
+        assert zygote.run(words).code == 0, zygote.complaints()
+
+    def begun(name: str) -> tuple[Location, list[str]]:
+        folder = open_location(f"{target.url}/{name}")
+        words = convert(folder.url, recorded["old"])
+        assert zygote.run(words).code == 0, zygote.complaints()
+        words[1] = str(recorded["new"])
+        words[words.index("--to") : words.index("--to") + 2] = ["--append"]
+        return folder, words
+
+    for name in ("first", "undisturbed"):  # the first one may have modules to compile, which are files too
+        folder, words = begun(name)
+        before = files(folder)
+        life = zygote.run(words)
+        assert life.code == 0, zygote.complaints()
+    want, operations, shards = content(folder), len(life.operations) - 2, list[int]()  # two make folders that are there
+    old = {name: data for name, data in before.items() if name.startswith("data/")}
+    assert want.items() >= old.items()
+    for number in range(OPERATIONS):
+        folder, words = begun(f"killed-{number}")
+        moment = 2 * ((operations - 1) * number // (OPERATIONS - 1)) + number % 2
+        assert zygote.run(words, operation=moment).code == KILLED
+        left = whole_shards(folder, want)
+        assert left.items() >= old.items(), "a shard of the dataset is not as it was"
+        shards.append(len(left) - len(old))
+        manifest = json.loads(folder.join("manifest.json").read_bytes())
+        is_new = len(manifest["shards"]) > len(old)
+        listed = want["manifest.json"] if is_new else json.loads(before["manifest.json"])
+        assert manifest["shards"] == listed["shards"]
+        if is_being_written(folder) or not is_new:
+            assert zygote.run([*words, "--resume"]).code == 0, zygote.complaints()
+        assert content(folder) == want
+    print(f"{operations} operations; complete new shards at the kills:", shards)
+    assert len(set(shards)) >= 3, f"the kills do not cover the writing: so many shards were complete: {shards}"

@@ -85,7 +85,7 @@ class Plan:
     @property
     def kept_manifest(self) -> Manifest | None:
         """The manifest that is correct as it is."""
-        is_whole = self.choice.expected and not self.examined.broken
+        is_whole = self.choice.expected and not self.examined.broken and self.choice.is_listed
         return self.choice.by_manifest if is_whole or not self.choice.shards else None  # one without shards lists them all
 
     @property

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
 
-from offline_cli.datasets.file_names import DATA, MANIFEST, SHARD_PATH, WRITING, shard_name
-from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.file_names import DATA, MANIFEST, SHARD_PATH, WRITING, generation_of, shard_name
+from offline_cli.datasets.lease_record import APPENDS_TO, WritingNote
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import is_own_part, is_regular
 from offline_cli.errors import BadData, NoData, UsageError
@@ -197,6 +197,11 @@ class Choice:
         """How many shards there should be."""
         return len(self.shards) + sum(gap.count for gap in self.gaps)
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether a manifest lists all of them: it says nothing of what was being added to it."""
+        return all(place.path in self.expected for place in self.shards)
+
     def rest(self, found: Survey) -> list[Location]:
         """Files in `data/` that are not among them."""
         mine = {place.path for place in self.shards}
@@ -217,7 +222,11 @@ def choose(found: Survey, keep: str | None) -> Choice:
     if keep is not None and keep in found.shards:
         return _of_writing(found, keep) if keep == begun else _of_ended_writing(found, keep)
     if manifest is None:
+        if begun is None and len({generation_of(path) for path in said_of_shards(found)}) > 1 and says_all(found):
+            return _of_list(found)
         return _of_writing(found, begun) if begun else _of_ended_writing(found, _only_generation(found), alone=True)
+    if begun is not None and note is not None and APPENDS_TO in note.options and keep != "new":
+        return _of_appending(found, manifest, begun if keep is None else "")
     continued = begun is not None and len(found.shards[begun]) > len(manifest.shards)  # after the manifest was written
     listed = {match["generation"] for shard in manifest.shards if (match := SHARD_PATH.fullmatch(shard.path))}
     if begun is None or (begun in listed and not listed - {begun} and not continued):
@@ -232,6 +241,22 @@ def choose(found: Survey, keep: str | None) -> Choice:
 def _of_manifest(found: Survey, manifest: Manifest) -> Choice:
     places = tuple(found.folder.join(shard.path) for shard in manifest.shards)
     return Choice(places, manifest, dict(zip((place.path for place in places), said_of_shards(found).values(), strict=True)))
+
+
+def _of_list(found: Survey) -> Choice:
+    """What a broken manifest lists, of several generations: a dataset that was added to."""
+    said = {found.folder.join(path).path: one for path, one in said_of_shards(found).items()}
+    places = tuple(found.folder.join(path) for path in said_of_shards(found))
+    return Choice(places, None, said)
+
+
+def _of_appending(found: Survey, manifest: Manifest, begun: str) -> Choice:
+    """The shards of a dataset, and those that a writer who added to it has finished; `begun` is "" for the former alone."""
+    choice, there = _of_manifest(found, manifest), found.shards.get(begun, {})
+    new = [there[number] for number in sorted(there) if there[number].path not in choice.expected]
+    if not new or f"{DATA}/{new[0].name}" in said_of_shards(found):
+        return choice
+    return replace(choice, shards=(*choice.shards, *new), gaps=tuple(_gaps(found, begun, there, -1)))
 
 
 def _of_writing(found: Survey, generation: str, manifest: Manifest | None = None) -> Choice:

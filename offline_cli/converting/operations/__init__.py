@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.converting.convert import interrupted
-from offline_cli.converting.reading import EpisodeStream, read_opened
+from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.datasets.target_folder import check_apart
@@ -153,10 +153,12 @@ class Operation:
 
     # ---- reading ----
 
-    def stream(self, sources: Sequence[Source] | None = None, *, only_looking: bool = False) -> EpisodeStream:
+    def stream(
+        self, sources: Sequence[Source] | None = None, *, only_looking: bool = False, extras: Extras = None
+    ) -> EpisodeStream:
         """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does.
 
-        `only_looking`: no row that is set aside has to be kept.
+        `only_looking`: no row that is set aside has to be kept. `extras`: as in `read_episodes`.
         """
         options, env = self.options, AskedEnvironment.of(self.options)
         spec = None if env is None else env.among((source.info.location, source.info.environment) for source in self.sources)
@@ -171,6 +173,7 @@ class Operation:
             workers=options["workers"],
             memory_limit=self.tables.memory_limit,
             episode_limit=EpisodeLimit.within(self.tables.memory_limit),
+            extras=extras,
             temp_dir=self.tables.temp_dir,
             on_progress=self.on_progress,
         )

@@ -1,0 +1,296 @@
+"""`diff`: what differs between two sources, found by id, value by value."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from typer.testing import CliRunner
+
+from offline_cli.cli.app import app
+from offline_cli.converting.convert import convert
+from offline_cli.converting.operations.differences import DiffResult, diff
+from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import StorageNotFound, TargetNotMet
+from offline_cli.files.locations import open_location
+
+OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+ACTIONS = spaces.Discrete(3)
+Make = Callable[..., EpisodeBatch]
+Written = Callable[..., Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a batch as a dataset called `name`."""
+
+    def write(name: str, batch: EpisodeBatch, row_format: str = "episodes", **options: Any) -> Path:
+        known: dict[str, Any] = {
+            "observation_space": batch.observation_space,
+            "action_space": batch.action_space,
+            "action_scale": "env",
+            "environment": Environment("CartPole-v1"),
+        }
+        place = tmp_path / name
+        with DatasetWriter(open_location(place), format=row_format, **{**known, **options}) as writer:  # type: ignore[arg-type]
+            writer.write(batch)
+            writer.commit(episodes_lost=0)
+        return place
+
+    return write
+
+
+@pytest.fixture
+def full(make_batch: Make) -> EpisodeBatch:
+    """A batch with everything that an episode can hold."""
+    return make_batch(
+        (3, 1, 5),
+        observation_space=spaces.Dict({"p": OBSERVATIONS, "q": spaces.Tuple((spaces.Discrete(3), OBSERVATIONS))}),
+        extra={"logp": np.linspace(-1, 0, 9), "nested": {"k": np.arange(9)}},
+        infos=[{"n": i, "v": np.float32(0.1), "w": [1, 2]} if i % 2 else {} for i in range(12)],
+        agent_ids=("a", None, "b"),
+        module_ids=("m", None, None),
+        custom_data=({"source_id": "x"}, {}, {"source_id": "z"}),
+    )
+
+
+def place_of(result: DiffResult) -> tuple[Any, ...]:
+    first = result.first
+    assert first is not None
+    return tuple(first[name] for name in ("episode", "step", "column", "index", "a", "b"))
+
+
+def at(tree: Any, path: str) -> Any:
+    for part in path.split(".") if path else ():
+        tree = tree[int(part) if isinstance(tree, tuple) else part]
+    return tree
+
+
+def changed(batch: EpisodeBatch, path: str, row: Any, value: Any) -> EpisodeBatch:
+    """`batch` with another value at a place of one leaf."""
+    trees = {"obs": batch.obs, "actions": batch.actions, "rewards": batch.rewards, **batch.extra}
+    from offline_cli.trees import map_leaves
+
+    copied = {name: map_leaves(np.copy, tree) for name, tree in trees.items()}
+    name, _, rest = path.partition(".")
+    at(copied[name], rest)[row] = value
+    extra = {name: copied[name] for name in batch.extra}
+    return replace(batch, obs=copied["obs"], actions=copied["actions"], rewards=copied["rewards"], extra=extra)
+
+
+@pytest.mark.parametrize("other", ["episodes", "columns"])
+@pytest.mark.parametrize(
+    ("path", "row", "value", "found"),
+    [
+        ("obs.p", (6, 2), 7.0, ("episode-2", 0, "obs.p", [2])),
+        ("obs.p", (11, 0), 7.0, ("episode-2", 5, "obs.p", [0])),
+        ("obs.q.0", 4, 2, ("episode-1", 0, "obs.q.0", None)),
+        ("actions", 2, 2, ("episode-0", 2, "actions", None)),
+        ("rewards", 8, np.nan, ("episode-2", 4, "rewards", None)),
+        ("rewards", 3, np.inf, ("episode-1", 0, "rewards", None)),
+        ("logp", 4, 3.0, ("episode-2", 0, "logp", None)),
+        ("nested.k", 0, 9, ("episode-0", 0, "nested.k", None)),
+    ],
+)
+def test_one_changed_value_is_found_with_its_place(
+    written: Callable[..., Path], full: EpisodeBatch, path: str, row: Any, value: Any, found: Any, other: str
+) -> None:
+    full = changed(changed(full, "obs.q.0", slice(None), 1), "actions", slice(None), 1)
+    a, b = written("a", full), written("b", changed(full, path, row, value), other)
+    result = diff(a, b)
+    episode, step, column, index, _, theirs = place_of(result)
+    assert (episode, step, column, index) == found
+    assert theirs == (str(value) if isinstance(value, float) and not np.isfinite(value) else value)
+    assert (result.equal, result.changed, result.missing) == (False, 1, 0)
+    assert place_of(diff(b, a))[:4] == found
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"terminated": np.array([True, True, True]), "truncated": np.array([False] * 3)}, "terminated"),
+        ({"infos": [{"n": 1}] * 12}, "infos"),
+        ({"agent_ids": ("a", "c", "b")}, "agent_id"),
+        ({"module_ids": ("m", None, "n")}, "module_id"),
+        ({"custom_data": ({"source_id": "x"}, {"source_id": "y"}, {"source_id": "z"})}, "custom_data"),
+        ({"multi_agent_ids": ("u", None, None)}, "multi_agent_episode_id"),
+        ({"clock": np.array([[1.0, 2.0]] * 3)}, "clock"),
+    ],
+)
+def test_nothing_that_an_episode_holds_is_hidden(
+    written: Callable[..., Path], full: EpisodeBatch, fields: dict[str, Any], found: str
+) -> None:
+    none = np.array([False] * 3)
+    full = replace(full, terminated=none, truncated=~none)
+    assert place_of(diff(written("a", full), written("b", replace(full, **fields))))[2] == found
+
+
+def test_the_other_row_format_is_a_note_and_no_difference(written: Callable[..., Path], full: EpisodeBatch) -> None:
+    a, b = written("a", full), written("b", full, "columns", max_rows_per_file=3, compression="snappy")
+    result = diff(a, b)
+    assert (result.equal, result.first, result.facts) == (True, None, ())
+    assert "A is in the format episodes, B in columns" in result.notes[0]
+    result.check()
+
+
+def test_a_dataset_equals_itself_and_the_recording_that_it_was_made_from(
+    written: Callable[..., Path], full: EpisodeBatch, tmp_path: Path
+) -> None:
+    a = written("a", full)
+    assert diff(a, a).equal
+    convert(a, tmp_path / "b")
+    assert diff(a, tmp_path / "b").equal
+    foreign = str(a / "data" / "*.parquet")
+    assert diff(foreign, foreign).equal
+    assert [fact["column"] for fact in diff(foreign, a).facts] == ["environment"]
+
+
+def test_nan_equals_nan_and_minus_zero_zero(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = changed(make_batch((3, 4)), "rewards", slice(0, 4), [np.nan, -0.0, 0.0, 1.0])
+    other = changed(batch, "rewards", slice(1, 3), [0.0, -0.0])
+    assert diff(written("a", batch), written("b", other)).equal
+
+
+def test_order_is_a_note(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((3, 4, 5))
+    result = diff(written("a", batch), written("b", batch.select([2, 0, 1])))
+    assert result.equal
+    assert result.notes == ("the episodes come in another order",)
+
+
+def test_missing_episodes_are_counted_on_both_sides_and_the_first_are_named(
+    written: Callable[..., Path], make_batch: Make
+) -> None:
+    batch = make_batch((1,) * 40)
+    a, b = written("a", batch.select(slice(0, 30))), written("b", batch.select(slice(15, 40)))
+    result = diff(a, b)
+    assert (result.missing, result.missing_in_a, result.missing_in_b, result.changed) == (25, 10, 15, 0)
+    assert result.ids["missing_in_b"] == tuple(f"episode-{i}" for i in range(10))
+    assert result.ids["missing_in_a"] == tuple(f"episode-{i}" for i in range(30, 40))
+    assert place_of(result) == ("episode-0", None, None, None, "there", "missing")
+
+
+def test_another_length_is_the_step_after_the_shorter_one(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((5,), infos=None)
+    shorter = replace(
+        batch,
+        starts=np.array([0, 4]),
+        obs=batch.obs[:5],
+        actions=batch.actions[:4],
+        rewards=batch.rewards[:4],
+    )
+    assert place_of(diff(written("a", batch), written("b", shorter))) == ("episode-0", 4, "length", None, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "column"),
+    [
+        ({"observation_space": spaces.Box(-1, 5, (4,), np.float32)}, "observation_space"),
+        ({"action_space": spaces.Discrete(4)}, "action_space"),
+        ({"environment": Environment("CartPole-v0")}, "environment"),
+        ({"environment": Environment("CartPole-v1", {"k": 1})}, "environment"),
+        ({"environment": None}, "environment"),
+    ],
+)
+def test_what_is_declared_of_all_episodes_is_compared(
+    written: Callable[..., Path], make_batch: Make, options: dict[str, Any], column: str
+) -> None:
+    batch = make_batch((3, 4))
+    other = replace(batch, **{name: space for name, space in options.items() if name.endswith("space")})
+    result = diff(written("a", batch), written("b", other, **options))
+    assert (result.equal, result.changed) == (False, 0)
+    assert [fact["column"] for fact in result.facts] == [column]
+    assert result.first is not None
+    assert result.first["column"] == column
+    assert result.first["a"] != result.first["b"]
+
+
+def test_the_action_scale_is_compared(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((3, 4), action_space=spaces.Box(-1, 1, (2,), np.float32))
+    result = diff(written("a", batch), written("b", batch, action_scale="normalized"))
+    assert place_of(result) == (None, None, "action_scale", None, "env", "normalized")
+
+
+def test_dtypes_are_compared(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((3, 4), extra={"n": np.zeros(7, np.int32)})
+    other = make_batch((3, 4), extra={"n": np.zeros(7, np.float32)})
+    assert place_of(diff(written("a", batch), written("b", other))) == ("episode-0", 0, "n", None, "int32()", "float32()")
+
+
+def test_an_empty_dataset_lacks_all_episodes(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((3, 4))
+    empty, full = written("empty", batch.select(slice(0, 0))), written("full", batch)
+    assert diff(empty, full).missing_in_a == 2
+    assert diff(full, empty).missing_in_b == 2
+    assert diff(empty, empty).equal
+
+
+def test_one_float_among_a_million_steps_is_found(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((500,) * 2000)
+    other = changed(batch, "obs", (777_777, 3), np.nextafter(batch.obs[777_777, 3], np.float32(9)))
+    a, b = written("a", batch, "columns"), written("b", other, "columns")
+    began = time.monotonic()
+    result = diff(a, b)
+    print(f"{time.monotonic() - began:.1f} s")
+    assert result.changed == 1
+    episode, step = divmod(777_777, 501)
+    assert place_of(result)[:4] == (f"episode-{episode}", step, "obs", [3])
+    assert place_of(result)[4] != place_of(result)[5]
+
+
+def test_twenty_thousand_ids_in_another_order(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((1,) * 20_000)
+    order = np.random.default_rng(0).permutation(20_000)
+    other = changed(batch, "rewards", 19_999, 5.0).select(order)
+    result = diff(written("a", batch), written("b", other))
+    assert (result.changed, result.missing) == (1, 0)
+    assert place_of(result)[0] == "episode-19999"
+
+
+def test_a_mapping_is_for_the_table_beside_a_dataset(tmp_path: Path) -> None:
+    table, mapping = tmp_path / "robot.csv", tmp_path / "m.toml"
+    table.write_text("ride,t,x,act,r,end\n" + "".join(f"{i // 3},{i % 3},0.5,1,1.0,{int(i % 3 == 2)}\n" for i in range(6)))
+    names = 'eps_id = "ride"\nt = "t"\nobs = ["x"]\nactions = "act"\nrewards = "r"\nterminateds = "end"\n'
+    mapping.write_text("[columns]\n" + names)
+    convert(table, tmp_path / "d", mapping=mapping)
+    result = diff(table, tmp_path / "d", mapping=mapping)
+    assert result.equal, result
+
+
+def test_a_difference_raises_where_it_is_asked_for(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((3, 4))
+    result = diff(written("a", batch), written("b", changed(batch, "rewards", 5, 9.0)))
+    with pytest.raises(
+        TargetNotMet, match=r"they differ in 1 episodes, .*episode episode-1, step 2, column rewards: .* and 9.0"
+    ) as e:
+        result.check()
+    assert e.value.result == result.as_dict()
+
+
+def test_a_missing_place_is_said(written: Callable[..., Path], make_batch: Make, tmp_path: Path) -> None:
+    with pytest.raises(StorageNotFound):
+        diff(written("a", make_batch((3,))), tmp_path / "nowhere")
+
+
+def test_the_command_ends_with_7_and_one_object_where_anything_differs(written: Written, make_batch: Make) -> None:
+    batch = make_batch((3, 4))
+    a, b = written("a", batch), written("b", changed(batch, "rewards", 5, 9.0), "columns")
+    done = CliRunner().invoke(app, ["diff", str(a), str(b), "--json", "--quiet"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"], told["equal"], told["changed"], told["missing"]) == (7, 7, False, 1, 0)
+    assert told["first"]["episode"] == "episode-1"
+    assert (told["first"]["step"], told["first"]["column"], told["first"]["b"]) == (2, "rewards", 9.0)
+    shown = CliRunner().invoke(app, ["diff", str(a), str(b), "--quiet"])
+    assert shown.exit_code == 7
+    assert "first difference" in shown.stdout
+    same = CliRunner().invoke(app, ["diff", str(a), str(a), "--json", "--quiet"])
+    assert (same.exit_code, json.loads(same.stdout)["first"]) == (0, None)

@@ -1,0 +1,245 @@
+"""`merge` and `repack`: all episodes of the sources as one dataset, in other files."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offline_cli.checking.validate import validate
+from offline_cli.converting.convert import convert
+from offline_cli.converting.operations.differences import diff
+from offline_cli.converting.operations.merging import merge, repack
+from offline_cli.converting.operations.selecting import split
+from offline_cli.datasets.dataset import open_dataset
+from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, SpaceMismatch, UsageError
+from offline_cli.files.locations import open_location
+
+Make = Callable[..., EpisodeBatch]
+Written = Callable[..., Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """A function that writes a batch as a dataset called `name`."""
+
+    def write(name: str, batch: EpisodeBatch, row_format: str = "episodes", **options: Any) -> Path:
+        known: dict[str, Any] = {
+            "observation_space": batch.observation_space,
+            "action_space": batch.action_space,
+            "action_scale": "env",
+            "environment": Environment("CartPole-v1"),
+        }
+        place = tmp_path / name
+        with DatasetWriter(open_location(place), format=row_format, **{**known, **options}) as writer:  # type: ignore[arg-type]
+            writer.write(batch)
+            writer.commit(episodes_lost=0)
+        return place
+
+    return write
+
+
+def whole(folder: Path) -> dict[str, bytes]:
+    with open_dataset(folder).batches() as batches:
+        return {batch.ids[e]: batch.digest(e) for batch in batches for e in range(len(batch))}
+
+
+def items(folder: Path) -> dict[str, bytes]:
+    tables = [pq.read_table(file, columns=["eps_id", "item"]) for file in sorted((folder / "data").iterdir())]
+    return {name: item for table in tables for name, item in zip(*(c.to_pylist() for c in table.columns), strict=True)}
+
+
+def test_parts_are_joined_in_their_order_without_what_comes_twice(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    batch = make_batch((3, 1, 5, 2))
+    a, b = written("a", batch.select(slice(0, 3))), written("b", batch.select(slice(1, 4)), "columns")
+    result = merge([a, b, a], tmp_path / "F")
+    assert (result.episodes, result.steps, result.dropped, result.ids_changed) == (4, 11, 5, 0)
+    assert list(whole(tmp_path / "F")) == list(batch.ids)
+    assert diff(written("whole", batch), tmp_path / "F").equal
+    assert validate(tmp_path / "F", deep=True).passed
+
+
+def test_another_episode_of_an_id_is_refused_with_both_sources_and_the_way_out(
+    written: Written, make_batch: Make, tmp_path: Path
+) -> None:
+    a, b = written("a", make_batch((3, 4))), written("b", make_batch((3, 4), seed=1))
+    with pytest.raises(BadEpisode, match="two different episodes have the id episode-0") as caught:
+        merge([a, b], tmp_path / "F")
+    assert str(a) in caught.value.where
+    assert str(b) in caught.value.where
+    assert "--unique-ids" in caught.value.fix
+    assert not (tmp_path / "F").exists()
+
+
+def test_unique_ids_are_the_same_each_time_and_collide_with_none(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    one, other, third = (make_batch((3, 4), seed=seed) for seed in range(3))
+    a = written("a", replace(one, ids=("x", "y")))
+    b = written("b", replace(other, ids=("x", "x-2")))
+    c = written(
+        "c", EpisodeBatch.concat([replace(other, ids=("x", "z")).select([0]), replace(third, ids=("q", "x-3")).select([1])])
+    )
+    result = merge([a, b, c], tmp_path / "F", unique_ids=True)
+    have = whole(tmp_path / "F")
+    assert list(have) == ["x", "y", "x-2-2", "x-2", "x-3"]
+    assert (result.ids_changed, result.dropped) == (2, 1)  # c's x is a copy of b's, and gets its id
+    assert have["x-2-2"] == whole(b)["x"]
+    merge([a, b, c], tmp_path / "G", unique_ids=True)
+    assert items(tmp_path / "F") == items(tmp_path / "G")
+    assert validate(tmp_path / "F", deep=True).passed
+
+
+def test_other_spaces_and_scales_are_refused(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    a, b = written("a", make_batch((3,), action_space=box)), written("b", make_batch((3,), first_id=9))
+    with pytest.raises(SpaceMismatch, match="two action spaces"):
+        merge([a, b], tmp_path / "F")
+    c = written("c", make_batch((3,), first_id=9, action_space=box), action_scale="normalized")
+    with pytest.raises(BadConfig, match="different scales"):
+        merge([a, c], tmp_path / "F")
+
+
+def test_extra_outputs_are_all_kept_or_the_common_ones_or_none(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    a = written("a", make_batch((3, 4), extra={"logp": np.arange(7.0), "v": np.arange(7.0)}))
+    b = written("b", make_batch((2,), first_id=10, extra={"logp": np.arange(2.0), "v": np.zeros((2, 3))}))
+    with pytest.raises(BadEpisode, match="two kinds of episodes: extra v"):
+        merge([a, b], tmp_path / "F")
+    result = merge([a, b], tmp_path / "common", extras="common")
+    assert "v" in result.extras_left_out
+    assert list(open_dataset(tmp_path / "common").manifest.statistics["columns"])[3:] == ["logp"]
+    merge([a, b], tmp_path / "none", extras="drop")
+    assert len(open_dataset(tmp_path / "none").manifest.statistics["columns"]) == 3
+    for extras, names in (("common", 4), ("drop", 3)):
+        convert([a, b], tmp_path / f"converted {extras}", extras=extras, to="columns")
+        assert len(open_dataset(tmp_path / f"converted {extras}").manifest.statistics["columns"]) == names
+
+
+def test_statistics_of_a_merged_dataset_are_those_of_all_episodes(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    batch = make_batch((3, 40, 5, 200))
+    parts = [written(f"part{i}", batch.select(part)) for i, part in enumerate(([0, 2], [1, 3]))]
+    merge(parts, tmp_path / "F")
+    one = open_dataset(tmp_path / "F").manifest
+    other = open_dataset(written("whole", batch)).manifest
+    assert one.counts == other.counts
+    for path, figures in other.statistics["columns"].items():
+        mine = one.statistics["columns"][path]
+        assert (mine["min"], mine["max"], mine["count"]) == (figures["min"], figures["max"], figures["count"])
+        np.testing.assert_allclose(mine["mean"], figures["mean"], rtol=1e-12)
+        np.testing.assert_allclose(mine["std"], figures["std"], rtol=1e-12)
+    assert one.statistics["return"]["quantiles"] == other.statistics["return"]["quantiles"]
+
+
+def test_twenty_thousand_ids_are_merged_with_unique_ones(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    batch = make_batch((1,) * 20_000)
+    other = make_batch((1,) * 20_000, seed=1)
+    result = merge([written("a", batch), written("b", other), written("c", batch)], tmp_path / "F", unique_ids=True)
+    assert (result.episodes, result.ids_changed, result.dropped) == (40_000, 20_000, 20_000)
+
+
+def test_nothing_is_touched_unasked(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    a = written("a", make_batch((3,)))
+    with pytest.raises(UsageError, match="one of the sources"):
+        merge([a, a], a, overwrite=True)
+    with pytest.raises(OutputExists):
+        merge([a], written("b", make_batch((2,))))
+    with pytest.raises(NoData):
+        merge([written("empty", make_batch(()))], tmp_path / "F")
+    assert merge([a, a], tmp_path / "F", dry_run=True).episodes == 1
+    assert not (tmp_path / "F").exists()
+
+
+# ---- repack ----
+
+
+def test_files_are_other_ones_and_episodes_the_same(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    batch = make_batch((3, 40, 5, 200), infos=[{"k": 1}] * 252)
+    a = written("a", batch)
+    rows = repack(a, tmp_path / "rows", max_rows_per_file=1)
+    assert (rows.shards, rows.dropped, rows.format, rows.compression) == (4, 0, "episodes", "zstd")
+    assert repack(a, tmp_path / "bytes", max_bytes_per_file=2000).shards > 1
+    assert items(tmp_path / "rows") == items(tmp_path / "bytes") == items(a)
+    assert repack(a, tmp_path / "c", format="columns", compression="snappy").compression == "snappy"
+    file = next((tmp_path / "c" / "data").iterdir())
+    assert str(pq.ParquetFile(file).metadata.row_group(0).column(0).compression).lower() == "snappy"
+    for name in ("rows", "bytes", "c"):
+        assert diff(a, tmp_path / name).equal
+        assert validate(tmp_path / name, deep=True).passed
+    assert repack(tmp_path / "c", tmp_path / "again").compression == "snappy"  # that of the source
+
+
+def test_columns_are_left_out_but_not_those_of_every_episode(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    batch = make_batch((3, 4), infos=[{"k": 1}] * 9, extra={"logp": np.arange(7.0), "v": np.arange(7.0)})
+    a = written("a", batch, "columns")
+    result = repack(a, tmp_path / "F", drop=["infos", "v"])
+    assert result.dropped_columns == ("infos", "v")
+    names = pq.ParquetFile(next((tmp_path / "F" / "data").iterdir())).schema_arrow.names
+    assert "logp" in names
+    assert not {"infos", "reset_infos", "v"} & set(names)
+    with pytest.raises(UsageError, match=r"obs is part of every episode; rewards is .*; there is no column w") as caught:
+        repack(a, tmp_path / "G", drop=["obs", "rewards", "w"])
+    assert "infos, logp, v" in caught.value.fix
+
+
+def test_hashed_ids_are_sha_256_everywhere(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    batch = make_batch((3, 4), custom_data=({"source_id": "ann"}, {}), multi_agent_ids=("game", None))
+    a = written("a", batch)
+    assert repack(a, tmp_path / "F", hash_ids=True).ids_hashed
+    with open_dataset(tmp_path / "F").batches() as batches:
+        found = next(iter(batches))
+    hashed = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("episode-0", "episode-1", "ann", "game")}
+    assert found.ids == (hashed["episode-0"], hashed["episode-1"])
+    assert found.multi_agent_ids == (hashed["game"], None)
+    assert found.custom_data is not None
+    assert found.custom_data[0] == {"source_id": hashed["ann"]}
+    data = b"".join(file.read_bytes() for file in (tmp_path / "F" / "data").iterdir())
+    assert b"ann" not in data
+    assert list(whole(tmp_path / "F").values()) == list(whole(a).values())
+
+
+def test_max_bytes_per_file_cuts_what_convert_writes(written: Written, make_batch: Make, tmp_path: Path) -> None:
+    a = written("a", make_batch((20,) * 10))
+    assert convert(a, tmp_path / "F", max_bytes_per_file=1000).shards > 3
+    assert convert(a, tmp_path / "G").shards == 1
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_split_then_merge_equals_the_original(data: st.DataObject, make_batch: Make) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=2, max_size=12), label="lengths")
+    first = data.draw(st.integers(1, len(lengths) - 1), label="episodes of the first part")
+    row_format = data.draw(st.sampled_from(["episodes", "columns"]), label="format")
+    batch = make_batch(lengths, infos=[{"n": i} for i in range(sum(lengths) + len(lengths))])
+    counts = {"train": first, "val": len(lengths) - first}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        spaces_ = {"observation_space": batch.observation_space, "action_space": batch.action_space}
+        with DatasetWriter(open_location(root / "D"), format=row_format, **spaces_, action_scale="env") as writer:  # type: ignore[arg-type]
+            writer.write(batch)
+            writer.commit(episodes_lost=0)
+        split(root / "D", root / "parts", counts=counts, seed=data.draw(st.integers(0, 9), label="seed"))
+        result = merge([root / "parts" / name for name in counts], root / "F")
+        assert (result.episodes, result.dropped) == (len(lengths), 0)
+        compared = diff(root / "D", root / "F")
+        assert (compared.equal, compared.missing, compared.changed) == (True, 0, 0)
+        if row_format == "episodes":
+            assert items(root / "F") == items(root / "D")
+        one, other = (open_dataset(root / name).manifest for name in ("D", "F"))
+        assert one.counts == other.counts
+        for path, figures in one.statistics["columns"].items():
+            mine = other.statistics["columns"][path]
+            exact = ("count", "nan", "infinite", "min", "max", "dtype", "shape")
+            assert {name: mine[name] for name in exact} == {name: figures[name] for name in exact}
+            np.testing.assert_allclose(mine["mean"], figures["mean"], rtol=1e-12, atol=1e-15)
+        assert one.statistics["return"]["quantiles"] == other.statistics["return"]["quantiles"]

@@ -1,0 +1,477 @@
+"""`convert --append`: a generation of shards beside those of a dataset, and one manifest of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from gymnasium import spaces
+from typer.testing import CliRunner
+
+from offline_cli.checking.inspect import inspect
+from offline_cli.checking.repair import repair
+from offline_cli.checking.validate import validate
+from offline_cli.cli.app import app
+from offline_cli.converting.convert import convert
+from offline_cli.datasets.dataset import Dataset, open_dataset
+from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import (
+    BadConfig,
+    BadData,
+    BadEpisode,
+    Interrupted,
+    Locked,
+    NoData,
+    SpaceMismatch,
+    StorageNotFound,
+    Uncommitted,
+    UsageError,
+)
+from offline_cli.files.locations import open_location
+
+OBSERVATIONS, ACTIONS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
+Make = Callable[..., EpisodeBatch]
+
+
+def write(place: Path, batch: EpisodeBatch, row_format: str = "episodes", **options: Any) -> Path:
+    known: dict[str, Any] = {
+        "observation_space": batch.observation_space,
+        "action_space": batch.action_space,
+        "action_scale": "env",
+        "environment": Environment("CartPole-v1"),
+        "provenance": {"commands": [f"wrote {place.name}"]},
+    }
+    with DatasetWriter(open_location(place), format=row_format, **{**known, **options}) as writer:  # type: ignore[arg-type]
+        writer.write(batch)
+        writer.commit(episodes_lost=0)
+    return place
+
+
+@pytest.fixture(params=["episodes", "columns"])
+def row_format(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def parts(tmp_path: Path, make_batch: Make, row_format: str) -> tuple[Path, Path]:
+    """Two datasets with other episodes."""
+    old = write(tmp_path / "old", make_batch((3, 1, 5, 7)), row_format, max_rows_per_file=4)
+    return old, write(tmp_path / "new", make_batch((2, 9, 4), first_id=100), row_format)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted((folder / "data").iterdir())}
+
+
+def whole(folder: Path) -> list[tuple[str, bytes]]:
+    with open_dataset(folder).batches() as batches:
+        return [(batch.ids[e], batch.digest(e)) for batch in batches for e in range(len(batch))]
+
+
+def close(one: Any, other: Any) -> bool:
+    """Whether two figures of a manifest are equal: floats to 1e-12, all else exactly."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    return bool(one == pytest.approx(other, rel=1e-12, abs=1e-15)) if isinstance(one, float) else bool(one == other)
+
+
+def test_old_shards_keep_names_and_bytes_and_the_new_manifest_lists_both(parts: tuple[Path, Path]) -> None:
+    old, new = parts
+    before, first = files(old), whole(old)
+    result = convert(new, old, append=True)
+    after = files(old)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == len(before) + 1
+    assert whole(old) == first + whole(new)
+    assert (result.episodes, result.episodes_appended, result.steps) == (7, 3, 31)
+    assert not (old / "_writing.json").exists()
+
+
+def test_the_manifest_is_the_one_of_a_conversion_of_both(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    old, new = parts
+    convert([old, new], tmp_path / "both", to=open_dataset(old).manifest.format)
+    convert(new, old, append=True, command=["offline-cli", "convert"])
+    apart = ("provenance", "shards")
+    appended, at_once = (open_dataset(place).manifest.as_json() for place in (old, tmp_path / "both"))
+    assert close({k: v for k, v in appended.items() if k not in apart}, {k: v for k, v in at_once.items() if k not in apart})
+    columns, exact = appended["statistics"]["columns"], ("count", "nan", "infinite", "min", "max", "dtype", "shape")
+    for path, figures in at_once["statistics"]["columns"].items():
+        assert {name: columns[path][name] for name in exact} == {name: figures[name] for name in exact}
+    assert appended["provenance"]["commands"] == ["wrote old", "wrote new", "offline-cli convert"]
+
+
+@pytest.mark.parametrize("offset", [1e6, 1.7e15])
+def test_a_mean_far_from_zero_costs_the_std_no_digits(tmp_path: Path, make_batch: Make, offset: float) -> None:
+    rng = np.random.default_rng(0)
+
+    def batch(first: int) -> EpisodeBatch:
+        return make_batch((400, 300), first_id=first, extra={"clock": offset + rng.normal(size=700)})
+
+    old, new = (write(tmp_path / name, batch(first), "columns") for name, first in (("old", 0), ("new", 10)))
+    convert([old, new], tmp_path / "both", to="columns")
+    convert(new, old, append=True)
+    one, other = (open_dataset(place).manifest.statistics["columns"]["clock"] for place in (old, tmp_path / "both"))
+    assert one["std"] == pytest.approx(other["std"], rel=1e-12)
+
+
+def test_appended_twice_in_a_row_adds_nothing_the_second_time(parts: tuple[Path, Path]) -> None:
+    old, new = parts
+    convert(new, old, append=True)
+    before = whole(old), files(old), open_dataset(old).manifest.statistics
+    again = convert(new, old, append=True)
+    assert (again.episodes_appended, again.duplicates_dropped, again.episodes) == (0, 3, 7)
+    assert before[:2] == (whole(old), files(old))
+    assert close(before[2], open_dataset(old).manifest.statistics)
+
+
+def test_three_generations_are_one_dataset(parts: tuple[Path, Path], tmp_path: Path, make_batch: Make, row_format: str) -> None:
+    old, new = parts
+    third = write(tmp_path / "third", make_batch((4, 4, 4), first_id=200), row_format)
+    expected = whole(old) + whole(new) + whole(third)
+    convert(new, old, append=True)
+    convert([third, new], old, append=True)
+    assert whole(old) == expected
+    assert validate(old, deep=True).passed
+    assert inspect(old).as_dict()["episodes"] == 10
+
+
+def test_names_and_bytes_of_new_shards_follow_from_what_is_appended_to_what(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    old, new = parts
+    copy = tmp_path / "copy"
+    (copy / "data").mkdir(parents=True)
+    for file in (p for p in old.rglob("*") if p.is_file()):
+        (copy / file.relative_to(old)).write_bytes(file.read_bytes())
+    for place in (old, copy):
+        convert(new, place, append=True)
+    assert files(old) == files(copy)
+
+
+def test_a_reader_of_the_manifest_before_reads_on(parts: tuple[Path, Path]) -> None:
+    old, new = parts
+    before, expected = Dataset.open(old), whole(old)
+    convert(new, old, append=True)
+    with before.batches() as batches:
+        assert [(batch.ids[e], batch.digest(e)) for batch in batches for e in range(len(batch))] == expected
+
+
+def test_other_tools_read_the_columns_of_both_generations_at_once(tmp_path: Path, make_batch: Make) -> None:
+    infos = [{"k": 1}] * 9
+    old = write(tmp_path / "old", make_batch((3, 4), infos=infos), "columns")
+    new = write(tmp_path / "new", make_batch((2,), first_id=10), "columns")
+    convert(new, old, append=True)
+    assert pl.read_parquet(old / "data").height == 9
+
+
+def test_infos_that_old_shards_have_no_columns_for_are_refused(tmp_path: Path, make_batch: Make) -> None:
+    old = write(tmp_path / "old", make_batch((3, 4)), "columns")
+    new = write(tmp_path / "new", make_batch((2,), first_id=10, infos=[{"k": 1}] * 3), "columns")
+    before = whole(old)
+    with pytest.raises(BadEpisode, match="has infos") as caught:
+        convert(new, old, append=True)
+    assert "merge" in caught.value.fix
+    assert whole(old) == before
+
+
+def test_another_episode_of_an_id_is_refused_with_both_places(
+    parts: tuple[Path, Path], tmp_path: Path, make_batch: Make
+) -> None:
+    old, _ = parts
+    other = write(tmp_path / "other", make_batch((3, 2), seed=1))
+    before = whole(old)
+    with pytest.raises(BadData, match="two different episodes have the id episode-0") as caught:
+        convert(other, old, append=True)
+    assert str(old) in caught.value.where
+    assert str(other) in caught.value.where
+    assert whole(old) == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "error", "what"),
+    [
+        ({"observation_space": spaces.Box(-1, 1, (5,), np.float32)}, {}, SpaceMismatch, "two observation spaces"),
+        ({"action_space": spaces.Discrete(4)}, {}, SpaceMismatch, "two action spaces"),
+        ({}, {"to": "columns"}, BadConfig, "format is episodes, not columns"),
+        ({}, {"compression": "snappy"}, BadConfig, "compression is zstd, not snappy"),
+        ({"extra": {"p": np.zeros(2)}}, {}, BadEpisode, "extra p is missing in one"),
+    ],
+)
+def test_what_is_not_of_the_dataset_s_kind_is_refused(
+    tmp_path: Path, make_batch: Make, fields: dict[str, Any], options: dict[str, Any], error: type[Exception], what: str
+) -> None:
+    old = write(tmp_path / "old", make_batch((3, 4)))
+    new = write(tmp_path / "new", make_batch((2,), first_id=10, **fields))
+    before = sorted(p.name for p in old.rglob("*")), whole(old)
+    with pytest.raises(error, match=what):
+        convert(new, old, append=True, **options)
+    assert before == (sorted(p.name for p in old.rglob("*")), whole(old))
+
+
+def test_another_action_scale_is_refused(tmp_path: Path, make_batch: Make) -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    old = write(tmp_path / "old", make_batch((3, 4), action_space=box))
+    new = write(tmp_path / "new", make_batch((2,), first_id=10, action_space=box), action_scale="normalized")
+    with pytest.raises(BadConfig, match="actions of different scales"):
+        convert(new, old, append=True)
+
+
+def test_a_source_without_spaces_gets_those_of_the_dataset(tmp_path: Path, make_batch: Make) -> None:
+    old = write(tmp_path / "old", make_batch((3, 4)))
+    rows = "".join(f"{t // 3},{t % 3},0.5,0.25,0.5,0.25,1,1.0,{int(t % 3 == 2)}\n" for t in range(6))
+    table = tmp_path / "robot.csv"
+    table.write_text("ride,t,a,b,c,d,act,r,end\n" + rows)
+    mapping = tmp_path / "m.toml"
+    names = 'eps_id = "ride"\nt = "t"\nobs = ["a", "b", "c", "d"]\nactions = "act"\nrewards = "r"\nterminateds = "end"\n'
+    mapping.write_text("[columns]\n" + names)
+    for dropped in (0, 2):  # what the table says in float64 is recognised as what the dataset keeps of it
+        result = convert(table, old, mapping=mapping, append=True, action_scale="env")
+        assert (result.episodes, result.duplicates_dropped) == (4, dropped)
+    manifest = open_dataset(old).manifest
+    assert (manifest.observation_space, manifest.spaces_inferred) == (OBSERVATIONS, False)
+    assert validate(old).passed
+    table.write_text("ride,t,a,b,c,d,act,r,end\n" + rows.replace(",1,1.0", ",7,1.0"))
+    with pytest.raises(SpaceMismatch, match="not a category"):
+        convert(table, old, mapping=mapping, append=True, action_scale="env")
+
+
+def test_the_environment_stays_where_the_new_recordings_are_of_it(tmp_path: Path, make_batch: Make) -> None:
+    old = write(tmp_path / "old", make_batch((3,)), environment=Environment("CartPole-v1", {"a": 1}))
+    same = write(tmp_path / "same", make_batch((2,), first_id=10), environment=Environment("CartPole-v1", {"a": 1}))
+    other = write(tmp_path / "other", make_batch((2,), first_id=20), environment=Environment("CartPole-v0"))
+    convert(same, old, append=True)
+    assert open_dataset(old).manifest.environment == Environment("CartPole-v1", {"a": 1})
+    convert(other, old, append=True)
+    assert open_dataset(old).manifest.environment is None
+
+
+def test_wrong_usage_is_refused_before_anything_is_read(tmp_path: Path, make_batch: Make) -> None:
+    old = write(tmp_path / "old", make_batch((3,)))
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(UsageError, match="mutually exclusive"):
+        convert(old, old, append=True, overwrite=True)
+    with pytest.raises(UsageError, match="datasets of ours alone"):
+        convert(old, tmp_path / "x", append=True, to="python:json:JSONEncoder")
+    with pytest.raises(StorageNotFound, match="no dataset is here to append to") as caught:
+        convert(old, nowhere, append=True)
+    assert "leave out --append" in caught.value.fix
+    assert not nowhere.exists()
+    nowhere.mkdir()
+    with pytest.raises(NoData, match="no dataset is here to append to"):
+        convert(old, nowhere, append=True)
+
+
+def test_an_empty_dataset_is_added_to(tmp_path: Path, make_batch: Make, row_format: str) -> None:
+    spaces_ = {"observation_space": OBSERVATIONS, "action_space": ACTIONS, "action_scale": "env"}
+    with DatasetWriter(open_location(tmp_path / "old"), format=row_format, **spaces_) as writer:  # type: ignore[arg-type]
+        writer.commit(episodes_lost=0)
+    new = write(tmp_path / "new", make_batch((2, 3), infos=[{"k": 1}] * 7), row_format)
+    convert(new, tmp_path / "old", append=True)
+    assert whole(tmp_path / "old") == whole(new)
+
+
+def test_a_dry_run_changes_nothing_and_counts_what_would_be_there(parts: tuple[Path, Path]) -> None:
+    old, new = parts
+    before = files(old), (old / "manifest.json").read_bytes()
+    result = convert(new, old, append=True, dry_run=True)
+    assert (result.episodes, result.episodes_appended) == (7, 3)
+    assert before == (files(old), (old / "manifest.json").read_bytes())
+
+
+# ---- interrupted ----
+
+
+@pytest.fixture
+def broken_off(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that appends, and is interrupted when one shard of two is complete, or at its `commit`."""
+    old, new = parts
+
+    def append(*, after: int = 1, **options: Any) -> None:
+        taken = iter([*[False] * after, True])
+
+        def write_or_stop(writer: DatasetWriter, batch: EpisodeBatch, *rest: Any) -> None:
+            for e in range(len(batch)):
+                if next(taken, True):
+                    raise KeyboardInterrupt
+                plain(writer, batch.select([e]), *[None for _ in rest])
+
+        plain = DatasetWriter.write
+        with monkeypatch.context() as patched, pytest.raises(Interrupted):
+            patched.setattr(DatasetWriter, "write", write_or_stop)
+            convert(new, old, append=True, max_rows_per_file=1, **options)
+
+    return append
+
+
+def test_an_interrupted_append_is_uncommitted_and_resumed(parts: tuple[Path, Path], broken_off: Callable[..., None]) -> None:
+    old, new = parts
+    expected = whole(old) + whole(new)
+    broken_off(after=2)
+    for call in (lambda: whole(old), lambda: convert(new, old, append=True)):
+        with pytest.raises(Uncommitted):
+            call()
+    with pytest.raises(BadConfig, match="appends_to"):
+        convert(new, old, resume=True, max_rows_per_file=1, to=json.loads((old / "manifest.json").read_text())["format"])
+    result = convert(new, old, append=True, resume=True, max_rows_per_file=1)
+    assert whole(old) == expected
+    assert (result.episodes, result.episodes_appended) == (7, 3)
+    assert validate(old, deep=True).passed
+    undisturbed = convert(new, old, append=True, resume=True)  # as resume of what was not begun starts
+    assert (undisturbed.episodes_appended, undisturbed.duplicates_dropped) == (0, 3)
+
+
+def test_without_its_note_the_dataset_is_what_it_was_before(parts: tuple[Path, Path], broken_off: Callable[..., None]) -> None:
+    old, new = parts
+    before = whole(old)
+    broken_off(after=2)
+    (old / "_writing.json").unlink()
+    assert whole(old) == before
+    convert(new, old, append=True)  # the shard that was left has a name that is not used again
+    assert whole(old) == before + whole(new)
+    assert sorted(files(old)) == sorted(Path(shard.path).name for shard in open_dataset(old).manifest.shards)
+
+
+def test_before_the_first_shard_nothing_is_left(parts: tuple[Path, Path], broken_off: Callable[..., None]) -> None:
+    old, _ = parts
+    before = files(old), sorted(p.name for p in old.iterdir())
+    broken_off(after=0)
+    assert before == (files(old), sorted(p.name for p in old.iterdir()))
+
+
+def test_a_kill_between_manifest_and_end_is_resumed(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = parts
+    expected = whole(old) + whole(new)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("offline_cli.datasets.target_folder.TargetFolder.finish", killed)
+        convert(new, old, append=True)
+    manifest = (old / "manifest.json").read_bytes()
+    convert(new, old, append=True, resume=True)
+    assert (old / "manifest.json").read_bytes() == manifest
+    assert whole(old) == expected
+
+
+@pytest.mark.parametrize(("keep", "episodes", "complete"), [(None, 5, False), ("old", 4, True)])
+def test_repair_keeps_the_dataset_and_what_was_added_to_it(
+    parts: tuple[Path, Path], broken_off: Callable[..., None], keep: str | None, episodes: int, complete: bool
+) -> None:
+    old, new = parts
+    before = whole(old)
+    broken_off(after=2)
+    result = repair(str(old), keep=keep)
+    assert (result.episodes, result.complete) == (episodes, complete)
+    assert whole(old)[:4] == before
+    assert validate(old, deep=True).passed
+    convert(new, old, append=True)  # the episodes that are there are dropped as duplicates
+    assert whole(old) == before + whole(new)
+
+
+def test_repair_builds_an_appended_dataset_anew_from_a_broken_manifest(parts: tuple[Path, Path]) -> None:
+    old, new = parts
+    convert(new, old, append=True)
+    expected = whole(old)
+    place = old / "manifest.json"
+    place.write_text(place.read_text().replace('"complete": true', '"complete": 7'))
+    repair(str(old))
+    assert whole(old) == expected
+
+
+def test_a_dataset_that_changes_meanwhile_is_not_added_to(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = parts
+    plain = DatasetWriter.__enter__
+
+    def late(writer: DatasetWriter) -> DatasetWriter:
+        monkeypatch.undo()
+        convert(new, old, append=True)
+        return plain(writer)
+
+    monkeypatch.setattr(DatasetWriter, "__enter__", late)
+    with pytest.raises(Locked, match="changed the dataset"):
+        convert(new, old, append=True)
+    assert validate(old, deep=True).passed
+
+
+def test_nobody_appends_beside_a_writer_at_work(parts: tuple[Path, Path]) -> None:
+    old, new = parts
+    manifest = open_dataset(old).manifest
+    from offline_cli.datasets.shard_sequence import dataset_to_append_to
+
+    writer = DatasetWriter(
+        open_location(old),
+        format=manifest.format,  # type: ignore[arg-type]
+        observation_space=manifest.observation_space,
+        action_space=manifest.action_space,
+        action_scale=manifest.action_scale,
+        base=dataset_to_append_to(open_location(old)),
+    )
+    with writer, pytest.raises(Locked):
+        convert(new, old, append=True)
+    assert validate(old, deep=True).passed
+
+
+def test_a_dataset_that_its_recorder_can_continue_is_not_added_to(tmp_path: Path, make_batch: Make) -> None:
+    old, new = tmp_path / "old", write(tmp_path / "new", make_batch((2,), first_id=10))
+    known = {"observation_space": OBSERVATIONS, "action_space": ACTIONS, "action_scale": "env"}
+    with DatasetWriter(open_location(old), format="episodes", **known) as writer:  # type: ignore[arg-type]
+        writer.write(make_batch((3,)))
+        writer.commit(complete=False)
+    with pytest.raises(UsageError, match="its own writer can continue it"):
+        convert(new, old, append=True)
+
+
+def test_twenty_thousand_ids_are_compared(tmp_path: Path, make_batch: Make) -> None:
+    lengths = (1,) * 20_000
+    old = write(tmp_path / "old", make_batch(lengths))
+    new = write(tmp_path / "new", make_batch(lengths, first_id=20_000))
+    result = convert(new, old, append=True)
+    assert (result.episodes, result.duplicates_dropped) == (40_000, 0)
+    again = convert(new, old, append=True)
+    assert (again.episodes, again.duplicates_dropped) == (40_000, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "what"),
+    [
+        (["--append", "--overwrite"], 2, "mutually exclusive"),
+        (["--append", "--to", "columns"], 4, "format is episodes, not columns"),
+        (["--append", "--compression", "lz4"], 4, "compression is zstd, not lz4"),
+        (["--append"], 0, None),
+    ],
+)
+def test_exit_codes_are_the_documented_ones(
+    tmp_path: Path, make_batch: Make, words: list[str], code: int, what: str | None
+) -> None:
+    old, new = write(tmp_path / "old", make_batch((3,))), write(tmp_path / "new", make_batch((2,), first_id=10))
+    done = CliRunner().invoke(app, ["convert", str(new), "--out", str(old), "--json", "--quiet", *words])
+    told = json.loads(done.stdout)
+    assert done.exit_code == code
+    assert told["episodes_appended"] == 1 if what is None else what in told["error"]["what"]
+
+
+@pytest.mark.parametrize(("there", "code"), [("nothing", 5), ("folder", 3), ("note", 3)])
+def test_what_cannot_be_added_to_has_its_exit_code(tmp_path: Path, make_batch: Make, there: str, code: int) -> None:
+    new, out = write(tmp_path / "new", make_batch((2,))), tmp_path / "out"
+    if there != "nothing":
+        out.mkdir()
+    if there == "note":
+        write(out, make_batch((3,), first_id=10), overwrite=True)
+        note = WritingNote.of_this_process("0badcafe", {}, 0, "another writer")
+        (out / "_writing.json").write_bytes(replace(note, left=True).to_bytes())
+    done = CliRunner().invoke(app, ["convert", str(new), "--out", str(out), "--append", "--json", "--quiet"])
+    assert done.exit_code == code
+    assert "try" in done.stderr or json.loads(done.stdout)["error"]["fix"]
