@@ -104,7 +104,7 @@ class EpisodeStream:
     @property
     def elements(self) -> ElementNames:
         """The names of the elements of vectors, where all sources that have some agree."""
-        return ElementNames.of(self.mapping_documents)
+        return ElementNames.of(self.mapping_documents) if self.mapping_documents else ElementNames()
 
     @property
     def environment_id(self) -> str | None:

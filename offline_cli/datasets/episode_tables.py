@@ -1,7 +1,7 @@
 """EpisodeBatch to Arrow table of the `episodes` format and back: one row per episode, its bytes and a few plain columns.
 
 `episodes.codec` makes the bytes; the plain columns are for other tools to filter by and are not read back. A row without bytes
-raises.
+raises. Whether a shard, of either format, has the columns that it must have: `check_columns`, `check_further_columns`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
+from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.datasets.step_tables import INFO_COLUMNS
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder, encode_batch
 from offline_cli.episodes.episode_spaces import check_shapes
-from offline_cli.errors import BadData, BadEpisode
+from offline_cli.errors import PROBLEM, BadData, BadEpisode
+from offline_cli.files.locations import Location
+from offline_cli.parquet.arrow_trees import is_numeric
 from offline_cli.spaces import Space, describe, same_space, tree_from_lists
 from offline_cli.tally import Tally
 
-__all__ = ["EPISODE_SCHEMA", "PLAIN_SCHEMA", "from_table", "to_table", "with_agents"]
+__all__ = [
+    "EPISODE_SCHEMA",
+    "PLAIN_SCHEMA",
+    "check_columns",
+    "check_further_columns",
+    "from_table",
+    "to_table",
+    "with_agents",
+]
 
 FIX = "write the dataset again from its source"
 MAX_BINARY = (1 << 31) - 1  # bytes in one array
@@ -138,3 +149,35 @@ def with_agents(table: Any) -> Any:
     nobody = pa.nulls(table.num_rows, pa.string())
     columns = {**{name: table.column(name) for name in table.column_names}, Columns.AGENT_ID: nobody, Columns.MODULE_ID: nobody}
     return pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)
+
+
+# ---- columns of a shard ----
+
+
+def check_columns(have: Any, want: Any, location: Location) -> None:
+    """Raise BadData, naming every difference, unless pa.Schema `have` has all the columns of `want`, as it has them."""
+    wrong = []
+    for column in want:
+        if column.name not in have.names:
+            wrong.append(f"no column {column.name!r}")
+        elif not have.field(column.name).type.equals(column.type):
+            wrong.append(f"column {column.name!r} is {have.field(column.name).type}, its space makes it {column.type}")
+    if wrong:
+        raise _wrong_columns(f"other columns than the manifest says: {'; '.join(wrong)}", location)
+
+
+def check_further_columns(have: Any, location: Location) -> None:
+    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
+    kinds = {name: have.field(name).type for name in (*INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
+    wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
+    infos = [name for name in kinds if name in INFO_COLUMNS]
+    if len(infos) == 1:
+        wrong.append(f"of {' and '.join(INFO_COLUMNS)} only {infos[0]}")
+    extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
+    wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
+    if wrong:
+        raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)
+
+
+def _wrong_columns(what: str, location: Location) -> BadData:
+    return BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})

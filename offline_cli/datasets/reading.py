@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import EPISODE_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
-from offline_cli.datasets.row_formats import check_columns, check_further_columns
+from offline_cli.datasets.episode_tables import check_columns, check_further_columns
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder

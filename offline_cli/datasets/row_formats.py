@@ -14,14 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.columns import Columns
 from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.fields import check_names
 from offline_cli.episodes.episode_spaces import check_shapes, conform
-from offline_cli.errors import PROBLEM, BadData, BadEpisode, UsageError
-from offline_cli.files.locations import Location
-from offline_cli.parquet.arrow_trees import is_numeric
+from offline_cli.errors import BadData, BadEpisode, UsageError
 from offline_cli.scopes import Reading
 from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally
@@ -32,8 +30,6 @@ __all__ = [
     "RowFormat",
     "StepFrames",
     "StepRows",
-    "check_columns",
-    "check_further_columns",
     "lazy_frame",
     "row_format",
     "whole_frame",
@@ -311,35 +307,3 @@ def _series(column: Any) -> Any:
         parts = {part.name: _series(column.field(i)) for i, part in enumerate(column.type.fields)}
         return pl.DataFrame(parts).to_struct()
     return pl.Series(pl.from_arrow(column))
-
-
-# ---- columns of a shard ----
-
-
-def check_columns(have: Any, want: Any, location: Location) -> None:
-    """Raise BadData, naming every difference, unless pa.Schema `have` has all the columns of `want`, as it has them."""
-    wrong = []
-    for column in want:
-        if column.name not in have.names:
-            wrong.append(f"no column {column.name!r}")
-        elif not have.field(column.name).type.equals(column.type):
-            wrong.append(f"column {column.name!r} is {have.field(column.name).type}, its space makes it {column.type}")
-    if wrong:
-        raise _wrong_columns(f"other columns than the manifest says: {'; '.join(wrong)}", location)
-
-
-def check_further_columns(have: Any, location: Location) -> None:
-    """Raise BadData, naming every one, for infos that are not text and extra model outputs that are not numbers."""
-    kinds = {name: have.field(name).type for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names}
-    wrong = [f"column {name!r} is {kind}, not text" for name, kind in kinds.items() if not pa.types.is_string(kind)]
-    infos = [name for name in kinds if name in step_tables.INFO_COLUMNS]
-    if len(infos) == 1:
-        wrong.append(f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}")
-    extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
-    wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
-    if wrong:
-        raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)
-
-
-def _wrong_columns(what: str, location: Location) -> BadData:
-    return BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})

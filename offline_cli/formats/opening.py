@@ -60,8 +60,8 @@ class AskedEnvironment:
     wrappers: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> AskedEnvironment | None:
-        """From the options `env`, `env_kwargs` and `wrappers`; None: none is named.
+    def of(cls, options: Mapping[str, Any], *, known: bool = True) -> AskedEnvironment | None:
+        """From the options `env`, `env_kwargs` and `wrappers`; None: none is named. `known`: look it up at once.
 
         Raises UsageError for the others without `env`, UnknownEnvironment, and BadConfig for arguments that are no JSON values,
         or were blanked out.
@@ -76,7 +76,8 @@ class AskedEnvironment:
             if list(wrappers) != [WITHOUT]:
                 raise UsageError(f"{WITHOUT} and other wrappers", where="--wrapper", fix=f"leave out --wrapper {WITHOUT}")
             wrappers = ()
-        check_registered(env)
+        if known:
+            check_registered(env)
         return cls(env, None if kwargs is None else _plain(kwargs), wrappers if wrappers is None else tuple(wrappers))
 
     def chosen(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> tuple[EnvironmentSpec, list[str]]:
@@ -356,6 +357,6 @@ def info_of(manifest: Manifest, location: str) -> SourceInfo:
         environment_wrappers=environment.wrappers if environment else (),
         longest=None if longest is None else int(longest),
         commands=tuple(str(line) for line in manifest.provenance.get("commands", [])),
-        mappings=mappings_in(manifest.provenance),
+        mappings=mappings_in(manifest.provenance) if "mappings" in manifest.provenance else (),
         manifest=manifest,
     )

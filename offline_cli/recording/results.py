@@ -115,7 +115,7 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
     num_env_runners = options["num_env_runners"]
     pieces = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
-    asked = AskedEnvironment.of({**options, "env": env})
+    asked = AskedEnvironment.of({**options, "env": env}, known=False)
     assert asked is not None
     if num_env_runners:
         pieces.check_travels()

@@ -30,7 +30,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.files.locations import Sources
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.tables.source import TableOptions
+from offline_cli.formats.tables.source import PLAIN_TABLES, TableOptions
 from offline_cli.modules.devices import use_threads
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.policies.piped_policy import PlaySpec
@@ -183,7 +183,7 @@ def load_data(
     from_: str = SOURCE_FORMAT.default,
     module_id: str | None = None,
     device: str = "cpu",
-    tables: TableOptions | None = None,
+    tables: TableOptions = PLAIN_TABLES,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
 ) -> TrainingData:
@@ -200,7 +200,6 @@ def load_data(
     after that BadPiece for what a piece raises, or a state that cannot be saved; StorageError where the disk is full.
     """
     shares = Shares.of(config.memory_limit, device) if config.streaming else None
-    tables = TableOptions() if tables is None else tables
     temp_dir = tables.temp_dir
     if shares is not None:
         tables = replace(tables, memory_limit=shares.tables)

@@ -103,7 +103,7 @@ def test_a_run_without_hashes_is_played_and_resumed_with_one_note(
 ) -> None:
     for file in [run / "result.json", *run.glob("checkpoints/*/state.json"), run / "policy.json"]:
         told = json.loads(file.read_text())
-        for name in ("sha256", "tensors_sha256"):
+        for name in ("sha256", "tensors_sha256", "given_observation_space"):  # nor does such a run know the last
             told.pop(name, None)
         file.write_text(json.dumps(told))
     load_policy(run)

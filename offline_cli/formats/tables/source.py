@@ -57,7 +57,7 @@ from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree
 
-__all__ = ["EPISODE_ENDS", "MEMORY_LIMIT", "TableOptions", "TableSource"]
+__all__ = ["EPISODE_ENDS", "MEMORY_LIMIT", "PLAIN_TABLES", "TableOptions", "TableSource"]
 
 EPISODE_ENDS: Final[tuple[str, ...]] = get_args(EpisodeEnds)
 LEAST_MEMORY: Final = 256 << 20  # the program itself takes half of that
@@ -103,6 +103,9 @@ class TableOptions:
         text = None if self.mapping is None else mapping_text(self.mapping, storage_options)
         digest = None if text is None else hashlib.sha256(text).hexdigest()
         return [digest, self.rows_as_episodes, self.episode_ends]
+
+
+PLAIN_TABLES: Final = TableOptions()
 
 
 @dataclass(slots=True)
