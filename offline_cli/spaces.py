@@ -31,6 +31,7 @@ __all__ = [
     "describe",
     "infer_space",
     "leaf_spaces",
+    "only_discrete",
     "same_space",
     "space_from_json",
     "space_from_rllib",
@@ -56,6 +57,15 @@ def check_supported(space: Space, *, where: str) -> None:
                 where=name,
                 fix="wrap the environment so that this part is a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
             )
+
+
+def only_discrete(space: Space) -> bool:
+    """Whether no part of an action space is a Box of floats, so that only one scale is possible."""
+    if isinstance(space, spaces.Dict):
+        return all(only_discrete(part) for part in space.spaces.values())
+    if isinstance(space, spaces.Tuple):
+        return all(only_discrete(part) for part in space.spaces)
+    return not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f"
 
 
 def leaf_spaces(space: Space, prefix: str = "") -> dict[str, Space]:

@@ -38,7 +38,6 @@ __all__ = [
     "extra_dtypes",
     "extra_kinds",
     "misfits",
-    "only_discrete",
     "two_spaces",
 ]
 
@@ -172,15 +171,6 @@ def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
     if leaf.dtype.kind not in "iu":
         return leaf[:1].copy()  # a view would keep the whole leaf alive
     return np.stack([leaf.min(axis=0), leaf.max(axis=0)])
-
-
-def only_discrete(space: Space) -> bool:
-    """Whether no part of an action space is a Box of floats, so that only one scale is possible."""
-    if isinstance(space, spaces.Dict):
-        return all(only_discrete(part) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return all(only_discrete(part) for part in space.spaces)
-    return not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f"
 
 
 def as_space(tree: Tree, space: Space) -> Tree:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import ElementNames
-from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
+from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces
 from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
@@ -38,7 +38,7 @@ from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.spaces import Space, same_space
+from offline_cli.spaces import Space, only_discrete, same_space
 from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
 
 __all__ = ["EpisodeStream", "Extras", "check_scale_of", "read_episodes", "read_opened"]

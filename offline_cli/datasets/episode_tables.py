@@ -31,6 +31,7 @@ __all__ = [
     "check_columns",
     "check_further_columns",
     "from_table",
+    "table_of",
     "to_table",
     "with_agents",
 ]
@@ -61,9 +62,14 @@ PLAIN_SCHEMA: Final = pa.schema(
 
 def to_table(batch: EpisodeBatch, *, where: str, tally: Tally) -> Any:
     """The pa.Table of `batch`. Raises BadData for values that cannot be encoded, naming episode, step and key."""
+    return table_of(batch, _binary(encode_batch(batch, where=where, tally=tally)))
+
+
+def table_of(batch: EpisodeBatch, items: Any) -> Any:
+    """The pa.Table of `batch`, whose bytes are `items`: plain columns of the source are not taken, because they may lie."""
     return pa.Table.from_arrays(
         [
-            _binary(encode_batch(batch, where=where, tally=tally)),
+            items,
             pa.array(batch.ids, pa.string()),
             pa.array(batch.lengths),
             pa.array(batch.returns),

@@ -94,7 +94,7 @@ class EpisodeRows(RowFormat):
     def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
         """See RowFormat."""
         if ready is not None and ready.schema.equals(episode_tables.EPISODE_SCHEMA):
-            return pa.Table.from_arrays(ready.columns, schema=episode_tables.EPISODE_SCHEMA)  # without what reading notes in it
+            return episode_tables.table_of(batch, ready.column(Columns.ITEM))
         return episode_tables.to_table(batch, where=where, tally=self._tally)
 
 

@@ -14,7 +14,7 @@ from offline_cli.errors import BadConfig, BadEpisode, NoData
 from offline_cli.files.locations import Location, open_location
 from offline_cli.options.data_commands import WriteOptions
 from offline_cli.options.keywords import check_values, takes
-from offline_cli.spaces import Space, same_space
+from offline_cli.spaces import Space, only_discrete, same_space
 
 __all__ = ["WrittenDataset", "write_dataset"]
 
@@ -60,7 +60,7 @@ def write_dataset(
         format=options["format"],
         observation_space=observations,
         action_space=actions,
-        action_scale=options["action_scale"] or UNKNOWN,
+        action_scale=options["action_scale"] or ("env" if only_discrete(actions) else UNKNOWN),
         environment=None if env is None else Environment(env),
         compression=options["compression"],
         max_rows_per_file=options["max_rows_per_file"],

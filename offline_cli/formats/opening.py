@@ -47,6 +47,7 @@ NOT_FROM_DATA: Final = {"RecordVideo": "writes files", "HumanRendering": "opens 
 PLAIN_TEXT: Final = re.compile(r"[\w +,=()-]*")
 CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 OF_A_PLACE: Final = re.compile(r"(?:^|_)(?:paths?|files?|filename|folders?|dirs?|directory|urls?|uri)(?:_|$)", re.IGNORECASE)
+LARGEST: Final = 4096  # number that data may give an environment, but for limits of steps: stacks and sizes take memory
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,11 @@ def _not_plain(value: Any, name: str = "") -> Iterator[str]:
             yield from _not_plain(part, name)
     elif value == BLANK:
         yield f"the value of {name} was blanked out"
-    elif isinstance(value, str) and OF_A_PLACE.search(CAMEL.sub("_", name.rpartition(".")[2])):
+    elif name == "render_mode" and value == "human":
+        yield "render_mode = 'human' opens windows"
+    elif isinstance(value, int | float) and not name.endswith("_steps") and abs(value) > LARGEST:
+        yield f"{name} = {value} is beyond {LARGEST}, and may cost memory or time"
+    elif isinstance(value, str) and OF_A_PLACE.search(CAMEL.sub("_", name)):
         yield f"{name} = {value!r} names a place"
     elif isinstance(value, str) and not PLAIN_TEXT.fullmatch(value):
         yield f"{name} = {value!r} could be a path, a URL or a module"

@@ -23,6 +23,7 @@ __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem"
 
 PLACES: Final = 10  # shown of each problem
 EPISODES: Final = 100_000  # whose ids each problem names at most
+LONGEST_ID: Final = 256  # letters of an id that is named
 
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """Assumptions that other checks report themselves."""
@@ -155,7 +156,7 @@ class Findings:
         entry.example, entry.fix = entry.example or example, entry.fix or as_convert_would(fix)
         entry.details.update(details or {})
         for name in episodes:
-            if len(entry.episodes) < EPISODES:
+            if len(entry.episodes) < EPISODES and len(name) <= LONGEST_ID:
                 entry.episodes[name] = None
             else:
                 entry.unnamed += name not in entry.episodes

@@ -20,7 +20,6 @@ from offline_cli.checking.validate.findings import Findings, ListeningRejects, L
 from offline_cli.checking.validate.folder import OwnFolder
 from offline_cli.checking.validate.structures import CommonForm, Dimensions, Structures
 from offline_cli.checking.validate.values import ValueChecks
-from offline_cli.converting.fitting import only_discrete
 from offline_cli.converting.reading import check_scale_of
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
@@ -36,7 +35,7 @@ from offline_cli.options.data_commands import ValidateOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, only_discrete
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import leaves
 

@@ -11,6 +11,7 @@ Rows of a dataset whose row format is the target's, and whose episodes are not c
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shlex
@@ -187,11 +188,16 @@ class Operation:
     # ---- writing ----
 
     def identity(self, **chosen: Any) -> str:
-        """A text that is the same for the same content; `chosen`: what decides it besides the sources and how they are read."""
-        options = self.options
+        """A text that is the same for the same content; `chosen`: what decides it besides the sources and how they are read.
+
+        Datasets count with their shards' hashes: what is resumed must not be half of one source and half of a later one.
+        """
+        options, shards = self.options, [(one.path, one.sha256) for known in self.manifests for one in known.shards]
         read_as = [options[name] for name in ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")]
         said_of_tables = self.tables.identity(options["storage_options"])
-        return json.dumps([self.name, [place.url for place in self.places], read_as, said_of_tables, chosen], sort_keys=True)
+        content = hashlib.sha256(repr(shards).encode()).hexdigest()
+        known = [self.name, [place.url for place in self.places], content, read_as, said_of_tables, chosen]
+        return json.dumps(known, sort_keys=True)
 
     def writer(
         self, stream: EpisodeStream, target: Location, *, identity: str, provenance: Mapping[str, Any], check_ids: bool = False
