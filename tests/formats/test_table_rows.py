@@ -272,3 +272,12 @@ def test_an_end_flag_before_the_end_is_refused_with_the_remedy(read_table: Read,
     _, batch = read_table(path, f'episode_ends = "flags"\n{MAPPING}')
     assert [name[9:] for name in batch.ids] == ["e0-0", "e0-1", "e1-0"]
     assert batch.lengths.tolist() == [2, 2, 4]
+
+
+def test_an_end_flag_before_the_end_is_refused_with_the_date_that_the_file_has(read_table: Read, write_lines: Write) -> None:
+    lines = [f"e,2024-03-01 12:3{n}:00,0.5,1,0,1,{int(n == 1)}" for n in range(4)]
+    error = refused(read_table, write_lines("a.csv", HEADER, *lines), MAPPING)
+    assert error.what == "episode e has an end flag at t = 2024-03-01 12:31:00 and continues at t = 2024-03-01 12:32:00"
+    lines = [f"e,2024-03-01 12:30:00.5,{n}.5,1,0,1,0" for n in range(2)]
+    error = refused(read_table, write_lines("a.csv", HEADER, *lines), MAPPING)
+    assert error.what == "two different rows of one episode have t = 2024-03-01 12:30:00.5"
