@@ -112,8 +112,9 @@ def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **option
     """Figures of `sources`, taken together.
 
     `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`); `{"steps>=": 100}` and
-    `{"steps<=": 100}` are bounds; a kind of `assumptions` that was not counted is 0. Raises TargetNotMet, naming all that differ, UsageError for unknown keys and orders, and for
-    an episode that is not there, and what `read_episodes` raises.
+    `{"steps<=": 100}` are bounds; a kind of `assumptions` that was not counted is 0. Raises TargetNotMet,
+    naming all that differ, UsageError for unknown keys and orders, and for an episode that is not there, and what
+    `read_episodes` raises.
     """
     check_values(InspectOptions, options, command="offline-cli inspect")
     expected = Expectations.of(options["expect"] or {}, KEYS, counts=COUNTS)

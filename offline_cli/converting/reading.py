@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import ElementNames
-from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces
+from offline_cli.converting.fitting import as_space, check_fits, declared, only_discrete, two_spaces, unused_choices
 from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
@@ -240,6 +240,8 @@ def read_opened(
         inferred = observation is None or action is None
         if observation is None or action is None:
             guessed = episodes.inferred_spaces()
+            if action is None and episodes.extremes is not None:
+                episodes.tally.assume("unused-actions", unused_choices(guessed[1], episodes.extremes.choices, said))
             observation, action = observation or guessed[0], action or guessed[1]
         else:
             spaces = observation, action
