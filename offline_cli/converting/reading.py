@@ -239,9 +239,7 @@ def read_opened(
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
-            guessed = episodes.inferred_spaces()
-            if action is None and episodes.extremes is not None:
-                episodes.tally.assume("unused-actions", unused_choices(guessed[1], episodes.extremes.choices, said))
+            guessed = _inferred_spaces(episodes, said, action)
             observation, action = observation or guessed[0], action or guessed[1]
         else:
             spaces = observation, action
@@ -274,6 +272,14 @@ def read_opened(
             _lost_before_in_all=_lost_before_in_all(made_from),
             _sources=scope.moved(),
         )
+
+
+def _inferred_spaces(episodes: WholeEpisodes, said: Sequence[SourceInfo], action: Space | None) -> tuple[Space, Space]:
+    """Those of the data; `action`: the space that is declared, if any. Raises BadMapping for ids as actions."""
+    guessed = episodes.inferred_spaces()
+    if action is None and episodes.extremes is not None:
+        episodes.tally.assume("unused-actions", unused_choices(guessed[1], episodes.extremes.choices, said))
+    return guessed
 
 
 def _lost_before(manifests: Sequence[Manifest]) -> Counter[str]:
