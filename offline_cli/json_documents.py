@@ -227,10 +227,11 @@ class Expectations:
     """What values of a document shall be: names, with dots for what is nested, orders ("=", ">=" or "<="), and values."""
 
     each: Sequence[tuple[str, str, Any]]
+    counts: Collection[str] = ()  # keys of mappings of counts, in which what was not counted is 0
 
     @staticmethod
-    def of(expect: Mapping[str, Any], keys: Collection[str]) -> Expectations:
-        """Those of `{"episodes": 100, "return.mean>=": 450}`; `keys`: that the document has.
+    def of(expect: Mapping[str, Any], keys: Collection[str], *, counts: Collection[str] = ()) -> Expectations:
+        """Those of `{"episodes": 100, "return.mean>=": 450}`; `keys`: that the document has; `counts`: see the field.
 
         Raises UsageError naming all that cannot be: unknown keys and orders, bounds that are no numbers.
         """
@@ -248,14 +249,16 @@ class Expectations:
         if wrong:
             fix = f"write KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER; there is {', '.join(keys)}"
             raise UsageError("; ".join(wrong), where=EXPECT, fix=fix)
-        return Expectations(found)
+        return Expectations(found, counts)
 
     def check(self, document: Mapping[str, Any], *, where: str) -> None:
         """Raise TargetNotMet, naming all values that differ; UsageError for nested names that are not there."""
         wrong, unknown, differences = [], [], {}
         for name, order, want in self.each:
             try:
-                value = _value_at(document, name)
+                top, _, kind = name.partition(".")
+                counted = document.get(top) if top in self.counts and kind else None
+                value = counted.get(kind, 0) if isinstance(counted, Mapping) else _value_at(document, name)
                 if not _holds(value, order, want):
                     wrong.append(f"{name} is {value}, expected {'' if order == '=' else f'{order} '}{want}")
                     differences[name if order == "=" else f"{name}{order}"] = {"is": value, "expected": want}

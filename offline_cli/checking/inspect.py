@@ -104,6 +104,7 @@ KEYS: Final = (
     *("observation_space_text", "action_space_text"),
 )
 """Those of `as_dict`."""
+COUNTS: Final = ("assumptions", "modules", "agents")  # in which what is not listed was counted 0 times
 
 
 @takes(InspectOptions)
@@ -111,11 +112,12 @@ def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **option
     """Figures of `sources`, taken together.
 
     `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`); `{"steps>=": 100}` and
-    `{"steps<=": 100}` are bounds. Raises TargetNotMet, naming all that differ, UsageError for unknown keys and orders, and for
-    an episode that is not there, and what `read_episodes` raises.
+    `{"steps<=": 100}` are bounds; a kind of `assumptions` that was not counted is 0. Raises TargetNotMet,
+    naming all that differ, UsageError for unknown keys and orders, and for an episode that is not there, and what
+    `read_episodes` raises.
     """
     check_values(InspectOptions, options, command="offline-cli inspect")
-    expected = Expectations.of(options["expect"] or {}, KEYS)
+    expected = Expectations.of(options["expect"] or {}, KEYS, counts=COUNTS)
     found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
     expected.check(found.as_dict(), where=", ".join(found.sources))
     return found

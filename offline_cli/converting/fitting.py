@@ -10,17 +10,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.columns import ElementNames
+from offline_cli.columns import Columns, ElementNames
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadEpisode, SpaceMismatch
+from offline_cli.errors import BadEpisode, BadMapping, SpaceMismatch
 from offline_cli.formats.source import THE_SOURCE, Source, SourceInfo
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
@@ -39,6 +40,7 @@ __all__ = [
     "extra_kinds",
     "misfits",
     "two_spaces",
+    "unused_choices",
 ]
 
 NUMBERS = "iuf"  # kinds of dtypes that have a common one
@@ -87,11 +89,18 @@ def _counted_fits(data: Space, environment: Space) -> bool:
     return isinstance(environment, (spaces.MultiBinary, spaces.Box)) and data.shape == environment.shape
 
 
+MOST_CHOICES: Final = 1 << 16  # different actions that are counted
+FEWEST_ACTIONS: Final = 64  # that a space has before those that never occur are worth a word
+SHOWN_CHOICES: Final = 256  # in a message
+SANE_ACTIONS: Final = 1 << 31  # that a space may have where it follows from the data
+
+
 @dataclass(slots=True)
 class Extremes:
     """Smallest and largest values of each leaf over many batches, and dtypes: all that inference needs of the data."""
 
     extra_dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)  # of extra model outputs, by dotted path of the leaf
+    choices: NDArray[Any] | None = None  # (K,) different actions, where each is one whole number; of too many the first ones
     _obs: list[Tree] = field(default_factory=list)
     _actions: list[Tree] = field(default_factory=list)
 
@@ -105,6 +114,9 @@ class Extremes:
         """Add some observations and actions, at least one of each."""
         self._obs.append(map_leaves(_extremes, obs))
         self._actions.append(map_leaves(_extremes, actions))
+        if isinstance(actions, np.ndarray) and actions.shape[1:] in ((), (1,)) and actions.dtype.kind in "iu":
+            known = actions[:0] if self.choices is None else self.choices
+            self.choices = np.union1d(known, actions) if len(known) <= MOST_CHOICES else known
 
     def see_extra(self, dtypes: Mapping[str, np.dtype[Any]]) -> None:
         """Numbers of two dtypes get one that holds both."""
@@ -171,6 +183,27 @@ def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
     if leaf.dtype.kind not in "iu":
         return leaf[:1].copy()  # a view would keep the whole leaf alive
     return np.stack([leaf.min(axis=0), leaf.max(axis=0)])
+
+
+def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence[SourceInfo]) -> int:
+    """How many actions of a table's inferred space occur in no row, where these are three of four: ids, which nobody counted.
+
+    `choices`: (K,) that occur. Raises BadMapping where no policy can have an output for each.
+    """
+    said, where = next(((source.columns, source.location) for source in sources if source.columns is not None), (None, ""))
+    if said is None or choices is None or not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return 0
+    count = int(space.n if isinstance(space, spaces.Discrete) else space.nvec.max())
+    if count < FEWEST_ACTIONS or 4 * len(choices) > count:
+        return 0
+    if count > SANE_ACTIONS:
+        column, more = said.get(Columns.ACTIONS, Columns.ACTIONS), " or more" * (len(choices) > MOST_CHOICES)
+        key = column if column.isidentifier() else json.dumps(column, ensure_ascii=False)
+        names = ", ".join(f'"{choice}"' for choice in choices[:SHOWN_CHOICES]) + ", ..." * (len(choices) > SHOWN_CHOICES)
+        what = f"column {column}: {len(choices):,}{more} actions occur, and numbers from 0 to {count - 1} make {count:,}"
+        fix = f"number them in the mapping: [categories] {key} = [{names}]; or say their space: [spaces] action"
+        raise BadMapping(what, where=where, fix=fix)
+    return 0 if len(choices) > MOST_CHOICES else count - len(choices)
 
 
 def as_space(tree: Tree, space: Space) -> Tree:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import ElementNames
-from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces
+from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
 from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
@@ -239,7 +239,7 @@ def read_opened(
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
-            guessed = episodes.inferred_spaces()
+            guessed = _inferred_spaces(episodes, said, action)
             observation, action = observation or guessed[0], action or guessed[1]
         else:
             spaces = observation, action
@@ -272,6 +272,14 @@ def read_opened(
             _lost_before_in_all=_lost_before_in_all(made_from),
             _sources=scope.moved(),
         )
+
+
+def _inferred_spaces(episodes: WholeEpisodes, said: Sequence[SourceInfo], action: Space | None) -> tuple[Space, Space]:
+    """Those of the data; `action`: the space that is declared, if any. Raises BadMapping for ids as actions."""
+    guessed = episodes.inferred_spaces()
+    if action is None and episodes.extremes is not None:
+        episodes.tally.assume("unused-actions", unused_choices(guessed[1], episodes.extremes.choices, said))
+    return guessed
 
 
 def _lost_before(manifests: Sequence[Manifest]) -> Counter[str]:

@@ -148,6 +148,7 @@ class WholeEpisodes:
     tally: Tally = field(default_factory=Tally)
     rejects: Rejects = field(default_factory=Rejects)
     extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # that hold all values, once spaces are inferred
+    extremes: Extremes | None = None  # that they are inferred from
     waiting: WaitingRejects = field(init=False)  # what `rejects` has passed on so far
     _ahead: deque[EpisodeBatch] = field(default_factory=deque)  # drawn already
     _rest: Iterator[EpisodeBatch] = field(default_factory=lambda: iter(()))
@@ -211,6 +212,7 @@ class WholeEpisodes:
         first, size, holding = self.first(), 0, True
         extremes, held, keep = Extremes(), deque[EpisodeBatch](), min(KEEP, room_for_data(self.memory_limit) // 8)
         self.extra_dtypes = extremes.extra_dtypes
+        self.extremes = extremes
         for batch in chain(self._ahead, self._rest):
             check_same_shapes(first, batch)
             extremes.see(batch)

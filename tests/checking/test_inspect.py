@@ -88,6 +88,22 @@ def test_an_expectation_of_something_unknown_is_refused_with_what_there_is(real_
     assert "episodes" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    "expect",
+    [{"assumptions.unfinished-episode<=": 0}, {"assumptions.unfinished-episode": "0"}, {"assumptions.filled-mean:arm.x": 0}],
+)
+def test_an_assumption_that_was_not_made_counts_as_none(expect: dict[str, Any], make: Any) -> None:
+    dataset = make.dataset(make.batch((1, 2)))
+    assert inspect(str(dataset), expect=expect).assumptions == {}
+    with pytest.raises(TargetNotMet, match=r"assumptions\.gap-in-t is 0, expected >= 1"):
+        inspect(str(dataset), expect={"assumptions.gap-in-t>=": 1})
+
+
+def test_a_nested_figure_that_is_no_count_is_refused_where_it_is_not_there(make: Any) -> None:
+    with pytest.raises(UsageError, match=r"nothing is called 'return\.average'"):
+        inspect(str(make.dataset(make.batch((1, 2)))), expect={"return.average<=": 0})
+
+
 def test_open_dataset_opens_what_convert_wrote_and_nothing_else(real_data: Path, tmp_path: Path) -> None:
     source = str(real_data / "rllib_episodes_pendulum")
     convert(source, str(tmp_path / "D"))

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.errors import BadMapping
+from offline_cli.errors import BadEpisode, BadMapping
 from offline_cli.formats.opening import open_sources
 
 Read = Callable[..., Any]
@@ -120,3 +121,75 @@ def test_files_that_cannot_be_one_table_are_proposed_for_by_their_names(tmp_path
     for name, values in (("a", [1, 2]), ("b", ["x", "y"])):
         pq.write_table(pa.table({"run": [1, 1], "temp": values, "cmd": [0, 1]}), tmp_path / f"{name}.parquet")
     assert tomllib.loads(proposed(tmp_path / "*.parquet"))["columns"]["eps_id"] == "run"
+
+
+def test_decimal_commas_are_proposed_as_such_and_not_as_categories(write_lines: Write, read_table: Read) -> None:
+    header, rows = "run;step;x;temp;cmd", [f"A;{n};{n},5;{n},25;1" for n in range(80)]
+    path = write_lines("log.csv", header, *rows)
+    mapping = '[columns]\neps_id = "run"\nt = "step"\nobs = "x"\nactions = "cmd"\n[csv]\ndelimiter = ";"\n'
+    with pytest.raises(BadMapping) as caught:
+        read_table(path, mapping)
+    assert "'0,5' looks like a decimal comma: say [csv] decimal = \",\" in the mapping" in caught.value.what
+    assert "categories" not in caught.value.what
+    stream, batch = read_table(path, mapping + 'decimal = ","\n')
+    assert batch.obs[:3].tolist() == [0.5, 1.5, 2.5]
+    assert not stream.tally.dropped_columns
+    stream, _ = read_table(path, mapping.replace('obs = "x"', 'obs = "step"').replace('"x"', '"step"'))
+    assert "looks like a decimal comma" in stream.tally.dropped_columns["temp"]
+
+
+def test_a_cell_with_a_decimal_comma_among_whole_numbers_is_refused_with_the_remedy(
+    write_lines: Write, read_table: Read
+) -> None:
+    path = write_lines("log.csv", "run;step;x;cmd;score", *(f"A;{n};{n};1;{'1' if n else '0,5'}" for n in range(5)))
+    mapping = '[columns]\neps_id = "run"\nt = "step"\nobs = "x"\nactions = "cmd"\nrewards = "score"\n[csv]\ndelimiter = ";"\n'
+    with pytest.raises(BadEpisode, match="'0,5' looks like a decimal comma: say \\[csv\\] decimal"):
+        read_table(path, mapping)
+
+
+def test_the_mapping_to_start_from_reads_decimal_commas(write_lines: Write, read_table: Read) -> None:
+    path = write_lines("log.csv", "run,step,x,cmd", *(f'A,{n},"{n},5",1' for n in range(6)))
+    text = proposed(path)
+    assert tomllib.loads(text)["columns"]["obs"] == "x"
+    assert tomllib.loads(text)["csv"] == {"decimal": ","}
+    assert read_table(path, text)[1].obs[:2].tolist() == [0.5, 1.5]
+
+
+def test_ids_and_rewards_that_are_only_likely_are_offered_as_lines_to_uncomment(write_lines: Write, read_table: Read) -> None:
+    path = csv_of(write_lines, "trip_id,x,click,finished,act", *((n % 2, 0.5 * n, n % 3, int(n > 3), 1) for n in range(6)))
+    text = proposed(path)
+    assert tomllib.loads(text)["columns"] == {"obs": "x", "actions": "act", "dones": "finished"}
+    assert '# eps_id = "trip_id"  # looks like an id' in text
+    assert '# rewards = "click"  # may be a reward' in text
+    assert read_table(path, text.replace("# eps_id", "eps_id").replace("# rewards", "rewards"))[1].lengths.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("time", "wanted"),
+    [
+        ("01.03.2024 12:05", "2024-03-01 12:05:00"),
+        ("01/03/2024 12:05:30.5", "2024-03-01 12:05:30.500"),
+        ("1.3.24", "2024-03-01"),
+    ],
+)
+def test_the_line_for_dates_of_two_meanings_rewrites_them_where_some_rows_have_them(
+    time: str, wanted: str, write_lines: Write, read_table: Read
+) -> None:
+    times = ["2024-03-01 12:00:00", time, *(f"2024-03-02 12:0{n}:00" for n in range(4))]
+    path = csv_of(write_lines, "run,stamp,x,act", *(("A", when, 0.5, 1) for when in times))
+    with pytest.raises(BadEpisode) as caught:
+        read_table(path, '[columns]\neps_id = "run"\nt = "stamp"\nobs = "x"\nactions = "act"\n')
+    line = caught.value.what.partition("in polars: ")[2].partition(", or '%m")[0]
+    made = eval(line, {"df": pl.read_csv(path), "pl": pl})
+    assert made["stamp"][1].startswith(wanted)
+    assert made["stamp"][0] == times[0]
+
+
+@pytest.mark.parametrize(("time", "form"), [("01.03.2024 12:05", "%d.%m.%Y %H:%M"), ("01/03/2024 12:05", "%d/%m/%Y %H:%M")])
+def test_dates_of_two_meanings_in_all_rows_are_refused_with_the_line_that_reads_them(
+    time: str, form: str, write_lines: Write, read_table: Read
+) -> None:
+    path = csv_of(write_lines, "run,stamp,x,act", ("A", time, 0.5, 1), ("A", time.replace("01", "02"), 0.5, 1))
+    with pytest.raises(BadMapping) as caught:
+        read_table(path, '[columns]\neps_id = "run"\nt = "stamp"\nobs = "x"\nactions = "act"\n')
+    assert f"pd.to_datetime(df['stamp'], format='{form}')" in caught.value.what

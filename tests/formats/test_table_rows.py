@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
+from pyarrow import csv
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, BadMapping, OfflineCliError
@@ -272,3 +273,58 @@ def test_an_end_flag_before_the_end_is_refused_with_the_remedy(read_table: Read,
     _, batch = read_table(path, f'episode_ends = "flags"\n{MAPPING}')
     assert [name[9:] for name in batch.ids] == ["e0-0", "e0-1", "e1-0"]
     assert batch.lengths.tolist() == [2, 2, 4]
+
+
+def test_an_end_flag_before_the_end_is_refused_with_the_date_that_the_file_has(read_table: Read, write_lines: Write) -> None:
+    lines = [f"e,2024-03-01 12:3{n}:00,0.5,1,0,1,{int(n == 1)}" for n in range(4)]
+    error = refused(read_table, write_lines("a.csv", HEADER, *lines), MAPPING)
+    assert error.what == "episode e has an end flag at t = 2024-03-01 12:31:00 and continues at t = 2024-03-01 12:32:00"
+    lines = [f"e,2024-03-01 12:30:00.5,{n}.5,1,0,1,0" for n in range(2)]
+    error = refused(read_table, write_lines("a.csv", HEADER, *lines), MAPPING)
+    assert error.what == "two different rows of one episode have t = 2024-03-01 12:30:00.5"
+
+
+ITEMS = '[columns]\neps_id = "run"\nt = "step"\nobs = "x"\nactions = "item_id"\n'
+
+
+def items(first: int) -> pa.Table:
+    """Forty steps of which the actions are twelve ids."""
+    return pa.table({"run": ["A"] * 40, "step": range(40), "x": [0.5] * 40, "item_id": [first + n % 12 for n in range(40)]})
+
+
+@pytest.mark.parametrize("actions", ['"item_id"', '["item_id"]'])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_ids_as_actions_are_counted_unless_categories_number_them(
+    kind: str, actions: str, read_table: Read, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    (csv.write_csv if kind == "csv" else pq.write_table)(items(1000), path)
+    mapping = ITEMS.replace('"item_id"', actions)
+    stream, _ = read_table(path, mapping)
+    assert stream.tally.assumptions["unused-actions"] == 1000
+    names = ", ".join(f'"{name}"' for name in range(1000, 1012))
+    stream, batch = read_table(path, f"{mapping}[categories]\nitem_id = [{names}]\n")
+    assert stream.tally.assumptions["unused-actions"] == 0
+    assert batch.actions.ravel().tolist() == [n % 12 for n in range(40)]
+    error = refused(read_table, path, f'{mapping}[categories]\nitem_id = ["1000"]\n')
+    assert "1001" in error.what
+    assert "which is none of its [categories]" in error.what
+
+
+@pytest.mark.parametrize("most", [10, 1 << 16])
+def test_ids_as_actions_that_no_policy_can_count_to_are_refused_with_the_categories(
+    most: int, read_table: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_cli.converting.fitting.MOST_CHOICES", most)
+    csv.write_csv(items(1 << 60), tmp_path / "a.csv")
+    with pytest.raises(BadMapping, match="column item_id: 12") as caught:
+        read_table(tmp_path / "a.csv", ITEMS)
+    line = caught.value.fix.partition("number them in the mapping: ")[2].partition("; or")[0]
+    stream, _ = read_table(tmp_path / "a.csv", ITEMS + line.replace("[categories] ", "[categories]\n") + "\n")
+    assert stream.action_space == spaces.Discrete(12)
+
+
+@pytest.mark.parametrize("first", [0, 30])
+def test_actions_of_which_some_do_not_occur_are_no_ids(first: int, read_table: Read, tmp_path: Path) -> None:
+    csv.write_csv(items(first), tmp_path / "a.csv")
+    assert read_table(tmp_path / "a.csv", ITEMS)[0].tally.assumptions["unused-actions"] == 0

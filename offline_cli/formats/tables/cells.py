@@ -6,6 +6,7 @@ are. A cell that is something else has no value, and the caller rejects its row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -20,7 +21,18 @@ from offline_cli.json_documents import from_json
 if TYPE_CHECKING:  # takes 50 MiB and a tenth of a second, which tables of plain numbers save
     import polars as pl
 
-__all__ = ["BOOLS", "CellCounts", "booleans_in", "categories_in", "lists_in", "numbers_in", "times_in"]
+__all__ = [
+    "BOOLS",
+    "DAY_FIRST_OR_MONTH",
+    "CellCounts",
+    "are_decimal_commas",
+    "booleans_in",
+    "categories_in",
+    "hint_for_cells",
+    "lists_in",
+    "numbers_in",
+    "times_in",
+]
 
 BOOLS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 FLAGS: Final[Mapping[str, bool]] = {**BOOLS, "1": True, "0": False, "1.0": True, "0.0": False}
@@ -28,6 +40,8 @@ NO: Final = list(BOOLS.values()).index(False)  # in FLAGS too
 FRACTION: Final = "[.eEnN]"  # in a number that is none of the integers; NaN and Infinity too
 FEW: Final = 256  # lists that are parsed one by one in less time than a call of polars takes
 SAMPLES: Final = 12  # different texts that are kept for messages
+DAY_FIRST_OR_MONTH: Final = re.compile(r"^\s*\d{1,2}([/.-])\d{1,2}\1(\d{2,4})\b([ T]\d{1,2}:\d{2})?(:\d{2})?(\.\d+)?")
+DECIMAL_COMMA: Final = re.compile(r"^\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*$")
 
 TIME_FORMS: Final = (  # of other ISO forms, one after the other, to the plain one
     (r"^(\d{4})(\d{2})(\d{2})[ Tt](\d{2})(\d{2})(\d{2})", "$1-$2-$3 $4:$5:$6"),
@@ -272,3 +286,33 @@ def _list_or_none(text: str | None, kind: pa.DataType) -> Any:
     except (ValueError, pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None
     return value if isinstance(value, list) else None
+
+
+# ---- what to write in place of texts that are nearly numbers, or nearly times ----
+
+
+def are_decimal_commas(texts: Sequence[str]) -> bool:
+    """Whether four of five are numbers such as `0,5`."""
+    return bool(texts) and 5 * sum(map(bool, map(DECIMAL_COMMA.match, texts))) >= 4 * len(texts)
+
+
+def hint_for_cells(column: str, samples: Sequence[str], *, some: bool = False) -> str:
+    """What to write for decimal commas, and for dates that have two meanings; empty where `samples` are neither.
+
+    `some`: other rows of the column are dates with one meaning.
+    """
+    if are_decimal_commas(samples):
+        return f'{samples[0][:40]!r} looks like a decimal comma: say [csv] decimal = "," in the mapping'
+    found = next(filter(None, map(DAY_FIRST_OR_MONTH.match, samples)), None)
+    if found is None:
+        return ""
+    sign, year, minutes, seconds, fraction = found.groups()
+    rest = ("%y" if len(year) == 2 else "%Y") + (f"{minutes[0]}%H:%M" if minutes else "") + ":%S" * bool(seconds)
+    rest += ("%.f" if some else ".%f") * bool(fraction)
+    day, month = f"%d{sign}%m{sign}{rest}", f"%m{sign}%d{sign}{rest}"
+    line = f"in pandas: pd.to_datetime(df[{column!r}], format={day!r})"
+    if some:
+        parsed = f"pl.col({column!r}).str.to_datetime({day!r}, strict=False).dt.to_string('%F %T%.f')"
+        line = f"in polars: df.with_columns(pl.coalesce({parsed}, {column!r}))"
+    what = f"{found.string[:40]!r} may begin with a day or a month: write dates as 2024-03-01"
+    return f"{what} ({line}, or {month!r}; in a spreadsheet: the cell format YYYY-MM-DD{' HH:MM:SS' * bool(minutes)})"

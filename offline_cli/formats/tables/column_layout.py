@@ -14,10 +14,11 @@ from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.step_rows import END_FLAGS
+from offline_cli.formats.tables.cells import hint_for_cells
 from offline_cli.formats.tables.column_facts import MOST_TEXTS, ColumnFacts, LookedAt
 from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, KEYS, MEAN, PREVIOUS, TREES, Part
 from offline_cli.formats.tables.matching import Matched
-from offline_cli.formats.tables.proposals import TextColumn, hint_for_dates
+from offline_cli.formats.tables.proposals import TextColumn
 from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = ["VALUES", "ColumnPlan", "Layout", "Leaf", "lay_out", "looked_at"]
@@ -221,7 +222,7 @@ def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: Problems) -> 
     known = facts.get(column)
     if known is None or known.odd or known.is_empty or known.cells.kind in ("text", "list", "bool"):
         held = "a struct" if known is None else f"{min(known.odd)}" if known.odd else known.cells.kind or "no value"
-        hint = "" if known is None or not known.cells.samples else hint_for_dates(column, known.cells.samples)
+        hint = "" if known is None or not known.cells.samples else hint_for_cells(column, known.cells.samples)
         problems.append(f"t: column '{column}' holds {held}, not numbers, dates or ISO times{hint and '; '}{hint}")
         return []
     dtypes = [*known.dtypes, *([known.cells.dtype] if known.cells.kind == "number" else [])]
@@ -248,7 +249,7 @@ def _why_no_extra(name: str, facts: ColumnFacts) -> str:
     if facts.is_empty:
         return "no value in any row"
     if cells.texts or cells.times:
-        return "text, and not numbers" if cells.texts else "times as text"
+        return hint_for_cells(name, cells.samples) or "text, and not numbers" if cells.texts else "times as text"
     if sum(map(bool, kinds)) > 1:
         return "numbers, lists and truth values in one column"
     return "a part of a struct that the mapping does not name" if "." in name else ""

@@ -209,10 +209,9 @@ class EpisodeMaker:
 
     def _refuse_tie(self, rows: Rows, tie: int, count: int) -> None:
         one, other = (f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}" for row in (tie, tie + 1))
-        assert rows.t is not None  # there are no ties without it
         self.rejects.add(
             BadEpisode(
-                f"two different rows of one episode have t = {rows.t[tie]}",
+                f"two different rows of one episode have t = {rows.t_text(tie)}",
                 where=f"{one} and {other}",
                 fix="if several episodes share an id, set in the mapping `ids_per_file = true` where each file numbers them"
                 ' anew, or `episode_ends = "t"` where t begins anew; else correct t, or leave it out where rows are in order',

@@ -285,15 +285,12 @@ class KeyedEpisodes:
     def _early_end(self, rows: Rows, row: int) -> BadEpisode:
         theirs = id_text(rows.table.column(Columns.EPS_ID)[row].as_py())
         return BadEpisode(
-            f"episode {theirs} has an end flag at t = {self._t(rows, row)} and continues at t = {self._t(rows, row + 1)}",
+            f"episode {theirs} has an end flag at t = {rows.t_text(row)} and continues at t = {rows.t_text(row + 1)}",
             where=f"{self.maker.urls[int(rows.file[row])]} row {int(rows.row[row])}",
             fix='`episode_ends = "flags"` in the mapping, where an id names more than an episode (a user, a robot); else'
             " correct the flag",
             details={PROBLEM: "steps-after-end"},
         )
-
-    def _t(self, rows: Rows, row: int) -> Any:
-        return None if rows.t is None else rows.t[row].item()
 
     # ---- names ----
 

@@ -2,7 +2,8 @@
 
 * `starting_mapping`: a draft of a mapping, by the names of columns and, where rows are at hand, by their values. A column that
   looks like an id, a time, a reward or an end is no observation: it is offered in that place, or left out with a comment.
-* `hint_for_text`: what to write for a column of text: its categories, all of them, or dates in a form that has one meaning.
+* `hint_for_text`: what to write for a column of text: its categories, all of them, or decimal commas, or dates in a form
+  that has one meaning.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,17 +22,24 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.packed import looks_packed
-from offline_cli.formats.tables.cells import CellCounts, numbers_in, times_in
+from offline_cli.formats.tables.cells import (
+    DAY_FIRST_OR_MONTH,
+    CellCounts,
+    are_decimal_commas,
+    hint_for_cells,
+    numbers_in,
+    times_in,
+)
 from offline_cli.formats.tables.numeric import array_of, dtype_of, is_one_number, is_temporal
 
-__all__ = ["MAX_GUESSED", "Seen", "TextColumn", "hint_for_dates", "hint_for_text", "looks_like_ids", "starting_mapping"]
+__all__ = ["MAX_GUESSED", "Seen", "TextColumn", "hint_for_text", "looks_like_ids", "starting_mapping"]
 
 LIKELY: Final = (
     (Columns.EPS_ID, r"(^|_)(eps?|episode|traj(ectory)?|ride|run|session|rollout|demo)(_?(id|index|no|number|nr))?$"),
     (Columns.T, r"^(t|step|steps|timestep|time_?step|time|timestamp|stamp|tick|frame(_index)?|date(_?time)?|.*_step|.*_time)$"),
     (Columns.TERMINATEDS, r"^(terminateds?|terminals?|terminations?|is_terminal)$"),
     (Columns.TRUNCATEDS, r"^(truncateds?|truncations?|timeouts?)$"),
-    (Columns.DONES, r"^(dones?|d|d_t|is_last|end|episode_end|success|failed|crashed)$"),
+    (Columns.DONES, r"^(dones?|d|d_t|is_last|end|episode_end|(is_)?(done|finished|completed)|ended|success|failed|crashed)$"),
     (Columns.REWARDS, r"^(r|r_t|rewards?|reward_.*|.*_reward|score)$"),
     (Columns.NEXT_OBS, r"^(new_|next_).+|^o_tp1$"),
     (
@@ -43,8 +51,8 @@ LIKELY: Final = (
 VECTORS: Final = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
 FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES)
 EXTRAS: Final = re.compile(r"^(logp|logprobs?(_t)?|action_logp)$")
+MAYBE_REWARDS: Final = re.compile(r"^(gains?|clicks?|clicked|profits?|pnl|revenue|payoff|payout|utility)$")
 ANY_ID: Final = re.compile(r"(^|[_.])(id|ids|uuid|guid|key|index|idx)$")
-DAY_FIRST_OR_MONTH: Final = re.compile(r"^\s*\d{1,2}([/.-])\d{1,2}\1\d{2,4}\b")
 MAX_GUESSED: Final = 64  # columns; a longer list is of no use
 MOST_TEXTS: Final = 64  # of a column that is proposed as an observation
 ENOUGH_ROWS: Final = 5  # for what values alone show
@@ -90,19 +98,10 @@ class TextColumn:
         )
 
 
-def hint_for_dates(column: str, samples: Sequence[str]) -> str:
-    """How to write dates that have two meanings; empty where none is among `samples`."""
-    ambiguous = next((text for text in samples if DAY_FIRST_OR_MONTH.match(text)), "")
-    return ambiguous and (
-        f"{ambiguous[:40]!r} may begin with a day or a month: write dates as 2024-03-01 (in pandas: "
-        f"pd.to_datetime(df[{column!r}], format='%d/%m/%Y'), or '%m/%d/%Y')"
-    )
-
-
 def hint_for_text(column: str, samples: Sequence[str], texts: Sequence[str] | None, most: int) -> str:
     """What to write for a column of text; `texts` as in `TextColumn.problem`."""
-    if dates := hint_for_dates(column, samples):
-        return dates
+    if known := hint_for_cells(column, samples):
+        return known
     if texts is None:
         return f"it has more than {most} different ones, which are too many for categories: write numbers, or leave it out"
     return f"if the texts are categories, number them in the mapping: [categories] {_key(column)} = {_array(texts)}"
@@ -118,6 +117,7 @@ class _Look:
     kind: str  # number, flag, time, text, list, empty; "": no row is at hand
     codes: NDArray[Any] = field(default_factory=lambda: np.zeros(0))  # (N,) comparable values, NaN for none
     is_whole: bool = False  # whole numbers, or times
+    comma: str = ""  # one of its numbers, where these have a decimal comma
 
     @property
     def different(self) -> int:
@@ -134,6 +134,7 @@ class _Draft:
     why: dict[str, str] = field(default_factory=dict)  # by role: what its values show
     extra: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    maybe: dict[str, str] = field(default_factory=dict)  # roles of columns among these that may have one
 
     def take(self, role: str, name: str, why: str = "") -> None:
         """Name a column for a role; `why`: what its values show."""
@@ -157,7 +158,9 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None) -> str:
     categories: dict[str, Sequence[str]] = {}
     for name in rest:
         look, texts = draft.looks[name], None if seen is None else seen.texts.get(name)
-        if look.kind in ("", "number", "flag", "list"):
+        if Columns.REWARDS not in draft.roles and look.kind in ("number", "flag") and MAYBE_REWARDS.match(name.lower()):
+            draft.left_out[name], draft.maybe[name] = "may be a reward", Columns.REWARDS
+        elif look.kind in ("", "number", "flag", "list"):
             draft.take(Columns.OBS, name)
         elif look.kind == "text" and seen is not None and texts and _are_categories(texts, seen.rows):
             draft.take(Columns.OBS, name)
@@ -203,7 +206,7 @@ def _by_values(draft: _Draft, names: list[str]) -> list[str]:
             if Columns.EPS_ID not in draft.roles and rows and look.different < rows and _in_runs(look.codes):
                 draft.take(Columns.EPS_ID, name, "rows of one value follow each other")
             else:
-                draft.left_out[name] = "looks like an id"
+                draft.left_out[name], draft.maybe[name] = "looks like an id", Columns.EPS_ID
         else:
             left.append(name)
     for role, finder in ((Columns.EPS_ID, _episodes), (Columns.T, _order), (Columns.DONES, _end)):
@@ -291,13 +294,15 @@ def _looked(seen: Seen | None, name: str) -> _Look:
     return _Look("time" if is_temporal(column.type) else "number", codes, _are_whole(codes))
 
 
-def _of_text(cells: pa.Array) -> _Look:
+def _of_text(cells: pa.Array, decimal: str = ".") -> _Look:
     counts = CellCounts()
-    counts.see(cells, with_times=True)
-    if counts.kind in ("number", "bool") and not (counts.texts or counts.times):
+    counts.see(cells, decimal=decimal, with_times=True)
+    if decimal == "." and are_decimal_commas(counts.samples):
+        return replace(_of_text(cells, ","), comma=counts.samples[0])
+    if counts.kind in ("number", "bool") and (decimal == "," or not (counts.texts or counts.times)):
         lower = pc.utf8_lower(cells) if counts.bools else cells
         plain = pc.replace_substring(pc.replace_substring(lower, "true", "1"), "false", "0") if counts.bools else cells
-        codes = _with_nan(*numbers_in(plain, np.dtype(np.float64), "."))
+        codes = _with_nan(*numbers_in(plain, np.dtype(np.float64), decimal))
         return _Look("flag" if _are_flags(codes) else "number", codes, _are_whole(codes))
     if counts.kind == "time" and not counts.texts:
         return _Look("time", _with_nan(*times_in(cells)), True)
@@ -346,7 +351,10 @@ def _written(draft: _Draft, categories: Mapping[str, Sequence[str]], bound: str)
     for ours in _in_order(draft.roles):
         why = f"  # {draft.why[ours]}" if ours in draft.why else ""
         lines.append(f"{ours} = {_toml(draft.roles[ours])}{why}")
-    lines += [f"# left out: {_string(name)}: {why}" for name, why in draft.left_out.items()]
+    for name, why in draft.left_out.items():
+        role = draft.maybe.get(name)
+        is_offered = role is not None and role not in draft.roles
+        lines.append(f"# {role} = {_string(name)}  # {why}" if is_offered else f"# left out: {_string(name)}: {why}")
     if draft.extra:
         lines += ["", "[extra]", *(f"action_logp = {_toml([name])}" for name in draft.extra[:1])]
     if categories:
@@ -355,6 +363,8 @@ def _written(draft: _Draft, categories: Mapping[str, Sequence[str]], bound: str)
             f"[categories]  # all texts{bound}",
             *(f"{_key(name)} = {_array(all_)}" for name, all_ in categories.items()),
         ]
+    if comma := next((look.comma for look in draft.looks.values() if look.comma), ""):
+        lines += ["", "[csv]", f'decimal = ","  # as in {_string(comma)}']
     return "\n".join(lines) + "\n"
 
 

@@ -99,6 +99,14 @@ class Rows:
         """(N,) the order within an episode."""
         return self.leaves.get(Columns.T)
 
+    def t_text(self, row: int) -> str:
+        """Of one row, as people write it: a date and time in UTC where the table has these."""
+        if self.t is None:
+            return "None"
+        if self.layout.of(Columns.T)[0].columns[0].cells != "time":
+            return str(self.t[row])
+        return str(np.datetime64(int(self.t[row]), "ns")).rstrip("0").rstrip(".").replace("T", " ")
+
     @cached_property
     def file(self) -> NDArray[np.int32]:
         """(N,) number of the file."""

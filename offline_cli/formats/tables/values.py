@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import is_text
-from offline_cli.formats.tables.cells import booleans_in, categories_in, lists_in, numbers_in, times_in
+from offline_cli.formats.tables.cells import booleans_in, categories_in, hint_for_cells, lists_in, numbers_in, times_in
 from offline_cli.formats.tables.column_layout import ColumnPlan, Layout, Leaf
 from offline_cli.formats.tables.mapping import MEAN
 from offline_cli.formats.tables.numeric import Shape, array_of, is_temporal, nanoseconds
@@ -44,6 +44,8 @@ def values_of(
     column: pa.ChunkedArray, plan: ColumnPlan, shape: Shape | None, *, decimal: str, flags: bool
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """(N, *shape) values, and (N,) rows that have none, or one of another shape; None where all have."""
+    if plan.cells == "category" and pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
     if not is_text(column.type):
         if plan.cells == "time" and is_temporal(column.type):
             column = nanoseconds(column)
@@ -180,11 +182,12 @@ def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -
     if value is None:
         return f"{name} has no value"
     text = repr(value) if len(repr(value)) <= MAX_SHOWN else f"{repr(value)[:MAX_SHOWN]}..."
+    if plan.cells == "category":
+        return f"{name} holds {text}, which is none of its [categories]"
     if isinstance(value, str):
-        if plan.cells == "category":
-            return f"{name} holds {text}, which is none of its [categories]"
         if plan.cells != "list":
-            return f"{name} holds {text}, not {_wanted(plan)}"
+            hint = "" if plan.dtype.kind == "b" else hint_for_cells(plan.column, [value], some=True)
+            return f"{name} holds {text}, not {_wanted(plan)}{hint and '; '}{hint}"
         if _is_numpys(value):
             return f"{name} holds {text}, as numpy prints it: write JSON (json.dumps(x.tolist())), or lists in Parquet"
         if not value.strip().startswith("["):
