@@ -24,7 +24,7 @@ from typing import Any, Unpack
 
 from offline_cli.applying.batch_folder import Asked, write_batches
 from offline_cli.applying.batch_formats import TrainBatch, TrainBatches, batch_format
-from offline_cli.applying.recordings import Ready, Said
+from offline_cli.applying.recordings import Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.file_names import TRAIN_BATCHES

@@ -123,7 +123,7 @@ def test_a_shape_that_no_space_announces_is_refused_as_in_training(
         apply(source, str(tmp_path / "out"), pipeline=file, dry_run=dry_run)
     assert not (tmp_path / "out").exists()
     with pytest.raises(BadConfig) as trained:
-        train_bc(source, str(tmp_path / "run"), learner_connector=file, epochs=1)
+        train_bc(source, str(tmp_path / "run"), pipeline=file, epochs=1)
     assert (trained.value.what, trained.value.fix) == (caught.value.what, caught.value.fix)
 
 
