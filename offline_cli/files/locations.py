@@ -4,7 +4,7 @@ The URL chooses the filesystem: a path, or any provider known to us, to other pa
 asks what kind of filesystem it is. Failures raise StorageError, missing places StorageNotFound. Local paths are shown as the
 user wrote them.
 
-In a file URL `%20` is a blank, as everywhere else. An unknown scheme is UsageError, and so is a URL that carries a password, names no bucket or has lost a slash: clients take what
+An unknown scheme is UsageError, and so is a URL that carries a password, names no bucket or has lost a slash: clients take what
 stands before `@` for a part of the bucket's name and repeat it in their errors, list every bucket where none is named, and take
 `s3:/bucket` for a folder of this machine.
 """
@@ -252,7 +252,7 @@ def check_url(text: str) -> None:
 
 
 def _decoded(link: str) -> str:
-    """A link of a chain as clients take it: they do not decode file URLs (RFC 8089). Raises UsageError for another machine's."""
+    """A link of a chain as clients take it, who do not decode file URLs (RFC 8089). Raises UsageError for another machine's."""
     if not (match := _FILE.fullmatch(link)):
         return link
     host, path = (match[1] or "").rpartition("@")[2], unquote(match[2], errors="surrogateescape")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.packed import looks_packed
-from offline_cli.formats.tables.cells import CellCounts, numbers_in, times_in
+from offline_cli.formats.tables.cells import CellCounts, booleans_in, numbers_in, times_in
 from offline_cli.formats.tables.numeric import array_of, dtype_of, is_one_number, is_temporal
 
 __all__ = ["MAX_GUESSED", "Seen", "TextColumn", "hint_for_dates", "hint_for_text", "looks_like_ids", "starting_mapping"]
@@ -115,7 +115,7 @@ def hint_for_text(column: str, samples: Sequence[str], texts: Sequence[str] | No
 class _Look:
     """What the rows at hand show of one column."""
 
-    kind: str  # number, flag, time, text, list, empty; "": no row is at hand
+    kind: str  # number, flag, answer (yes or no), time, text, list, empty; "": no row is at hand
     codes: NDArray[Any] = field(default_factory=lambda: np.zeros(0))  # (N,) comparable values, NaN for none
     is_whole: bool = False  # whole numbers, or times
 
@@ -159,7 +159,7 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None) -> str:
         look, texts = draft.looks[name], None if seen is None else seen.texts.get(name)
         if look.kind in ("", "number", "flag", "list"):
             draft.take(Columns.OBS, name)
-        elif look.kind == "text" and seen is not None and texts and _are_categories(texts, seen.rows):
+        elif look.kind in ("text", "answer") and seen is not None and texts and _are_categories(texts, seen.rows):
             draft.take(Columns.OBS, name)
             categories[name] = texts
         else:
@@ -167,7 +167,12 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None) -> str:
     for needed in (Columns.OBS, Columns.ACTIONS):
         draft.roles.setdefault(needed, ["?"])
     for name in draft.roles[Columns.ACTIONS]:
-        if name != "?" and draft.looks[name].kind == "text" and seen is not None and (texts := seen.texts.get(name)):
+        if (
+            name != "?"
+            and draft.looks[name].kind in ("text", "answer")
+            and seen is not None
+            and (texts := seen.texts.get(name))
+        ):
             categories[name] = texts
     return _written(draft, categories, "" if seen is None or seen.whole else f" of the first {seen.rows:,} rows")
 
@@ -182,7 +187,7 @@ def _by_name(draft: _Draft, name: str) -> bool:
     fits = {
         Columns.T: look.kind in ("", "number", "time", "flag"),
         Columns.REWARDS: look.kind in ("", "number", "flag"),
-        **dict.fromkeys(FLAGS, look.kind in ("", "flag", "empty")),
+        **dict.fromkeys(FLAGS, look.kind in ("", "flag", "answer", "empty")),
     }
     if not role or not fits.get(role, True):
         return False
@@ -263,7 +268,7 @@ def _end(draft: _Draft, names: Sequence[str]) -> tuple[str, str] | None:
     last = np.ones(len(rows), np.bool_)
     last[:-1] = ids[rows][1:] != ids[rows][:-1]
     for name in names:
-        if draft.looks[name].kind == "flag":
+        if draft.looks[name].kind in ("flag", "answer"):
             true = draft.looks[name].codes[rows] == 1
             if true.any() and not last.all() and not (true & ~last).any():
                 return name, f"true in last rows of {_string(draft.roles[Columns.EPS_ID][0])} alone"
@@ -303,6 +308,8 @@ def _of_text(cells: pa.Array) -> _Look:
         return _Look("time", _with_nan(*times_in(cells)), True)
     if counts.kind == "list":
         return _Look("list")
+    if counts.kind == "text" and counts.are_answers:
+        return _Look("answer", _with_nan(*booleans_in(cells, flags=True)), True)
     return _Look("text", np.asarray(cells.dictionary_encode().indices.fill_null(-1).to_numpy(), np.float64))
 
 
@@ -330,7 +337,7 @@ def _why_left_out(look: _Look, texts: Sequence[str] | None) -> str:
         return "no value in any row"
     if look.kind == "time":
         return "looks like a time"
-    if look.kind != "text":
+    if look.kind not in ("text", "answer"):
         return "holds neither numbers nor text"
     if texts and (ambiguous := next(filter(DAY_FIRST_OR_MONTH.match, texts), "")):
         return f"dates such as {ambiguous[:40]!r} may begin with a day or a month: write 2024-03-01"
