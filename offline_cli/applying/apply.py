@@ -24,9 +24,8 @@ from typing import Any, Unpack
 
 from offline_cli.applying.batch_folder import Asked, write_batches
 from offline_cli.applying.batch_formats import TrainBatch, TrainBatches, batch_format
-from offline_cli.applying.recordings import Ready, Said
+from offline_cli.applying.recordings import Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
-from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.target_folder import check_apart, check_target
@@ -37,7 +36,6 @@ from offline_cli.formats.tables import TableOptions
 from offline_cli.options.data_commands import ApplyOptions
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.spaces import Space
 
 __all__ = ["ApplyResult", "apply"]
 
@@ -122,7 +120,7 @@ def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry
     asked = replace(asked, sources=tuple(place.url for place in recordings.places))
     ready = recordings.ready(asked.file, limit=asked.limit)
     with ready.stream:
-        stored_as = batch_format(asked.format, _spaces_of_columns(ready))
+        stored_as = batch_format(asked.format, ready.spaces_of_columns())
         batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
         every = _begun(iter(batches), ready.where)
         nbytes, state = 0, None
@@ -144,11 +142,6 @@ def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry
         dry_run=dry_run,
         seconds=time.monotonic() - began,
     )
-
-
-def _spaces_of_columns(ready: Ready) -> dict[str, Space | None]:
-    observations, actions = ready.pipeline.observation_space, ready.pipeline.action_space
-    return {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
 
 
 def _begun(batches: Iterator[TrainBatch], where: str) -> Iterator[TrainBatch]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from offline_cli.applying.learner_batches import grouped, in_learner_units, through, with_steps
+from offline_cli.applying.learner_batches import check_announced, grouped, in_learner_units, through, with_steps
 from offline_cli.applying.recordings import Ready, dtype_name
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch, state_to_bytes
@@ -36,7 +36,7 @@ from offline_cli.files.staging import StagedFile
 from offline_cli.parquet.arrow_trees import to_arrow, tree_field
 from offline_cli.parquet.row_group_cuts import alone
 from offline_cli.parquet.shards import ShardWriter
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, tree_from_lists
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -286,7 +286,8 @@ class TrainBatches:
         self.names: tuple[str, ...] = ()  # of its columns
 
     def __iter__(self) -> Iterator[TrainBatch]:
-        """Raises what reading raises; BadPiece for pieces that raise or return no batch; BadConfig for the format."""
+        """Raises what reading raises; BadPiece for pieces that raise or return no batch; BadConfig for the format, and for
+        shapes that the pipeline does not announce."""
         moving = filter(len, map(with_steps, self._ready.stream))
         for episodes in grouped(moving, self._steps_per_batch):
             made = self._made(episodes)
@@ -301,6 +302,7 @@ class TrainBatches:
         if self.kinds:
             _check_same(self.kinds, columns, where)
         else:
+            _check_announced(columns, ready.spaces_of_columns())
             state_to_bytes(ready.pipeline.get_state(), where=where)  # one that cannot be saved is known at once
         prepared = self._stored_as.prepared(columns, where=where)
         return TrainBatch(prepared, columns, len(episodes), episodes.num_steps)
@@ -313,6 +315,14 @@ class TrainBatches:
     def counts(self) -> dict[str, int]:
         """Batches, rows, episodes and steps so far."""
         return {"batches": self.batches, "rows": self.rows, "episodes": self.episodes, "steps": self.steps}
+
+
+def _check_announced(columns: TrainColumns, announced: Mapping[str, Space | None]) -> None:
+    """Raise BadConfig for a column of numbers whose rows have other shapes than the pipeline says, as in training."""
+    for name, space in announced.items():
+        column = columns.columns.get(name)
+        if space is not None and column is not None and not isinstance(column, list):
+            check_announced(tree_from_lists(column, space), name, space)
 
 
 def _check_same(kinds: tuple[ColumnKind, ...], columns: TrainColumns, where: str) -> None:

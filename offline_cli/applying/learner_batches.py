@@ -46,6 +46,7 @@ from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
 __all__ = [
     "TRAINED_ON",
+    "check_announced",
     "check_known_scale",
     "choices_of",
     "grouped",
@@ -284,13 +285,18 @@ def _column(batch: Mapping[str, Any], name: str, space: Space | None) -> Tree:
     if space is None:
         return as_tensors(name, batch[name])
     tree = as_tensors(name, tree_from_lists(batch[name], space))
+    check_announced(tree, name, space)
+    return tree
+
+
+def check_announced(tree: Tree, name: str, space: Space) -> None:
+    """Raise BadConfig where column `name`, leaves (N, ...), has rows of other shapes than those of the announced `space`."""
     shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(tree, name)}
     announced = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(space, name).items()}
     if shapes != announced:
         what = f"the pipeline gave rows of {shapes}, and announced {announced}"
         fix = "a piece that changes shapes says so in recompute_output_observation_space or recompute_output_action_space"
         raise BadConfig(what, where=PLACE, fix=fix)
-    return tree
 
 
 def nothing_left() -> BadConfig:

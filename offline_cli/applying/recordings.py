@@ -174,6 +174,11 @@ class Ready:
     pipeline: ConnectorPipelineV2
     where: str  # the sources, for messages
 
+    def spaces_of_columns(self) -> dict[str, Space | None]:
+        """What the pipeline announces of the columns that spaces describe."""
+        observations, actions = self.pipeline.observation_space, self.pipeline.action_space
+        return {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
+
 
 def _no_sources() -> UsageError:
     fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"

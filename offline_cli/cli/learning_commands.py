@@ -11,6 +11,7 @@ from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
 from offline_cli.cli.texts import with_stdin
+from offline_cli.errors import OfflineCliError
 from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
 from offline_cli.options.training import TrainBCFlags, TrainBCOptions
 
@@ -24,8 +25,12 @@ def record(ctx: typer.Context, flags: RecordFlags, options: RecordOptions) -> No
     """
     from offline_cli.recording.record import record
 
-    with working(quiet=flags["quiet"]) as on_progress:
-        result = record(flags["env"], flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
+    try:
+        with working(quiet=flags["quiet"]) as on_progress:
+            result = record(flags["env"], flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
+    except OfflineCliError as error:
+        error.where = error.where.replace("--env ", "ENV ")  # which is no option here
+        raise
     render.show(result, as_json=flags["as_json"])
 
 

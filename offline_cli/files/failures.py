@@ -182,7 +182,8 @@ def _of_os_error(err: OSError, url: str, doing: str) -> StorageError:
     if isinstance(err, (FileNotFoundError, FileExistsError)) and (broken := dangling_link(str(err.filename or url), shown=url)):
         return broken
     if isinstance(err, FileNotFoundError):
-        return StorageNotFound(f"{url} does not exist", where=url, fix="check the path, or the bucket's name")
+        fix = "check the path" if "://" not in url or url.startswith("file:") else "check the path, or the bucket's name"
+        return StorageNotFound(f"{url} does not exist", where=url, fix=fix)
     if isinstance(err, PermissionError):
         fix = "check the permissions, or the credentials that the storage client uses"
         return StorageError(f"{doing} was denied: no permission", where=_place(err, url), fix=fix)

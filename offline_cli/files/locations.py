@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Final, TypeAlias
+from urllib.parse import unquote
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -38,6 +39,7 @@ __all__ = ["Location", "Sources", "check_url", "expand", "is_of_bucket", "is_web
 
 _ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
 _WEB: Final = re.compile(r"https?://")
+_FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
 
 Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 
@@ -249,6 +251,19 @@ def check_url(text: str) -> None:
             raise UsageError(f"{name}:// has lost a slash: this is no URL", where=blanked(text), fix=fix)
 
 
+def _decoded(link: str) -> str:
+    """A link of a chain as clients take it, who do not decode file URLs (RFC 8089). Raises UsageError for another machine's."""
+    if not (match := _FILE.fullmatch(link)):
+        return link
+    host, path = (match[1] or "").rpartition("@")[2], unquote(match[2], errors="surrogateescape")
+    if host.lower() not in ("", "localhost"):
+        fix = f"file:///{host}{match[2]} with three slashes, or the place's path on this machine"
+        raise UsageError(f"a file of another machine: this URL names the host {host}", where=blanked(link), fix=fix)
+    if "\0" in path or ("::" in path and "::" not in match[2]):
+        raise UsageError("a file URL that decodes to what no URL here can say", where=blanked(link), fix="give the path")
+    return f"file://{path}"
+
+
 def is_web(path: str) -> bool:
     """Whether this is an address of the web, where `?` begins a query."""
     return _WEB.match(path) is not None
@@ -305,9 +320,10 @@ def open_location(
     if remote:
         quiet_clients()
         check_inner_options(scheme, options, text)
+    plain = "::".join(map(_decoded, text.split("::")))
     try:
         with storage_failures(shown, "opening the storage"):
-            fs, path = client_for(text, options, patience) if remote else url_to_fs(text, **options)
+            fs, path = client_for(plain, options, patience) if remote else url_to_fs(plain, **options)
     except ImportError as err:
         raise _missing_client(scheme, text, err) from err
     return Location(fs, str(path), shown, patience, cache_of(storage_options))

@@ -77,7 +77,8 @@ class Place:
         """The location below this one."""
         tail = "/".join(part.strip("/") for part in parts)
         head, chain, rest = self.url.partition("::")  # zip://folder::file.zip: the folder grows, not the archive's name
-        url = f"{head.rstrip('/')}/{tail}{chain}{rest}"
+        named = tail.replace("%", "%25") if head.startswith("file:/") else tail  # which is decoded again
+        url = f"{head.rstrip('/')}/{named}{chain}{rest}"
         return replace(self, path=f"{self.path.rstrip('/')}/{tail}", url=url, known=None)
 
     @property

@@ -89,8 +89,8 @@ class AskedEnvironment:
         """
         known = [(place, spec) for place, spec in declared if spec is not None]
         same = [(place, spec) for place, spec in known if spec.id == self.id]
-        others = {spec.id: place for place, spec in known if spec.id != self.id}
-        notes = [f"{place} is of {other}, and --env is {self.id}" for other, place in others.items()]
+        others = {self._apart(spec, alone=not same): place for place, spec in known if spec.id != self.id}
+        notes = [f"{place} is of {apart}" for apart, place in others.items()]
         kwargs, wrappers = self.kwargs, self.wrappers
         if not same or (kwargs is not None and wrappers is not None):
             return EnvironmentSpec(self.id, kwargs or {}, tuple(wrappers or ())), notes
@@ -111,6 +111,15 @@ class AskedEnvironment:
             notes.append(f"--env {self.id} is made as {place} says: {said.flags(**taken)}")
         kwargs = said.kwargs if kwargs is None else kwargs
         return EnvironmentSpec(self.id, kwargs, tuple(said.wrappers if wrappers is None else wrappers)), notes
+
+    def _apart(self, spec: EnvironmentSpec, *, alone: bool) -> str:
+        """Of which other environment data is, and, where nothing else says how this one is made (`alone`), what is left out."""
+        told = f"{spec.id}, and --env is {self.id}"
+        left = {"kwargs": self.kwargs is None and bool(spec.kwargs), "wrappers": self.wrappers is None and bool(spec.wrappers)}
+        if not alone or not any(left.values()):
+            return told
+        words = " and ".join(word for word, is_left in zip(("arguments", "wrappers"), left.values(), strict=True) if is_left)
+        return f"{told}: the data's {words} are not taken; if they belong here, add {spec.flags(**left)}"
 
     def among(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> EnvironmentSpec:
         """`chosen`, with the notes logged."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -23,6 +23,7 @@ from offline_cli.engines.overseer import exit_code_of
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, SpaceMismatch, UsageError
+from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.modules.devices import choose_device
 from offline_cli.options.keywords import wrong_values
@@ -232,6 +233,8 @@ class RecordResult:
     complete: bool = False  # whether all that was asked for is in the dataset
     format: str  # "episodes" | "columns"
     environment: str
+    env_kwargs: Mapping[str, Any]  # it was made with; secret ones blanked out
+    wrappers: Sequence[str]  # around it
     policy: str
     vectorize: str  # "sync" | "async" | "vector_entry_point"
     action_scale: str  # "env" | "normalized"
@@ -255,6 +258,8 @@ def nothing_recorded(plan: Plan, policy: Policy | PipedPolicy, *, out: str, form
         out=out,
         format=format,
         environment=plan.env,
+        env_kwargs=blanked_values(plan.env_kwargs),
+        wrappers=[*map(blanked_call, plan.wrappers)],
         policy=plan.policy,
         vectorize=plan.vectorize,
         action_scale=policy.action_scale,

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from offline_cli import apply
+from offline_cli import apply, train_bc
 from offline_cli.applying.apply import ApplyResult
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
@@ -42,6 +42,11 @@ PIECES = """
     class Trips(ConnectorV2):
         def __call__(self, *, batch, **kwargs):
             raise KeyError("no such thing")
+
+    class Narrows(ConnectorV2):
+        def __call__(self, *, batch, **kwargs):
+            batch["obs"] = batch["obs"][:, :1]
+            return batch
 
     class Loses(ConnectorV2):
         def __call__(self, *, batch, **kwargs):
@@ -107,6 +112,19 @@ def test_a_piece_that_raises_is_named_with_the_first_episode(
         apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file(use("Trips")))
     assert caught.value.where.startswith("piece Trips, train batch from episode episode-0 of")
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_shape_that_no_space_announces_is_refused_as_in_training(
+    dry_run: bool, episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
+) -> None:
+    source, file = dataset(episodes), pipeline_file(use("Narrows", AFTER_ALL))
+    with pytest.raises(BadConfig, match=r"gave rows of \{'obs': \(1,\)\}, and announced") as caught:
+        apply(source, str(tmp_path / "out"), pipeline=file, dry_run=dry_run)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(BadConfig) as trained:
+        train_bc(source, str(tmp_path / "run"), pipeline=file, epochs=1)
+    assert (trained.value.what, trained.value.fix) == (caught.value.what, caught.value.fix)
 
 
 def test_a_piece_that_loses_a_row_is_an_error(

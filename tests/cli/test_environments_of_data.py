@@ -209,6 +209,26 @@ def test_another_environment_than_the_datas_is_a_note(tmp_path: Path, call: Call
     assert (done.exit_code, "is of CartPole-v1, and --env is CartPole-v0" in caplog.text) == (0, True), done.output
 
 
+def test_what_is_not_taken_from_data_of_another_name_is_said_with_the_flags_to_add(
+    tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = ("--env-kwargs", '{"sutton_barto_reward": true}', "--wrapper", "TimeLimit:max_episode_steps=5")
+    words = ("record", "CartPole-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", *CPU, *made)
+    assert call(*words).exit_code == 0
+    assert call("validate", tmp_path / "D", "--env", "CartPole-v0").exit_code == 0
+    flags = """--env-kwargs '{"sutton_barto_reward": true}' --wrapper TimeLimit:max_episode_steps=5"""
+    assert f"and --env is CartPole-v0: the data's arguments and wrappers are not taken; if they belong here, add {flags}" in (
+        caplog.text
+    )
+    caplog.clear()
+    assert call("validate", tmp_path / "D", "--env", "CartPole-v0", "--wrapper", "none").exit_code == 0
+    assert "the data's arguments are not taken" in caplog.text
+    assert "--wrapper TimeLimit" not in caplog.text
+    caplog.clear()
+    assert call("validate", tmp_path / "D", "--env", "CartPole-v0", *made).exit_code == 0
+    assert "not taken" not in caplog.text
+
+
 def test_data_of_one_environment_made_in_two_ways_asks_which(recorded: Path, tmp_path: Path, call_json: Call) -> None:
     words = ("record", "Pendulum-v1", "--out", tmp_path / "E", "--policy", "random", "--episodes", "1", *CPU)
     assert call_json(*words, "--env-kwargs", '{"g": 6.0}', "--wrapper", SHORT, "--wrapper", SCALED)[0] == 0

@@ -58,6 +58,20 @@ def test_what_cannot_be_recorded_says_where_and_leaves_nothing(
     assert not (tmp_path / "D").exists()
 
 
+@pytest.mark.parametrize("name", ["CartPol-v1", "no_such_module:Env", "python:json:loads"])
+def test_an_unknown_environment_is_named_as_the_argument_that_it_is(name: str, tmp_path: Path, call_json: Call) -> None:
+    told = call_json("record", name, "--out", tmp_path / "D", "--policy", "random", "--episodes", "1")[1]
+    assert told["error"]["where"] == f"ENV {name}"
+
+
+def test_the_result_says_how_the_environment_was_made_without_secrets(tmp_path: Path, call_json: Call) -> None:
+    words = ("record", "recording_envs:Guarded-v0", "--out", tmp_path / "D", "--policy", "random", "--episodes", "1")
+    made = ("--env-kwargs", '{"api_key": "hunter2"}', "--wrapper", "TimeLimit:max_episode_steps=5")
+    for more in (("--dry-run",), ()):
+        code, told = call_json(*words, *made, *more, "--device", "cpu")
+        assert (code, told["env_kwargs"], told["wrappers"]) == (0, {"api_key": "***"}, [made[3]])
+
+
 def test_arguments_and_wrappers_reach_the_environment(tmp_path: Path, call_json: Call) -> None:
     words = ("record", "Pendulum-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", "--device", "cpu")
     code, told = call_json(*words, "--env-kwargs", '{"max_episode_steps": 7}', "--wrapper", "FlattenObservation")

@@ -104,6 +104,39 @@ def test_a_file_url_and_a_path_name_the_same_place(tmp_path: Path) -> None:
     assert open_location(f"file://{tmp_path}/a").path == open_location(tmp_path / "a").path
 
 
+@pytest.mark.parametrize("name", ["x y", "50%", "a%20b", "ü#?&=", "a*[b]"])
+def test_a_file_url_is_decoded_and_what_is_shown_leads_back(name: str, tmp_path: Path) -> None:
+    there = put(open_location((tmp_path / name).as_uri()).join("50%20", "f x"))
+    assert (tmp_path / name / "50%20" / "f x").is_file()
+    for url in (there.url, there.path, (tmp_path / name / "50%20" / "f x").as_uri(), *(file.url for file in there.files())):
+        assert open_location(url).path == there.path, url
+    assert [found.path for found in expand((tmp_path / name).as_uri())] == [str(tmp_path / name)]
+
+
+def test_a_file_url_may_name_this_machine_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "x y").mkdir()
+    for head in ("file://localhost", "file://LOCALHOST", "file:"):
+        assert open_location(f"{head}{tmp_path}/x%20y").is_dir()
+    with pytest.raises(UsageError, match="this URL names the host server") as caught:
+        open_location("file://me:hunter2@server/x%20y")
+    assert "file:///server/x%20y" in caught.value.fix
+    assert "hunter2" not in f"{caught.value} {caught.value.where}"
+
+
+def test_a_file_url_at_the_end_of_a_chain_is_decoded(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a b.zip", "w") as archive:
+        archive.writestr("x%20y.txt", "text")
+    place = open_location(f"zip://::{(tmp_path / 'a b.zip').as_uri()}")
+    assert place.join("x%20y.txt").read_bytes() == b"text"
+
+
+def test_the_fix_of_a_missing_file_speaks_of_buckets_only_where_there_are_some(tmp_path: Path) -> None:
+    for url in (str(tmp_path / "no"), (tmp_path / "no").as_uri()):
+        with pytest.raises(StorageNotFound) as caught:
+            open_location(url).read_bytes()
+        assert caught.value.fix == "check the path"
+
+
 def test_a_place_inside_an_archive_is_joined_before_the_archive(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("top/inner.txt", "text")

@@ -50,6 +50,44 @@ def test_another_delimiter_is_not_guessed_and_the_refusal_shows_what_was_read(re
     assert batch.num_steps == 1
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_header_of_one_cell_proposes_its_delimiter_first(delimiter: str, read_table: Read, write_lines: Write) -> None:
+    rows = ("id", "t", '"x; 1\t"', "action", "done"), ("7", "0", "0.5", "1", "0"), ("7", "1", "1.5", "1", "1")
+    path = write_lines("a.csv", *(delimiter.join(row) for row in rows))
+    with pytest.raises(BadMapping) as caught:
+        read_table(path)
+    proposed = caught.value.details["starting_mapping"]
+    assert proposed.startswith(f"csv.delimiter = {json.dumps(delimiter)}")
+    _, batch = read_table(path, proposed)
+    assert (batch.obs.tolist(), batch.terminated.tolist()) == ([0.5, 1.5, 1.5], [True])
+
+
+@pytest.mark.parametrize(("yes", "no"), [("yes", "no"), ("Y", "n"), (" YES", "No ")])
+def test_flags_may_be_yes_and_no(yes: str, no: str, read_table: Read, write_lines: Write) -> None:
+    path = write_lines("a.csv", "e,x,y,a,done", f"7,0.5,1,0,{no}", f"7,1.5,1,1,{yes}", f"8,0.5,1,0,{no}", f"8,0,0,1,{yes}")
+    with pytest.raises(BadMapping) as caught:
+        read_table(path)
+    assert 'dones = "done"' in caught.value.details["starting_mapping"]
+    _, batch = read_table(path, MAPPING.replace("[columns]", "[columns]\ndones = 'done'"))
+    assert batch.terminated.tolist() == [True, True]
+
+
+def test_yes_is_a_flag_beside_numbers_and_maybe_is_a_bad_row(read_table: Read, write_lines: Write) -> None:
+    mapping = MAPPING.replace("[columns]", "[columns]\ndones = 'done'")
+    path = write_lines("a.csv", "e,x,y,a,done", "7,0.5,1,0,0", "7,1.5,1,1,0", "7,1.5,1,1,yes")
+    assert read_table(path, mapping)[1].terminated.tolist() == [True]
+    path = write_lines("b.csv", "e,x,y,a,done", "7,0.5,1,0,no", "7,1.5,1,1,maybe")
+    with pytest.raises(BadData, match="column done holds 'maybe', not a flag"):
+        read_table(path, mapping)
+
+
+def test_yes_and_no_that_are_no_flag_stay_categories(read_table: Read, write_lines: Write) -> None:
+    path = write_lines("a.csv", "id,t,x,wet,action", *(f"{n // 5},{n % 5},{n},{('yes', 'no')[n % 2]},0" for n in range(10)))
+    with pytest.raises(BadMapping) as caught:
+        read_table(path)
+    assert 'wet = ["no", "yes"]' in caught.value.details["starting_mapping"]
+
+
 def test_a_point_is_no_decimal_where_the_mapping_says_comma(read_table: Read, write_lines: Write) -> None:
     path = write_lines("a.csv", "e;x;y;a", "7;0,5;1;0", "7;1.500;1;0", "7;0,5;1;0")
     with pytest.raises(BadData, match=r"column x holds '1\.500', not a number"):

@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 BOOLS: Final[Mapping[str, bool]] = {"true": True, "false": False}
-FLAGS: Final[Mapping[str, bool]] = {**BOOLS, "1": True, "0": False, "1.0": True, "0.0": False}
+ANSWERS: Final[Mapping[str, bool]] = {"yes": True, "no": False, "y": True, "n": False}  # where a flag is wanted
+FLAGS: Final[Mapping[str, bool]] = {**BOOLS, "1": True, "0": False, "1.0": True, "0.0": False, **ANSWERS}
 NO: Final = list(BOOLS.values()).index(False)  # in FLAGS too
 FRACTION: Final = "[.eEnN]"  # in a number that is none of the integers; NaN and Infinity too
 FEW: Final = 256  # lists that are parsed one by one in less time than a call of polars takes
@@ -107,6 +108,11 @@ class CellCounts:
         if len(self.samples) < SAMPLES and len(rest):
             known = dict.fromkeys([*self.samples, *rest.head(10_000).unique(maintain_order=True).to_list()])
             self.samples = list(known)[:SAMPLES]
+
+    @property
+    def are_answers(self) -> bool:
+        """Whether all texts that were looked at are yes or no."""
+        return bool(self.samples) and all(text.lower() in ANSWERS for text in self.samples)
 
     @property
     def kind(self) -> str:
@@ -196,7 +202,7 @@ def numbers_in(cells: pa.Array, dtype: np.dtype[Any], decimal: str) -> tuple[NDA
 
 
 def booleans_in(cells: pa.Array, *, flags: bool = False) -> tuple[NDArray[np.bool_], Bad]:
-    """(N,) booleans of true and false in any case; `flags`: of 1 and 0 too."""
+    """(N,) booleans of true and false in any case; `flags`: of 1 and 0, yes and no, y and n too."""
     known = FLAGS if flags else BOOLS
     found = _index_in(cells, known)
     if found is not None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ def default_mapping(files: FileColumns, seen: Callable[[Sequence[str]], Seen]) -
         return default
     near = [text for name in preset_names() if (text := _nearly(mapping_of(preset_text(name), name), columns))]
     more = f"; {'; '.join(near)}" if near else ""
-    proposed = starting_mapping(columns, seen(columns[:MAX_GUESSED]))
+    divided = _divided(columns)
+    proposed = divided or starting_mapping(columns, seen(columns[:MAX_GUESSED]))
     raise BadMapping(
         f"a table whose columns nothing explains: {_listed(columns)}{more}",
         where=_first(files),
@@ -98,6 +100,17 @@ def _common(files: FileColumns) -> dict[str, None]:
     """The columns that every file has, in the order of the first one."""
     first, *others = (dict.fromkeys(columns) for columns in files.values())
     return {name: None for name in first if all(name in other for other in others)}
+
+
+def _divided(columns: Sequence[str]) -> str:
+    """A mapping for a header that another delimiter divides into three names or more; empty: none does."""
+    for delimiter in DELIMITERS if len(columns) == 1 else ():
+        if columns[0].count(delimiter) > 1:
+            names = next(csv.reader([columns[0]], delimiter=delimiter))
+            return f"csv.delimiter = {json.dumps(delimiter)}  # the file's first line is one name otherwise\n" + (
+                starting_mapping(dict.fromkeys(names))
+            )
+    return ""
 
 
 def _other_delimiter(columns: Collection[str]) -> str:

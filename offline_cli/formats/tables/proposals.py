@@ -26,6 +26,7 @@ from offline_cli.formats.tables.cells import (
     DAY_FIRST_OR_MONTH,
     CellCounts,
     are_decimal_commas,
+    booleans_in,
     hint_for_cells,
     numbers_in,
     times_in,
@@ -114,7 +115,7 @@ def hint_for_text(column: str, samples: Sequence[str], texts: Sequence[str] | No
 class _Look:
     """What the rows at hand show of one column."""
 
-    kind: str  # number, flag, time, text, list, empty; "": no row is at hand
+    kind: str  # number, flag, answer (yes or no), time, text, list, empty; "": no row is at hand
     codes: NDArray[Any] = field(default_factory=lambda: np.zeros(0))  # (N,) comparable values, NaN for none
     is_whole: bool = False  # whole numbers, or times
     comma: str = ""  # one of its numbers, where these have a decimal comma
@@ -162,7 +163,7 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None) -> str:
             draft.left_out[name], draft.maybe[name] = "may be a reward", Columns.REWARDS
         elif look.kind in ("", "number", "flag", "list"):
             draft.take(Columns.OBS, name)
-        elif look.kind == "text" and seen is not None and texts and _are_categories(texts, seen.rows):
+        elif look.kind in ("text", "answer") and seen is not None and texts and _are_categories(texts, seen.rows):
             draft.take(Columns.OBS, name)
             categories[name] = texts
         else:
@@ -170,7 +171,12 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None) -> str:
     for needed in (Columns.OBS, Columns.ACTIONS):
         draft.roles.setdefault(needed, ["?"])
     for name in draft.roles[Columns.ACTIONS]:
-        if name != "?" and draft.looks[name].kind == "text" and seen is not None and (texts := seen.texts.get(name)):
+        if (
+            name != "?"
+            and draft.looks[name].kind in ("text", "answer")
+            and seen is not None
+            and (texts := seen.texts.get(name))
+        ):
             categories[name] = texts
     return _written(draft, categories, "" if seen is None or seen.whole else f" of the first {seen.rows:,} rows")
 
@@ -185,7 +191,7 @@ def _by_name(draft: _Draft, name: str) -> bool:
     fits = {
         Columns.T: look.kind in ("", "number", "time", "flag"),
         Columns.REWARDS: look.kind in ("", "number", "flag"),
-        **dict.fromkeys(FLAGS, look.kind in ("", "flag", "empty")),
+        **dict.fromkeys(FLAGS, look.kind in ("", "flag", "answer", "empty")),
     }
     if not role or not fits.get(role, True):
         return False
@@ -266,7 +272,7 @@ def _end(draft: _Draft, names: Sequence[str]) -> tuple[str, str] | None:
     last = np.ones(len(rows), np.bool_)
     last[:-1] = ids[rows][1:] != ids[rows][:-1]
     for name in names:
-        if draft.looks[name].kind == "flag":
+        if draft.looks[name].kind in ("flag", "answer"):
             true = draft.looks[name].codes[rows] == 1
             if true.any() and not last.all() and not (true & ~last).any():
                 return name, f"true in last rows of {_string(draft.roles[Columns.EPS_ID][0])} alone"
@@ -308,6 +314,8 @@ def _of_text(cells: pa.Array, decimal: str = ".") -> _Look:
         return _Look("time", _with_nan(*times_in(cells)), True)
     if counts.kind == "list":
         return _Look("list")
+    if counts.kind == "text" and counts.are_answers:
+        return _Look("answer", _with_nan(*booleans_in(cells, flags=True)), True)
     return _Look("text", np.asarray(cells.dictionary_encode().indices.fill_null(-1).to_numpy(), np.float64))
 
 
@@ -335,7 +343,7 @@ def _why_left_out(look: _Look, texts: Sequence[str] | None) -> str:
         return "no value in any row"
     if look.kind == "time":
         return "looks like a time"
-    if look.kind != "text":
+    if look.kind not in ("text", "answer"):
         return "holds neither numbers nor text"
     if texts and (ambiguous := next(filter(DAY_FIRST_OR_MONTH.match, texts), "")):
         return f"dates such as {ambiguous[:40]!r} may begin with a day or a month: write 2024-03-01"
@@ -358,13 +366,10 @@ def _written(draft: _Draft, categories: Mapping[str, Sequence[str]], bound: str)
     if draft.extra:
         lines += ["", "[extra]", *(f"action_logp = {_toml([name])}" for name in draft.extra[:1])]
     if categories:
-        lines += [
-            "",
-            f"[categories]  # all texts{bound}",
-            *(f"{_key(name)} = {_array(all_)}" for name, all_ in categories.items()),
-        ]
+        numbered = (f"{_key(name)} = {_array(texts)}" for name, texts in categories.items())
+        lines += ["", f"[categories]  # all texts{bound}", *numbered]
     if comma := next((look.comma for look in draft.looks.values() if look.comma), ""):
-        lines += ["", "[csv]", f'decimal = ","  # as in {_string(comma)}']
+        lines.insert(1, f'csv.decimal = ","  # as in {_string(comma)}')
     return "\n".join(lines) + "\n"
 
 
