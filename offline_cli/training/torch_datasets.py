@@ -101,16 +101,27 @@ class StepStream(IterableDataset[Step]):
         if batch_size is not None and batch_size < 1:
             raise BadConfig(f"a batch_size of {batch_size}", where="to_torch", fix="1 or more, or None for single steps")
         self._source, self._wanted = source, columns
-        self._batch_size, self._shuffle, self._seed, self._epoch = batch_size, shuffle, seed, 0
+        self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._share()
+
+    def _share(self) -> None:
+        """Let workers that outlive an epoch (`persistent_workers`) see the next one's number, too."""
+        if self._shuffle:
+            self._epoch.share_memory_()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share()
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle as in epoch `epoch` from the next iteration on; without it, all epochs have one order."""
-        self._epoch = epoch
+        """Shuffle as in epoch `epoch` from the next iteration on, in all workers; without it, all epochs have one order."""
+        self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Step]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        shards, key = list(self._source.shards), [self._seed, self._epoch]
+        shards, key = list(self._source.shards), [self._seed, int(self._epoch)]
         if self._shuffle:
             shards = [shards[at] for at in np.random.default_rng(key).permutation(len(shards))]
         apart = len(shards) >= workers  # else all read all shards, and take batches in turn

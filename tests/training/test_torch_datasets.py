@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,20 @@ def test_workers_share_a_stream_without_a_step_twice(dataset: Dataset, batch_siz
         found = [step["rewards"] for step in DataLoader(stream, batch_size=None, num_workers=workers)]
         assert all(batch_size is None or len(part) <= batch_size for part in found)
         assert sorted(torch.cat([part.reshape(-1) for part in found]).tolist()) == list(range(110))
+
+
+@pytest.mark.parametrize("travelled", [False, True])
+def test_workers_that_outlive_an_epoch_shuffle_as_the_next_one_says(tmp_path: Path, travelled: bool) -> None:
+    write_dataset(numbered(), tmp_path / "D", max_rows_per_file=2)
+    stream = open_dataset(tmp_path / "D").to_torch(["rewards"], streaming=True, batch_size=16, shuffle=True)
+    stream = pickle.loads(pickle.dumps(stream)) if travelled else stream
+    orders = []
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in (0, 1, 0):
+        stream.set_epoch(epoch)
+        orders.append(torch.cat([batch["rewards"] for batch in loader]).tolist())
+    assert all(sorted(order) == list(range(110)) for order in orders)
+    assert orders[0] == orders[2] != orders[1]
 
 
 def test_spawned_workers_get_the_dataset_too(tmp_path: Path) -> None:
