@@ -108,7 +108,7 @@ class StepStream(IterableDataset[Step]):
     def _share(self) -> None:
         """Let workers that outlive an epoch (`persistent_workers`) see the next one's number, too."""
         if self._shuffle:
-            self._epoch.share_memory_()
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
