@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, get_args, overload
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted
+from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted, UsageError
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
 from offline_cli.parquet.safety import MEMORY_LIMIT
@@ -232,8 +232,10 @@ class Dataset:
 
         `lazy`: a LazyFrame that reads when it is collected, batch by batch; `infos` and `reset_infos` are in it even if all are
         empty. Episodes without a step have no row of steps. Raises BadData where the spaces are not known, BadEpisode where
-        extra model outputs change, and what `batches` raises.
+        extra model outputs change, UsageError for another `per`, and what `batches` raises.
         """
+        if per not in get_args(Per):
+            raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix=" or ".join(map(repr, get_args(Per))))
         frames = StepFrames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
         make: Callable[..., Any] = lazy_frame if lazy else whole_frame
         return make(self.batches, frames if per == "step" else EpisodeFrames())

@@ -11,6 +11,7 @@ table; making them again takes longer than all else.
 from __future__ import annotations
 
 import math
+import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import UsageError
 from offline_cli.parquet.row_group_cuts import BLOCK_BYTES
 from offline_cli.spaces import same_space
 from offline_cli.trees import Tree, flatten, leaves
@@ -196,14 +198,25 @@ def _row_bytes(tree: Tree) -> int:
 
 # ---- single episodes ----
 
-Episodes = EpisodeBatch | Iterable[EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode]
+Episodes = (
+    EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode | Iterable[EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode]
+)
 
 
 def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
-    """Batches as they come; between them, single episodes are joined. Raises BadEpisode for neighbours that cannot be."""
+    """Batches as they come; between them, single episodes are joined. `episodes` may be one alone.
+
+    Raises BadEpisode for neighbours that cannot be joined, UsageError for what is no episode.
+    """
     single: list[SingleAgentEpisode] = []
     size = 0  # of these: steps and episodes
-    for one in [episodes] if isinstance(episodes, EpisodeBatch) else episodes:
+    if isinstance(episodes, EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode):
+        episodes = [episodes]
+    if isinstance(episodes, str | bytes | os.PathLike) or not isinstance(episodes, Iterable):
+        raise _no_episodes(episodes)
+    for one in episodes:
+        if not isinstance(one, EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode):
+            raise _no_episodes(one)
         if isinstance(one, EpisodeBatch):
             parts = []
         else:
@@ -217,6 +230,12 @@ def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
             yield one
     if single:
         yield EpisodeBatch.from_episodes(single)
+
+
+def _no_episodes(given: object) -> UsageError:
+    shown = f" {given!r}" if isinstance(given, str) else ""
+    fix = "EpisodeBatches, SingleAgentEpisodes or MultiAgentEpisodes; of a dataset, open_dataset(...).batches()"
+    return UsageError(f"a {type(given).__name__}{shown} where an episode is wanted", where="episodes", fix=fix)
 
 
 # ---- rows that are ready ----

@@ -238,7 +238,10 @@ class DatasetWriter:
             if known or len(set(ids)) < len(ids):
                 twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
                 what = f"two episodes are called {twice!r}: rows of one id are one episode"
-                raise BadEpisode(what, where=self.location.url, fix="give every episode an id of its own")
+                fix = "give every episode an id of its own"
+                if twice in self._adopted_ids:
+                    fix = "with resume=True leave out the episodes of writer.ids_written, which are there already"
+                raise BadEpisode(what, where=self.location.url, fix=fix)
             self._ids.add(ids)
         self._episodes += len(ids)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from offline_cli.policies.run_policy import LoadedPolicy, known_environments, lo
 from offline_cli.progress import OnProgress, Progress, no_progress
 
 __all__ = ["evaluate"]
+
+_log = logging.getLogger(__name__)
 
 
 @takes(EvaluateOptions)
@@ -102,6 +105,9 @@ def evaluate(
         else:
             played = played_here(plan, module.to(target), environment, pieces, on_episodes=report)
     result = _result(played, played_in, explore, seed, loaded.checkpoint)
+    if played.observations_not_finite:
+        counts = ", ".join(f"{kind} {times:,}" for kind, times in played.observations_not_finite.items())
+        _log.warning("note: the policy acted on observations that are not finite: %s", counts)
     return _checked(result, min_return, where=f"{run} in {environment.name}")
 
 
@@ -163,4 +169,5 @@ def _result(played: Played, environment: EnvironmentSpec, explore: bool, seed: i
         explore=explore,
         seed=seed,
         checkpoint=checkpoint,
+        observations_not_finite=played.observations_not_finite,
     )

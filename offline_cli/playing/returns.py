@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, leaves
 
 __all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "way_to_step"]
 
@@ -49,6 +49,7 @@ class EvaluateResult:
     explore: bool  # actions were drawn, not the likeliest
     seed: int
     checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
+    observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -62,6 +63,7 @@ class Outcomes:
     indices: Index  # (E,) which they are
     returns: NDArray[np.float64]  # (E,) undiscounted, in the environment's units
     lengths: NDArray[np.int64]  # (E,) steps
+    not_finite: NDArray[np.int64]  # (E, 2) numbers in observations acted on that are NaN, and infinite
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -69,10 +71,10 @@ class Outcomes:
     @classmethod
     def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
         """All episodes, by index."""
-        fields = ("indices", "returns", "lengths")
-        indices, returns, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in fields)
+        fields = ("indices", "returns", "lengths", "not_finite")
+        indices, returns, lengths, not_finite = (np.concatenate([getattr(part, name) for part in parts]) for name in fields)
         order = np.argsort(indices)
-        return cls(indices[order], returns[order], lengths[order])
+        return cls(indices[order], returns[order], lengths[order], not_finite[order])
 
 
 class Returns:
@@ -86,7 +88,8 @@ class Returns:
         self._episode = np.zeros(slots, np.int64)
         self._sums = np.zeros(slots)
         self._steps = np.zeros(slots, np.int64)
-        self._ended: list[tuple[Index, NDArray[np.float64], NDArray[np.int64]]] = []
+        self._not_finite = np.zeros((slots, 2), np.int64)
+        self._ended: list[tuple[Index, NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]] = []
 
     @property
     def full(self) -> bool:
@@ -96,9 +99,14 @@ class Returns:
     def begin(self, slots: Index, episodes: Index) -> None:
         """See Sink."""
         self._episode[slots], self._sums[slots], self._steps[slots] = episodes, 0.0, 0
+        self._not_finite[slots] = 0
 
     def act(self, obs: Tree, infos: NDArray[Any] | None, acted: Acted) -> None:
-        """Nothing."""
+        """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
+        for leaf in (obs,) if isinstance(obs, np.ndarray) else leaves(obs):
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                rows = leaf[: len(self._steps)].reshape(len(self._steps), -1)
+                self._not_finite += np.stack([np.isnan(rows).sum(axis=1), np.isinf(rows).sum(axis=1)], axis=1)
 
     def reward(self, rewards: NDArray[Any]) -> None:
         """See Sink."""
@@ -107,7 +115,8 @@ class Returns:
 
     def end(self, slots: Index, flags: tuple[NDArray[Any], NDArray[Any]], finals: Tree, infos: NDArray[Any] | None) -> None:
         """See Sink."""
-        self._ended.append((self._plan.indices(self._runner, self._episode[slots]), self._sums[slots], self._steps[slots]))
+        indices = self._plan.indices(self._runner, self._episode[slots])
+        self._ended.append((indices, self._sums[slots], self._steps[slots], self._not_finite[slots]))
 
     def take(self, limit: int | None = None) -> Outcomes | None:
         """All that have ended, whatever their order."""
@@ -121,6 +130,7 @@ class Played:
 
     returns: NDArray[np.float64]  # (N,) undiscounted, in the environment's units
     lengths: NDArray[np.int64]  # (N,) steps
+    observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # see EvaluateResult
 
     @property
     def mean(self) -> float:
@@ -239,4 +249,5 @@ def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Ea
     if len(bad):
         place, fix = f"{plan.env}, episode {bad[0]}", "fix the environment's rewards"
         raise BadData(f"a return of {every.returns[bad[0]]}", where=place, fix=fix)
-    return Played(every.returns, every.lengths)
+    counts = zip(("nan-in-observations", "infinite-in-observations"), every.not_finite.sum(axis=0).tolist(), strict=True)
+    return Played(every.returns, every.lengths, {kind: count for kind, count in counts if count})

@@ -23,8 +23,9 @@ from offline_cli.connectors.pipeline_player import frames_looked_at, steps_looke
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.connectors.slot_player import SlotError, SlotPlayer
 from offline_cli.episodes.episode_spaces import zero_rows
-from offline_cli.errors import BadConfig, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.modules.rl_module import RLModule
+from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import EVALUATION_ROWS, Policy, block_rows, fitted, rows_of
 from offline_cli.policies.run_policy import LoadedPolicy
@@ -54,6 +55,7 @@ class PolicyInUse:
         self.run = run
         self._like = _tree_of(spaces[0])  # the leaf spaces of observations, in their structure
         self._leaves = leaves(self._like)
+        self._floats = [np.dtype(space.dtype).kind == "f" for space in self._leaves] if _takes_finite(policy) else []
         self._player = _Slots(policy) if isinstance(policy, PipedPolicy) else _Blocks(policy, spaces[0])
         self._chance_size, self._seed = policy.chance_size, seed
         self._next = 0  # number of the next episode
@@ -95,11 +97,13 @@ class PolicyInUse:
         actions were answered with; needed by pieces that look at rewards. `info`, a mapping or B of them: for pieces of yours
         that read infos. With memory, each call continues the episode of each row, until `reset`.
 
-        Raises SpaceMismatch for observations of other structure, shape or dtype; BadConfig where the number of rows changes in
+        Raises SpaceMismatch for observations of other structure, shape or dtype; BadData for NaN and infinity in those of a
+        network, unless pieces of your own come before it; BadConfig where the number of rows changes in
         the middle of episodes that are remembered, and without rewards that pieces look at; BadPiece for pieces that give no
         actions. What a user's pieces or function raise passes.
         """
         rows, count = self._rows(observation)
+        self._check_finite(rows)
         alone = count is None
         size = 1 if count is None else count
         with self._lock:
@@ -145,6 +149,14 @@ class PolicyInUse:
             what = f"{err}; the policy takes {describe(self.observation_space)}"
             fix = "one observation of that space, or a batch: each leaf with one more axis before its own, of the same length"
             raise SpaceMismatch(what, where=WHERE, fix=fix) from err
+
+    def _check_finite(self, rows: Tree) -> None:
+        """Raise BadData, naming leaf and row, for NaN or infinity."""
+        for (path, leaf), is_float in zip(flatten(rows, "observation"), self._floats, strict=False):
+            if is_float and not np.isfinite(leaf).all():
+                row = int(np.argmax(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
+                what = f"{path} holds NaN or infinity, first in row {row} of {len(leaf)}"
+                raise BadData(what, where=WHERE, fix="finite numbers; or end the episode, where they come from the environment")
 
     def _begun(self, size: int) -> Index:
         """The rows whose episodes begin now; they get their numbers. Raises BadConfig."""
@@ -276,6 +288,13 @@ class _Slots:
 
 
 # ---- what is given ----
+
+
+def _takes_finite(policy: Policy | PipedPolicy) -> bool:
+    """Whether it is a network that sees the observations as they are, or after pieces of ours: yours may fill in NaN."""
+    if not isinstance(policy, PipedPolicy):
+        return isinstance(policy, ModulePolicy | ModelPolicy)
+    return all(type(piece).__module__.startswith("offline_cli.") for piece in policy.pipelines.env_to_module.pieces())
 
 
 def _arrays(value: Any, space: Space, path: str = "") -> Tree:

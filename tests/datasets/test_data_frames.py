@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli import EpisodeBatch, open_dataset, write_dataset
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, UsageError
 
 Make = Callable[..., EpisodeBatch]
 NESTED = spaces.Dict(
@@ -107,3 +107,10 @@ def write_nothing(tmp_path: Path) -> Callable[..., Any]:
         return open_dataset(tmp_path / name)
 
     return write
+
+
+def test_rows_per_anything_else_are_refused(make_batch: Make, tmp_path: Path) -> None:
+    write_dataset(make_batch((3,)), tmp_path / "D")
+    with pytest.raises(UsageError, match="no rows per 'eps'") as caught:
+        open_dataset(tmp_path / "D").to_polars(per="eps")  # type: ignore[call-overload]
+    assert caught.value.fix == "'step' or 'episode'"

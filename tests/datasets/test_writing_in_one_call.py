@@ -120,3 +120,14 @@ def test_a_writer_takes_a_path_or_a_url_and_single_episodes(make_batch: Make) ->
         manifest = writer.commit()
     assert (manifest.format, manifest.action_scale, manifest.counts.episodes) == ("episodes", "unknown", 3)
     assert [episode.id_ for episode in open_dataset("memory://written/D")] == list(batch.ids)
+
+
+def test_one_episode_alone_is_written(make_batch: Make, tmp_path: Path, format: Any) -> None:
+    assert write_dataset(make_batch((4,))[0], tmp_path / "D", format=format).episodes == 1
+
+
+@pytest.mark.parametrize("wrong", ["ds", Path("ds"), 3, [[1, 2]], [None]], ids=str)
+def test_what_is_no_episode_is_refused_by_name(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="where an episode is wanted"):
+        write_dataset(wrong, tmp_path / "D")
+    assert not (tmp_path / "D").exists()

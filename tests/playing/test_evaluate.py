@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 from sealed_runs import tell, told_in
@@ -137,3 +140,26 @@ def test_weights_that_were_cut_are_bad_data(run: Path) -> None:
 def test_no_episodes_are_refused(run: Path) -> None:
     with pytest.raises(UsageError, match="--lookback 0 is less than 1; --episodes 0 is less than 1"):
         evaluate(run, episodes=0, lookback=0)
+
+
+class Blind(gym.ObservationWrapper):  # type: ignore[type-arg]
+    """All observations are NaN."""
+
+    def observation(self, observation: Any) -> Any:
+        """NaN."""
+        return np.full_like(observation, np.nan)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_observations_that_are_not_finite_are_counted_and_noted(
+    run: Path, num_envs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert evaluate(run, env="Sign-v0", episodes=2).observations_not_finite == {}
+    gym.register("Blind-v0", lambda: Blind(gym.make("Sign-v0")))
+    try:
+        result = evaluate(run, env="Blind-v0", episodes=5, num_envs=num_envs)
+    finally:
+        del gym.registry["Blind-v0"]
+    size = int(np.prod(gym.make("Sign-v0").observation_space.shape or ()))
+    assert result.as_dict()["observations_not_finite"] == {"nan-in-observations": round(5 * result.length_mean * size)}
+    assert "the policy acted on observations that are not finite: nan-in-observations" in caplog.text

@@ -17,7 +17,7 @@ from recordings import FILTER, STACK
 from offline_cli import load_policy
 from offline_cli.connectors.learner import FrameStackingLearner
 from offline_cli.environments import open_environment
-from offline_cli.errors import BadConfig, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.modules import build_module
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.plan import EvaluationPlan
@@ -25,6 +25,7 @@ from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose, episode_seed
 from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.policy import RandomPolicy
 from offline_cli.policies.policy_in_use import OF_EVALUATION, PolicyInUse
 from offline_cli.training.train import train_bc
 
@@ -334,3 +335,16 @@ def test_a_run_trained_through_python_objects_plays_between_the_pieces_that_are_
         load_policy(run)
     policy = load_policy(run, env_to_module=beside)
     assert told_of(played_one_by_one(policy, gym.make(env), 16)) == evaluated(run, env=env, episodes=16, env_to_module=beside)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_observation_that_is_not_finite_is_refused_with_leaf_and_row(nested: PolicyInUse, value: float) -> None:
+    seen = {"a": (np.zeros(3, int), np.zeros(3)), "b": np.zeros((3, 2), np.float32)}
+    seen["b"][1, 0] = value  # type: ignore[call-overload, index]
+    with pytest.raises(BadData, match=r"observation\.b holds NaN or infinity, first in row 1 of 3"):
+        nested.act(seen)
+
+
+def test_a_function_may_be_given_nan() -> None:
+    policy = PolicyInUse(RandomPolicy(spaces.Discrete(2)), (spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
+    assert policy.act(np.full(2, np.nan, np.float32)) in (0, 1)
