@@ -164,7 +164,7 @@ def _not_plain(value: Any, name: str = "") -> Iterator[str]:
         yield "render_mode = 'human' opens windows"
     elif isinstance(value, int | float) and not name.endswith("_steps") and abs(value) > LARGEST:
         yield f"{name} = {value} is beyond {LARGEST}, and may cost memory or time"
-    elif isinstance(value, str) and OF_A_PLACE.search(CAMEL.sub("_", name)):
+    elif isinstance(value, str) and OF_A_PLACE.search(CAMEL.sub("_", name.replace(".", "_"))):
         yield f"{name} = {value!r} names a place"
     elif isinstance(value, str) and not PLAIN_TEXT.fullmatch(value):
         yield f"{name} = {value!r} could be a path, a URL or a module"

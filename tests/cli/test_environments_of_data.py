@@ -167,6 +167,17 @@ def test_plain_wrappers_and_arguments_are_taken(wrapper: str) -> None:
     assert refused(EnvironmentSpec("E", kwargs, (wrapper,))) == ([], [])
 
 
+@pytest.mark.parametrize("wrapper", ["FrameStackObservation:stack_size=20000000", "ResizeObservation:shape=[30000,30000]"])
+def test_sizes_that_cost_memory_are_not_taken_from_data(wrapper: str) -> None:
+    assert refused(EnvironmentSpec("E", {}, ("TimeLimit:max_episode_steps=100000",)))[1] == []
+    assert "is beyond 4096" in refused(EnvironmentSpec("E", {}, (wrapper,)))[1][0]
+
+
+@pytest.mark.parametrize("kwargs", [{"render_mode": "human"}, {"num_envs": 10**9}, {"file": {"name": "passwd"}}])
+def test_arguments_that_open_windows_or_name_places_are_not_taken_from_data(kwargs: dict[str, Any]) -> None:
+    assert len(refused(EnvironmentSpec("E", kwargs, ()))[0]) == 1
+
+
 def test_a_run_folder_may_say_no_more_than_a_manifest(recorded: Path, tmp_path: Path, call_json: Call) -> None:
     words = ("train-bc", recorded, "--out", tmp_path / "run", "--env", "Pendulum-v1", "--epochs", "1", *CPU)
     mine = ("--wrapper", "gymnasium.wrappers:TimeLimit:max_episode_steps=5", "--wrapper", SCALED)
