@@ -68,11 +68,11 @@ class Dataset:
     """
 
     location: Location  # its folder
-    manifest: Manifest
-    part: tuple[Shard, ...] | None = None  # of its shards, those that are read; None: all
+    manifest: Manifest = field(repr=False)
+    part: tuple[Shard, ...] | None = field(default=None, repr=False)  # of its shards, those that are read; None: all
     _cache: BlockCache = field(default_factory=BlockCache, repr=False, compare=False)
-    chosen: tuple[NDArray[np.bool_], ...] | None = None  # (E,) of each of these, the episodes that are read; None: all
-    kept: KeptRows | None = None  # gets the rows of what is read, where all columns are
+    chosen: tuple[NDArray[np.bool_], ...] | None = field(default=None, repr=False)  # (E,) of each: what is read; None: all
+    kept: KeptRows | None = field(default=None, repr=False)  # gets the rows of what is read, where all columns are
 
     def __enter__(self) -> Self:
         return self
