@@ -54,6 +54,8 @@ PIPELINES: Final = {
     'name = "add_next_observations_from_episodes_to_train_batch"\n',
 }
 APPLIED_TO: Final = ("rllib_episodes_cartpole_expert", "rllib_episodes_pendulum", "rllib_episodes_dict_flattened")
+NEWER = frozenset({"run", "policy", "seconds", "env_kwargs", "wrappers", "observations_not_finite"})
+"""What an evaluation reports besides figures: places, times, and keys that came later."""
 EXPERT: Final = "sb3:" + str(REPOSITORY / "sample_data" / "experts" / "cartpole.zip")
 STACKED: Final = 'kind = "env_to_module"\ndefaults = true\n[[pieces]]\nname = "mean_std_filter"\n'
 
@@ -184,7 +186,7 @@ def _recorded(temp: Path, key: str, env: str, options: Mapping[str, Any]) -> dic
 
 def _evaluated(temp: Path, name: str, env: str, *, explore: bool) -> dict[str, Any]:
     told = evaluate(str(temp / "runs" / name), env=env, episodes=20, seed=3, explore=explore).as_dict()
-    return {key: value for key, value in told.items() if key not in ("run", "policy", "seconds", "env_kwargs", "wrappers")}
+    return {key: value for key, value in told.items() if key not in NEWER}
 
 
 def frozen() -> dict[str, dict[str, Any]]:
