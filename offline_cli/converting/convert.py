@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offline_cli.converting.appending import added_to, base_of, environment_of_all
 from offline_cli.converting.reading import EpisodeStream, read_episodes
@@ -44,7 +45,7 @@ from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe
 from offline_cli.trees import flatten
 
-__all__ = ["ConvertResult", "Preview", "convert", "interrupted"]
+__all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "not_written", "provenance_of"]
 
 SAMPLE = 16 << 20  # bytes of arrays that are written to extrapolate the rest from
 SHOWN_STEPS = 3
@@ -161,7 +162,7 @@ def convert(
         on_progress=on_progress,
     ) as stream:
         identity = json.dumps([[place.url for place in places], *read_as, said_of_tables, *_wrappers(env, stream)])
-        context = _context(stream, options, base, _provenance(places, stream, command), identity)
+        context = _context(stream, options, base, provenance_of(places, stream, command), identity)
         if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
             alone = replace(context, overwrite=False, resume=False, base=None)
@@ -206,26 +207,34 @@ def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
         with writer:
             stream.set_aside_to(writer.quarantine)
             for batch in stream:
-                left = _without(batch, writer.ids_written)
-                if len(left):
-                    writer.write(left)
+                left = not_written(batch, writer)
+                if left.all():
+                    writer.write(batch)
+                elif left.any():
+                    writer.write(batch.select(np.flatnonzero(left)))
             stream.rejects.hand_on()
-            counts = {
-                "duplicate-episode": stream.tally.duplicates_dropped,
-                "stitched-fragment": stream.tally.fragments_stitched,
-                "unreadable-row": stream.rejects.count,
-            }
-            kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
-            counted = ChainMap(kept, stream.tally.assumptions)  # the writer may still add to the tally
-            return committed(writer, assumptions=counted, episodes_lost=stream.episodes_lost)
+            return committed(writer, assumptions=assumptions_of(stream), episodes_lost=stream.episodes_lost)
     except KeyboardInterrupt as interrupt:
         raise interrupted(target, is_ours=isinstance(writer, DatasetWriter)) from interrupt
 
 
-def _without(batch: EpisodeBatch, known: frozenset[str]) -> EpisodeBatch:
+def not_written(batch: EpisodeBatch, writer: Sink) -> NDArray[np.bool_]:
+    """(E,) the episodes that are in no shard of the write that is resumed."""
+    known = writer.ids_written
     if not known or known.isdisjoint(batch.ids):
-        return batch
-    return batch.select(np.flatnonzero([name not in known for name in batch.ids]))
+        return np.ones(len(batch), np.bool_)
+    return np.fromiter((name not in known for name in batch.ids), np.bool_, len(batch))
+
+
+def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
+    """What was assumed and left out, by kind, once all of `stream` is read; a writer may still add to its tally."""
+    counts = {
+        "duplicate-episode": stream.tally.duplicates_dropped,
+        "stitched-fragment": stream.tally.fragments_stitched,
+        "unreadable-row": stream.rejects.count,
+    }
+    kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
+    return ChainMap(kept, stream.tally.assumptions)
 
 
 def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
@@ -244,7 +253,7 @@ def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
     )
 
 
-def _provenance(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
+def provenance_of(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
     """The commands that made the sources, where they are datasets of ours, and then this one; the mappings of tables."""
     known: dict[str, Any] = {"sources": [place.url for place in places], "source_formats": stream.formats}
     if stream.mapping_documents:

@@ -6,12 +6,13 @@ A broken manifest raises with a list of all mistakes. Two runs of one command ma
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import platform
 import re
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,7 @@ __all__ = [
     "Environment",
     "Manifest",
     "Shard",
+    "content_hash",
     "is_column",
     "is_shard",
     "now",
@@ -278,6 +280,11 @@ def _bad(wrong: list[str], where: str) -> BadData:
 
 
 # ---- parts of which a manifest has many ----
+
+
+def content_hash(shards: Iterable[Shard]) -> str:
+    """A hash that no other content has: of the paths and hashes of `shards`."""
+    return hashlib.sha256(repr([(shard.path, shard.sha256) for shard in shards]).encode()).hexdigest()
 
 
 def is_shard(value: Any) -> bool:

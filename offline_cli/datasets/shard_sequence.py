@@ -10,7 +10,6 @@ only ids, lengths and returns are read.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +22,7 @@ from offline_cli.columns import Columns
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING, FolderKind, generation_of, shard_name
 from offline_cli.datasets.lease_record import APPENDS_TO, UNFINISHED_WRITING, WritingNote, refuse_if_at_work
-from offline_cli.datasets.manifest import Manifest, Shard
+from offline_cli.datasets.manifest import Manifest, Shard, content_hash
 from offline_cli.datasets.ownership import refuse_foreign_data, refuse_links
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import RowFormat
@@ -233,7 +232,7 @@ class Base:
     @property
     def identity(self) -> str:
         """A hash that no other content has: what `resume` compares, and what the names of the new shards depend on."""
-        return hashlib.sha256(repr([(shard.path, shard.sha256) for shard in self.shards]).encode()).hexdigest()
+        return content_hash(self.shards)
 
     def refuse_other(
         self, folder: Location, row_format: str, compression: str, spaces: tuple[Space | None, Space | None], scale: str

@@ -200,3 +200,17 @@ def test_a_category_that_does_not_exist_is_named_by_its_column(call_json: Call, 
     code, told = call_json("convert", robot, "--out", tmp_path / "D", "--mapping", tmp_path / "robot.toml")
     assert code == 4
     assert "actions holds 5, which is not a category, column lift;" in told["error"]["what"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("filter", "--where", "length > 0"), ("sample", "--episodes", "2"), ("merge",), ("repack",)],
+    ids=lambda command: command[0],
+)
+def test_operations_keep_the_names_that_a_mapping_gave_to_elements(
+    command: tuple[str, ...], call: Call, call_json: Call, robot: Path, tmp_path: Path
+) -> None:
+    assert call_json("convert", robot, "--out", tmp_path / "D", "--mapping", tmp_path / "robot.toml")[0] == 0
+    name, *options = command
+    assert call_json(name, tmp_path / "D", "--out", tmp_path / "F", *options)[0] == 0
+    assert "joint_b" in call("inspect", tmp_path / "F").stdout

@@ -72,17 +72,24 @@ def train_one_iteration(batch: EpisodeBatch, data: str, *, format: str = "episod
         algorithm.stop()
 
 
-@pytest.mark.parametrize(("observation_space", "action_space"), TRAINABLE.values(), ids=TRAINABLE)
+CASES: dict[str, tuple[Space, Space, str]] = {
+    **{name: (*spaces_of, "episodes") for name, spaces_of in TRAINABLE.items()},
+    **{f"{name}, in columns": (*spaces_of, "columns") for name, spaces_of in TUPLES_IN_COLUMNS.items()},
+}
+
+
+@pytest.mark.parametrize(("observation_space", "action_space", "format"), CASES.values(), ids=CASES)
 def test_rllib_trains_on_our_data_as_it_is(
     observation_space: Space,
     action_space: Space,
+    format: str,
     random_batch: Callable[..., EpisodeBatch],
     write_dataset: Callable[..., str],
     tmp_path: Path,
 ) -> None:
     batch = random_batch(observation_space, action_space, lengths=[10] * 6)
-    data = write_dataset(tmp_path / "D", batch, format="episodes")
-    assert np.isfinite(train_one_iteration(batch, data))
+    data = write_dataset(tmp_path / "D", batch, format=format)
+    assert np.isfinite(train_one_iteration(batch, data, format=format))
 
 
 @pytest.mark.parametrize(("observation_space", "action_space", "message"), NOT_BY_RLLIB.values(), ids=NOT_BY_RLLIB)
@@ -98,16 +105,3 @@ def test_rllib_cannot_train_on_these_spaces_and_says_so(
     data = write_dataset(tmp_path / "D", batch, format="episodes")
     with pytest.raises(Exception, match=message):  # RLlib's types differ by case: its words are stated
         train_one_iteration(batch, data)
-
-
-@pytest.mark.parametrize(("observation_space", "action_space"), TUPLES_IN_COLUMNS.values(), ids=TUPLES_IN_COLUMNS)
-def test_rllib_trains_on_tuples_in_columns(
-    observation_space: Space,
-    action_space: Space,
-    random_batch: Callable[..., EpisodeBatch],
-    write_dataset: Callable[..., str],
-    tmp_path: Path,
-) -> None:
-    batch = random_batch(observation_space, action_space, lengths=[10] * 6)
-    data = write_dataset(tmp_path / "D", batch, format="columns")
-    assert np.isfinite(train_one_iteration(batch, data, format="columns"))

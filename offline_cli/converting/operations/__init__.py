@@ -11,12 +11,9 @@ Rows of a dataset whose row format is the target's, and whose episodes are not c
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-import shlex
 import time
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,9 +22,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.convert import interrupted
+from offline_cli.converting.convert import assumptions_of, interrupted, not_written, provenance_of
 from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
-from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.manifest import Environment, Manifest, content_hash
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
@@ -129,6 +126,11 @@ class Operation:
         self.kept = KeptRows()
 
     @property
+    def where(self) -> str:
+        """The sources, for messages."""
+        return ", ".join(place.url for place in self.places)
+
+    @property
     def manifests(self) -> list[Manifest]:
         """Of those sources that are datasets of ours."""
         return [source.dataset.manifest for source in self.sources if isinstance(source, OwnSource)]
@@ -192,10 +194,10 @@ class Operation:
 
         Datasets count with their shards' hashes: what is resumed must not be half of one source and half of a later one.
         """
-        options, shards = self.options, [(one.path, one.sha256) for known in self.manifests for one in known.shards]
+        options = self.options
         read_as = [options[name] for name in ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")]
         said_of_tables = self.tables.identity(options["storage_options"])
-        content = hashlib.sha256(repr(shards).encode()).hexdigest()
+        content = content_hash(shard for known in self.manifests for shard in known.shards)
         known = [self.name, [place.url for place in self.places], content, read_as, said_of_tables, chosen]
         return json.dumps(known, sort_keys=True)
 
@@ -204,13 +206,6 @@ class Operation:
     ) -> DatasetWriter:
         """The writer of one target, which gets what is known of `stream`. `provenance`: what `convert` does not write."""
         options = self.options
-        known: dict[str, Any] = {
-            "sources": [place.url for place in self.places],
-            "source_formats": stream.formats,
-            **provenance,
-        }
-        if self.command:
-            known["commands"] = [*stream.commands, shlex.join(self.command)]
         return DatasetWriter(
             target,
             format=self.format,  # type: ignore[arg-type]
@@ -219,7 +214,7 @@ class Operation:
             action_scale=stream.action_scale,
             environment=Environment.of(stream.environment),
             spaces_inferred=stream.spaces_inferred,
-            provenance=known,
+            provenance={**provenance_of(self.places, stream, self.command), **provenance},
             compression=self.compression,
             max_rows_per_file=options["max_rows_per_file"],
             max_bytes_per_file=options["max_bytes_per_file"],
@@ -247,14 +242,44 @@ class Operation:
         except KeyboardInterrupt as interrupt:
             raise interrupted(writers[0].location, is_ours=True) from interrupt
 
+    def write(
+        self, stream: EpisodeStream, by: Mapping[str, Any], share: Share | None = None, *, dropped: int | None = None
+    ) -> dict[str, Any]:
+        """Write the episodes of `stream` to the one target, as `copy` does; the fields of `OperationResult`.
+
+        `by`: what was asked for. `dropped`: episodes that were not chosen; None: the duplicates.
+        """
+        provenance = {"operation": {"name": self.name, **by}}
+        writer = self.writer(stream, self.target, identity=self.identity(**by), provenance=provenance)
+        copied = self.copy(stream, [writer], share)
+        manifest = copied.manifests[0]
+        return self.figures(
+            stream,
+            episodes=manifest.counts.episodes,
+            steps=manifest.counts.steps,
+            shards=len(manifest.shards),
+            dropped=copied.duplicates_dropped if dropped is None else dropped,
+            duplicates_dropped=copied.duplicates_dropped,
+            assumptions=copied.assumptions,
+        )
+
+    def figures(self, stream: EpisodeStream, **counts: Any) -> dict[str, Any]:
+        """The fields of `OperationResult`, with `counts` among them, once `stream` is read as far as it will be."""
+        return {
+            "out": self.target.url,
+            "format": self.format,
+            "action_scale": stream.action_scale,
+            "episodes_lost": stream.episodes_lost,
+            "dry_run": self.options["dry_run"],
+            "seconds": time.monotonic() - self.started,
+            **counts,
+        }
+
     def _put(self, batch: EpisodeBatch, writers: Sequence[DatasetWriter], share: Share | None) -> None:
         rows = None if self.kept is None else self.kept.taken(batch)
         goes_to = np.zeros(len(batch), np.int64) if share is None else share(batch)
         for number, writer in enumerate(writers):
-            mine = goes_to == number
-            known = writer.ids_written
-            if known and not known.isdisjoint(batch.ids):
-                mine &= np.fromiter((name not in known for name in batch.ids), np.bool_, len(batch))
+            mine = (goes_to == number) & not_written(batch, writer)
             if mine.all():
                 writer.write(batch, rows)
             elif mine.any():
@@ -262,13 +287,6 @@ class Operation:
 
 
 def _committed(stream: EpisodeStream, writers: Sequence[DatasetWriter]) -> Copied:
-    counts = {
-        "duplicate-episode": stream.tally.duplicates_dropped,
-        "stitched-fragment": stream.tally.fragments_stitched,
-        "unreadable-row": stream.rejects.count,
-    }
-    kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
-    lost = stream.episodes_lost
-    counted = ChainMap(kept, stream.tally.assumptions)  # a writer may still add to the tally
+    counted, lost = assumptions_of(stream), stream.episodes_lost
     manifests = tuple(writer.commit(assumptions=counted, episodes_lost=lost) for writer in writers)
     return Copied(manifests, stream.tally.duplicates_dropped, lost, dict(counted), stream.action_scale)

@@ -113,8 +113,8 @@ def _by_plain_columns(operation: Operation, *, returns: bool) -> Survey | None:
                 cuts[-1].append(table.num_rows)
     table = pa.concat_tables(tables)
     if not table.num_rows:
-        where = ", ".join(place.url for place in operation.places)
-        raise NoData("no episode is in the source", where=where, fix="check that the recording wrote any steps")
+        fix = "check that the recording wrote any steps"
+        raise NoData("no episode is in the source", where=operation.where, fix=fix)
     ends = [table.column(name).to_numpy() for name in (Columns.TERMINATED, Columns.TRUNCATED)]
     is_whole = (table.column(Columns.LENGTH).to_numpy() > 0) & (ends[0] | ends[1])
     ids = table.column(Columns.EPS_ID)
@@ -309,17 +309,16 @@ class Parts:
         """
         if self.by is not None:
             return _by_value(survey.table.column(self.by), self.by)
-        where = ", ".join(place.url for place in survey.operation.places)
         sizes = [int(amount) for amount in self.amounts.values()]
         if not self.are_counts:
             sizes = _shared_out(list(self.amounts.values()), len(survey))
         if sum(sizes) > len(survey):
             what = f"{sum(sizes):,} episodes are wanted, and the sources have {len(survey):,}"
-            raise NoData(what, where=where, fix="ask for fewer: an episode is in one part")
+            raise NoData(what, where=survey.operation.where, fix="ask for fewer: an episode is in one part")
         empty = [name for name, size in zip(self.amounts, sizes, strict=True) if not size]
         if empty:
             what = f"of {len(survey):,} episodes none is left for {', '.join(empty)}; nothing was written"
-            raise NoData(what, where=where, fix="give larger fractions, or --counts")
+            raise NoData(what, where=survey.operation.where, fix="give larger fractions, or --counts")
         part_of = np.full(len(survey), NOWHERE)
         part_of[drawn(len(survey), seed)[: sum(sizes)]] = np.repeat(np.arange(len(sizes)), sizes)
         return list(self.amounts), part_of

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Unpack
@@ -125,26 +124,16 @@ def repack(
 
 def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any]) -> dict[str, Any]:
     """Write all episodes of `stream`; the fields of `OperationResult`."""
-    figures: dict[str, Any] = {"out": operation.target.url, "format": operation.format, "action_scale": stream.action_scale}
-    if operation.options["dry_run"]:
-        episodes = steps = 0
-        with stream:
-            stream.set_aside_to(lambda _: None)
-            for batch in stream:
-                episodes, steps = episodes + len(batch), steps + batch.num_steps
-        duplicates = stream.tally.duplicates_dropped
-        figures |= {"episodes": episodes, "steps": steps, "shards": 0, "assumptions": dict(stream.tally.assumptions)}
-        figures |= {"episodes_lost": stream.episodes_lost, "duplicates_dropped": duplicates}
-    else:
-        provenance = {"operation": {"name": operation.name, **by}}
-        writer = operation.writer(stream, operation.target, identity=operation.identity(**by), provenance=provenance)
-        copied = operation.copy(stream, [writer])
-        manifest = copied.manifests[0]
-        figures |= {"episodes": manifest.counts.episodes, "steps": manifest.counts.steps, "shards": len(manifest.shards)}
-        figures |= {"assumptions": copied.assumptions, "episodes_lost": copied.episodes_lost}
-        figures |= {"duplicates_dropped": copied.duplicates_dropped}
-    figures |= {"dropped": figures["duplicates_dropped"], "dry_run": operation.options["dry_run"]}
-    return {**figures, "seconds": time.monotonic() - operation.started}
+    if not operation.options["dry_run"]:
+        return operation.write(stream, by)
+    episodes = steps = 0
+    with stream:
+        stream.set_aside_to(lambda _: None)
+        for batch in stream:
+            episodes, steps = episodes + len(batch), steps + batch.num_steps
+    duplicates, assumed = stream.tally.duplicates_dropped, dict(stream.tally.assumptions)
+    counts = {"episodes": episodes, "steps": steps, "shards": 0, "assumptions": assumed}
+    return operation.figures(stream, dropped=duplicates, duplicates_dropped=duplicates, **counts)
 
 
 # ---- sources whose episodes are changed while they are read ----

@@ -134,9 +134,8 @@ def _with_problems(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
     """(E,) episodes with one of these ids. Raises NoData where there are ids, and none is in a source."""
     found: NDArray[np.bool_] = pc.is_in(survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())).to_numpy()
     if ids and not found.any():
-        where = ", ".join(place.url for place in survey.operation.places)
         what = f"none of the {len(ids):,} episodes with problems is in the sources"
-        raise NoData(what, where=where, fix="give the result of validate for these sources")
+        raise NoData(what, where=survey.operation.where, fix="give the result of validate for these sources")
     return found
 
 
@@ -148,8 +147,7 @@ def _listed(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
     if missing:
         more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
         what = f"{len(missing):,} of {len(ids):,} ids are in no source: {', '.join(missing[:SHOWN])}{more}"
-        where = ", ".join(place.url for place in survey.operation.places)
-        raise NoData(what, where=where, fix="take them out of the file, or name the source that they are in")
+        raise NoData(what, where=survey.operation.where, fix="take them out of the file, or name the source that they are in")
     found: NDArray[np.bool_] = pc.is_in(have, wanted).to_numpy()
     return found
 
@@ -197,9 +195,8 @@ def _count(survey: Survey, order: NDArray[np.int64], options: SampleOptions) -> 
     wanted = episodes if steps is None else steps
     assert wanted is not None, "one of the three is given"
     if wanted > have:
-        where = ", ".join(place.url for place in survey.operation.places)
         what = f"{wanted:,} {unit} are wanted, and the sources have {have:,}"
-        raise NoData(what, where=where, fix="ask for fewer: an episode is drawn once")
+        raise NoData(what, where=survey.operation.where, fix="ask for fewer: an episode is drawn once")
     return wanted if steps is None else int(np.searchsorted(reached, steps)) + 1
 
 
@@ -314,26 +311,13 @@ def _written(survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any]) -
     """Write the chosen episodes to the operation's target; the fields of `OperationResult`. Raises NoData where none is."""
     operation, count = survey.operation, int(np.count_nonzero(chosen))
     if not count:
-        where = ", ".join(place.url for place in operation.places)
         fix = "offline-cli inspect shows between which values returns and lengths are"
-        raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=where, fix=fix)
+        raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=operation.where, fix=fix)
     stream, share = survey.stream(np.where(chosen, 0, NOWHERE))
-    figures: dict[str, Any] = {"out": operation.target.url, "format": operation.format, "action_scale": stream.action_scale}
-    figures |= {"dropped": len(survey) - count, "dry_run": operation.options["dry_run"]}
-    if operation.options["dry_run"]:
-        with stream:
-            lost = stream.episodes_lost
-        steps = int(survey.column(Columns.LENGTH)[chosen].sum())
-        figures |= {"episodes": count, "steps": steps, "shards": 0, "assumptions": {}, "episodes_lost": lost}
-        figures |= {"duplicates_dropped": survey.duplicates_dropped}
-    else:
-        identity = operation.identity(**by)
-        provenance = {"operation": {"name": operation.name, **by}}
-        copied = operation.copy(
-            stream, [operation.writer(stream, operation.target, identity=identity, provenance=provenance)], share
-        )
-        counts, shards = copied.manifests[0].counts, copied.manifests[0].shards
-        figures |= {"episodes": counts.episodes, "steps": counts.steps, "shards": len(shards)}
-        figures |= {"assumptions": copied.assumptions, "episodes_lost": copied.episodes_lost}
-        figures |= {"duplicates_dropped": copied.duplicates_dropped}
-    return {**figures, "seconds": time.monotonic() - operation.started}
+    dropped = len(survey) - count
+    if not operation.options["dry_run"]:
+        return operation.write(stream, by, share, dropped=dropped)
+    with stream:
+        steps, duplicates = int(survey.column(Columns.LENGTH)[chosen].sum()), survey.duplicates_dropped
+        counts = {"episodes": count, "steps": steps, "shards": 0, "assumptions": {}}
+        return operation.figures(stream, dropped=dropped, duplicates_dropped=duplicates, **counts)

@@ -11,9 +11,32 @@ import numpy as np
 import pytest
 from written_datasets import format, make_batch, write_dataset, writer_for  # noqa: F401
 
+from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
 
 Made = Callable[..., Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Made:
+    """A function that writes a batch as a dataset called `name`."""
+
+    def write(name: str, batch: EpisodeBatch, row_format: str = "episodes", **options: Any) -> Path:
+        known: dict[str, Any] = {
+            "observation_space": batch.observation_space,
+            "action_space": batch.action_space,
+            "action_scale": "env",
+            "environment": Environment("CartPole-v1"),
+        }
+        place = tmp_path / name
+        with DatasetWriter(open_location(place), format=row_format, **{**known, **options}) as writer:  # type: ignore[arg-type]
+            writer.write(batch)
+            writer.commit(episodes_lost=0)
+        return place
+
+    return write
 
 
 @pytest.fixture

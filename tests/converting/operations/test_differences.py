@@ -18,35 +18,13 @@ from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import DiffResult, diff
 from offline_cli.datasets.manifest import Environment
-from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import StorageNotFound, TargetNotMet
-from offline_cli.files.locations import open_location
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 ACTIONS = spaces.Discrete(3)
 Make = Callable[..., EpisodeBatch]
 Written = Callable[..., Path]
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Callable[..., Path]:
-    """A function that writes a batch as a dataset called `name`."""
-
-    def write(name: str, batch: EpisodeBatch, row_format: str = "episodes", **options: Any) -> Path:
-        known: dict[str, Any] = {
-            "observation_space": batch.observation_space,
-            "action_space": batch.action_space,
-            "action_scale": "env",
-            "environment": Environment("CartPole-v1"),
-        }
-        place = tmp_path / name
-        with DatasetWriter(open_location(place), format=row_format, **{**known, **options}) as writer:  # type: ignore[arg-type]
-            writer.write(batch)
-            writer.commit(episodes_lost=0)
-        return place
-
-    return write
 
 
 @pytest.fixture

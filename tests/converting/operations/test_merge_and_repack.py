@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,7 +21,6 @@ from offline_cli.converting.operations.differences import diff
 from offline_cli.converting.operations.merging import merge, repack
 from offline_cli.converting.operations.selecting import split
 from offline_cli.datasets.dataset import open_dataset
-from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, SpaceMismatch, UsageError
@@ -30,26 +28,6 @@ from offline_cli.files.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
 Written = Callable[..., Path]
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """A function that writes a batch as a dataset called `name`."""
-
-    def write(name: str, batch: EpisodeBatch, row_format: str = "episodes", **options: Any) -> Path:
-        known: dict[str, Any] = {
-            "observation_space": batch.observation_space,
-            "action_space": batch.action_space,
-            "action_scale": "env",
-            "environment": Environment("CartPole-v1"),
-        }
-        place = tmp_path / name
-        with DatasetWriter(open_location(place), format=row_format, **{**known, **options}) as writer:  # type: ignore[arg-type]
-            writer.write(batch)
-            writer.commit(episodes_lost=0)
-        return place
-
-    return write
 
 
 def whole(folder: Path) -> dict[str, bytes]:
