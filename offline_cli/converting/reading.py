@@ -59,7 +59,8 @@ class EpisodeStream:
     action_space: Space
     spaces_inferred: bool
     action_scale: str  # "env" | "normalized" | "unknown"
-    environment: EnvironmentSpec | None
+    environment: EnvironmentSpec | None  # that was asked for, or what all sources agree in
+    recorded_in: EnvironmentSpec | None  # that of all sources, made in one way; None: not known, or not one
     formats: list[str]  # of the sources, in their order
     locations: list[str]
     commands: list[str]  # that made those of the sources which are datasets of ours
@@ -255,6 +256,7 @@ def read_opened(
             spaces_inferred=spaces_inferred,
             action_scale=_scale(everywhere, action, action_scale),
             environment=env or _environment(everywhere),
+            recorded_in=said[0].environment if all(one.environment == said[0].environment for one in said) else None,
             formats=[one.format for one in said],
             locations=[one.location for one in said],
             commands=[line for one in said for line in one.commands],

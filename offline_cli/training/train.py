@@ -133,8 +133,8 @@ def train_bc(
         setup = replace(setup, uint8_scaling=scaling_of(folder.policy(), where=folder.url))
     with contextlib.ExitStack() as held:
         places = expand(asked, storage_options, beside=out)
-        known = _environments(resolved, places)
-        overseer, environment = held.enter_context(_environment(known["played_in"]))
+        played_in, notes = _played_in(resolved, places)
+        overseer, environment = held.enter_context(_environment(played_in))
         data = load_data(
             places,
             resolved,
@@ -150,7 +150,7 @@ def train_bc(
             on_progress=on_progress,
         )
         held.callback(data.close)
-        data = replace(data, **known)
+        data = replace(data, played_in=played_in, environment_notes=tuple(notes))
         if resolved.streaming:
             check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
         state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
@@ -181,16 +181,12 @@ def _notes(data: TrainingData, config: BCConfig) -> list[str]:
     return [*data.environment_notes, *images, *data.rewards.notes(unused_by)]
 
 
-def _environments(config: BCConfig, places: Sequence[Location]) -> dict[str, Any]:
-    """Of `TrainingData`: the environment of the checks, the one that the data is of, and notes on both. Raises BadConfig."""
-    infos = list(infos_of_manifests(places))
-    same = len(infos) == len(places) and all(info.environment == infos[0].environment for info in infos)
-    asked, notes = AskedEnvironment.of(asdict(config)), list[str]()
-    played_in = None
-    if asked is not None:
-        played_in, notes = asked.chosen((info.location, info.environment) for info in infos)
-    recorded_in = infos[0].environment if infos and same else None
-    return {"played_in": played_in, "recorded_in": recorded_in, "environment_notes": tuple(notes)}
+def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
+    """The environment of the checks, None where none was asked for, and notes on it and the data's. Raises BadConfig."""
+    asked = AskedEnvironment.of(asdict(config))
+    if asked is None:
+        return None, []
+    return asked.chosen((info.location, info.environment) for info in infos_of_manifests(places))
 
 
 def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:

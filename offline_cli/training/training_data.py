@@ -277,6 +277,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         rewards=summary.rewards,
         learner=source.learner,
         given_space=source.spaces[0],
+        recorded_in=source.recorded_in,
         columns_anew=anew,
     )
 

@@ -39,7 +39,7 @@ from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
-from offline_cli.environments import Environment
+from offline_cli.environments import Environment, EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, OfflineCliError
 from offline_cli.files.locations import Sources, is_of_bucket
@@ -76,6 +76,7 @@ class TrainingSource:
     beside: PipelineSpec
     environment: Environment | None
     pieces: PlaySpec | None  # what the policy plays between in `environment`; None: no pieces
+    recorded_in: EnvironmentSpec | None  # what the data is of; None: not known, or not one
     alone: bool  # the policy plays without pieces
     module_id: str | None  # whose episodes are learned from; None: there is one module
     learner: Learner  # learns from the columns, and gives pieces their module
@@ -267,6 +268,7 @@ def _opened(
         beside=beside,
         environment=environment,
         pieces=pieces,
+        recorded_in=stream.recorded_in,
         alone=alone,
         module_id=module_id,
         learner=learner,
