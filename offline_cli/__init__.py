@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.playing.evaluate import evaluate as evaluate
     from offline_cli.policies.by_name import load_policy as load_policy
     from offline_cli.recording.record import record as record
+    from offline_cli.training.train import train as train
     from offline_cli.training.train import train_bc as train_bc
 
 __version__ = "0.1.0"
@@ -64,6 +65,7 @@ _HOMES = {
     "repair": "offline_cli.checking.repair",
     "sample": "offline_cli.converting.operations.selecting",
     "split": "offline_cli.converting.operations.selecting",
+    "train": "offline_cli.training.train",
     "train_bc": "offline_cli.training.train",
     "validate": "offline_cli.checking.validate",
     "write_dataset": "offline_cli.datasets.write_dataset",
@@ -95,6 +97,7 @@ __all__ = [
     "repair",
     "sample",
     "split",
+    "train",
     "train_bc",
     "validate",
     "write_dataset",

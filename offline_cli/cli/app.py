@@ -46,6 +46,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "record": LEARNING,
     "convert": DATA,
     "apply": DATA,
+    "train": LEARNING,
     "train-bc": LEARNING,
     "evaluate": LEARNING,
     "inspect": DATA,

@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args, get_origin
@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import typer
 
 from offline_cli.cli.failures import refuse_tight
-from offline_cli.cli.texts import comparisons, json_object, pairs, storage_options, whole_numbers
+from offline_cli.cli.texts import comparisons, json_object, pairs, settings, storage_options, whole_numbers
 from offline_cli.cli.without_pandas import DataCommand
 from offline_cli.errors import BadConfig
 from offline_cli.options.option import Declared, Form, Group, declared_in
@@ -29,12 +29,16 @@ from offline_cli.options.option import Declared, Form, Group, declared_in
 __all__ = ["FIRST", "Command", "Shown", "names_of_others", "other_command", "parse", "placed", "read_plainly", "runnable"]
 
 FIRST: Final = "Most used"
-REPEATED: Final = (Form.NAMES, Form.PAIRS, Form.COMPARISONS)
+REPEATED: Final = (Form.NAMES, Form.PAIRS, Form.SETTINGS, Form.COMPARISONS)
 WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 
 METADATA: Final = (".dist-info", ".egg-info")
 GROUP: Final = b"[offline_cli.commands]"
+
+GIVEN: Final = "offline_cli.given"  # where the arguments of a command line are kept for its help
+Further = Callable[[Sequence[str]], Mapping[str, list[tuple[str, str]]]]
+"""Further sections of a help page, of what else was given with --help: headings, and pairs of spelling and meaning."""
 
 STORAGE, CACHE, CACHE_SIZE = "storage_options", "cache", "cache_size"
 
@@ -97,6 +101,7 @@ class Command:
     keys: tuple[str, ...]  # what `--json` prints at least, kept for good
     at_once: Mapping[str, Callable[[typer.Context], None]] = field(default_factory=dict)  # by flag: what it shows
     address_space: int = 0  # bytes that its libraries take, where they end the process if there are fewer
+    further: Further | None = None  # what its help shows besides
 
     @property
     def declared(self) -> Mapping[str, Declared]:
@@ -114,7 +119,7 @@ def runnable(command: Command) -> Any:
     shown = command.shown
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in command.examples)
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    alone.command(command.name, cls=page_of(shown), epilog=epilog)(_callback(command, shown))
+    alone.command(command.name, cls=page_of(shown, command.further), epilog=epilog)(_callback(command, shown))
     return typer.main.get_command(alone)
 
 
@@ -195,6 +200,8 @@ def _value(one: Declared, given: Any) -> Any:
         return whole_numbers(given, option=one.flag)
     if one.option.form is Form.PAIRS and given:
         return pairs(given, option=one.flag)
+    if one.option.form is Form.SETTINGS and given:
+        return settings(given, option=one.flag)
     if one.option.form is Form.COMPARISONS and given:
         return comparisons(given, option=one.flag)
     if one.option.form is Form.NAMES:
@@ -302,7 +309,7 @@ def placed(one: Declared) -> str:
     return name if one.required else f"[{name}]"
 
 
-def page_of(shown: Shown) -> type[DataCommand]:
+def page_of(shown: Shown, further: Further | None = None) -> type[DataCommand]:
     """The class of the command with these options."""
 
     class Page(DataCommand):
@@ -311,6 +318,7 @@ def page_of(shown: Shown) -> type[DataCommand]:
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             """As typer does."""
             read_plainly(self.get_params(ctx))
+            ctx.meta[GIVEN] = tuple(args)
             return super().parse_args(ctx, args)
 
         def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -324,6 +332,9 @@ def page_of(shown: Shown) -> type[DataCommand]:
                     formatter.write_dl([(placed(one), shown.help_of(one)) for one in shown.arguments])
             sections = {heading: [_record(one, shown) for one in members] for heading, members in shown.groups()}
             sections.setdefault(Group.OUTPUT.value, []).append(("--help", "Show this message and exit."))
+            if further is not None:
+                first = {FIRST: sections.pop(FIRST)} | dict(further(ctx.meta.get(GIVEN, ())))
+                sections = first | sections
             for heading, records in sections.items():
                 with formatter.section(heading):
                     formatter.write_dl(records)

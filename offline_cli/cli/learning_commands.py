@@ -1,8 +1,10 @@
-"""`offline-cli record`, `evaluate` and `train-bc`: each parses, calls the library once, shows the result."""
+"""`offline-cli record`, `evaluate`, `train` and `train-bc`: each parses, calls the library once, shows the result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -13,7 +15,7 @@ from offline_cli.cli.progress import working
 from offline_cli.cli.texts import with_stdin
 from offline_cli.errors import OfflineCliError
 from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
-from offline_cli.options.training import TrainBCFlags, TrainBCOptions
+from offline_cli.options.training import TrainBCFlags, TrainBCOptions, TrainOptions
 
 __all__ = ["COMMANDS"]
 
@@ -47,6 +49,36 @@ def evaluate(ctx: typer.Context, flags: EvaluateFlags, options: EvaluateOptions)
     with working(quiet=flags["quiet"]) as on_progress:
         result = evaluate(flags["run"], **options, on_progress=on_progress)
     render.show(result, as_json=flags["as_json"])
+
+
+def train(ctx: typer.Context, flags: TrainBCFlags, options: TrainOptions) -> None:
+    """Learn a policy from recordings by an algorithm of offline reinforcement learning.
+
+    Everything but the algorithm is as in train-bc: run folder, checks, checkpoints, --resume. docs/algorithms.md says what each
+    algorithm is for. A run resumes with its own algorithm and options.
+    """
+    from offline_cli.training.train import train
+
+    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
+        result = train(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
+    render.show(result, as_json=flags["as_json"], summary=_measured)
+
+
+def _options_of(arguments: Sequence[str]) -> Mapping[str, list[tuple[str, str]]]:
+    """The options of the algorithm that a command line names, for its help."""
+    named = [after for one, after in itertools.pairwise((*arguments, "")) if one == "--algorithm"]
+    named += [one.partition("=")[2] for one in arguments if one.startswith("--algorithm=")]
+    if not named:
+        return {}
+    from offline_cli.training.algorithms.algorithm import algorithm_kind
+    from offline_cli.training.config_mistakes import allowed
+
+    keys = algorithm_kind(named[-1]).schema.get("properties", {})
+    shown = []
+    for name, key in keys.items():
+        default = f"; default: {json.dumps(key['default'])}" if "default" in key else ""
+        shown.append((f"--set {name}=...", f"{key.get('description', '')}  [{allowed(key)}{default}]".lstrip()))
+    return {f"Options of {named[-1]}": shown or [("none", "It has no options.")]}
 
 
 def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -> None:
@@ -102,6 +134,21 @@ COMMANDS = (
         ),
         keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
         address_space=TORCH,
+    ),
+    Command(
+        name="train",
+        run=train,
+        flags=TrainBCFlags,
+        options=TrainOptions,
+        first=("algorithm", "set", "out", "env", "resume"),
+        examples=(
+            "offline-cli train dataset --algorithm bc --out run",
+            "offline-cli train dataset --out run --config mine.toml --set tau=0.2",
+            "offline-cli train dataset --out run --resume --updates 50000",
+        ),
+        keys=("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean"),
+        address_space=TORCH,
+        further=_options_of,
     ),
     Command(
         name="train-bc",

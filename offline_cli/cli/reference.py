@@ -16,7 +16,7 @@ from offline_cli.options.keywords import schema_of
 from offline_cli.options.option import Declared, Group, declared_in
 from offline_cli.options.training import ConfigKeys
 from offline_cli.training.algorithms.algorithm import own_algorithms
-from offline_cli.training.config import allowed
+from offline_cli.training.config_mistakes import allowed
 
 __all__ = ["config_page", "page"]
 

@@ -24,7 +24,17 @@ from offline_cli.errors import BadConfig, NoData, UsageError
 if TYPE_CHECKING:
     from offline_cli.files.locations import Location
 
-__all__ = ["STDIN", "STORAGE_OPTION", "comparisons", "json_object", "pairs", "storage_options", "whole_numbers", "with_stdin"]
+__all__ = [
+    "STDIN",
+    "STORAGE_OPTION",
+    "comparisons",
+    "json_object",
+    "pairs",
+    "settings",
+    "storage_options",
+    "whole_numbers",
+    "with_stdin",
+]
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 
@@ -45,6 +55,22 @@ def pairs(given: Sequence[str] | None, *, option: str) -> dict[str, str]:
             raise UsageError(f"{key.strip()} is given twice", where=option, fix="one value for each key")
         found[key.strip()] = value
     return found
+
+
+def settings(given: Sequence[str], *, option: str) -> dict[str, Any]:
+    """`["a=0.1", "b=true", "c=x"]` as `{"a": 0.1, "b": True, "c": "x"}`. Raises UsageError as `pairs` does."""
+    return {key: _of_toml(text) for key, text in pairs(given, option=option).items()}
+
+
+def _of_toml(text: str) -> Any:
+    """The number, boolean, text or list that TOML reads; any other text is itself."""
+    import tomllib
+
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return found["value"] if len(found) == 1 and isinstance(found["value"], (bool, int, float, str, list)) else text
 
 
 def comparisons(given: Sequence[str], *, option: str) -> dict[str, str]:

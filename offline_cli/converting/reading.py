@@ -60,7 +60,6 @@ class EpisodeStream:
     spaces_inferred: bool
     action_scale: str  # "env" | "normalized" | "unknown"
     environment: EnvironmentSpec | None  # that was asked for, or what all sources agree in
-    recorded_in: EnvironmentSpec | None  # that of all sources, made in one way; None: not known, or not one
     formats: list[str]  # of the sources, in their order
     locations: list[str]
     commands: list[str]  # that made those of the sources which are datasets of ours
@@ -69,6 +68,7 @@ class EpisodeStream:
     mapping_documents: Sequence[Mapping[str, Any]]  # whole ones, each once: those of datasets among the sources too
     tally: Tally
     rejects: Rejects
+    _said: Sequence[EnvironmentSpec | None]  # the environment of each source
     _waiting: WaitingRejects
     _extra_dtypes: Mapping[str, np.dtype[Any]]
     _episodes: WholeEpisodes
@@ -106,6 +106,12 @@ class EpisodeStream:
     def elements(self) -> ElementNames:
         """The names of the elements of vectors, where all sources that have some agree."""
         return ElementNames.of(self.mapping_documents) if self.mapping_documents else ElementNames()
+
+    @property
+    def recorded_in(self) -> EnvironmentSpec | None:
+        """The environment of all sources, made in one way; None: not known, or not one."""
+        first, *others = self._said
+        return first if all(one == first for one in others) else None
 
     @property
     def environment_id(self) -> str | None:
@@ -213,7 +219,6 @@ def read_opened(
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`."""
-    name = None if env is None else env.id
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))
@@ -235,8 +240,8 @@ def read_opened(
         first = episodes.first()
         mappings = _each_once([document for one in said for document in one.mappings])
         if env_spaces is not None:
-            _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, ElementNames.of(mappings))
-        known = declared(opened, first, name, env_spaces, None if added_to is None else added_to.info)
+            _check_batch(first, env_spaces, (f"--env {env and env.id}",) * 2, episodes.place_of, ElementNames.of(mappings))
+        known = declared(opened, first, env and env.id, env_spaces, None if added_to is None else added_to.info)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
@@ -256,7 +261,6 @@ def read_opened(
             spaces_inferred=spaces_inferred,
             action_scale=_scale(everywhere, action, action_scale),
             environment=env or _environment(everywhere),
-            recorded_in=said[0].environment if all(one.environment == said[0].environment for one in said) else None,
             formats=[one.format for one in said],
             locations=[one.location for one in said],
             commands=[line for one in said for line in one.commands],
@@ -265,6 +269,7 @@ def read_opened(
             mapping_documents=mappings,
             tally=episodes.tally,
             rejects=episodes.rejects,
+            _said=[one.environment for one in said],
             _waiting=episodes.waiting,
             _extra_dtypes=episodes.extra_dtypes,
             _episodes=episodes,

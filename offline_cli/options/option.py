@@ -39,6 +39,7 @@ class Form(Enum):
     NAMES = "one text; the option may be repeated"
     NUMBERS = "whole numbers with commas: 256,256"
     PAIRS = "KEY=VALUE; the option may be repeated"
+    SETTINGS = "KEY=VALUE, the value as TOML has it; the option may be repeated"
     COMPARISONS = "KEY=VALUE, KEY>=VALUE or KEY<=VALUE; the option may be repeated"
     JSON = "a JSON object"
 

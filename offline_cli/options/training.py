@@ -1,4 +1,4 @@
-"""Options of `train-bc`, and the keys of its configuration file."""
+"""Options of `train` and `train-bc`, and the keys of their configuration file."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -38,6 +38,7 @@ __all__ = [
     "MlpKeys",
     "TrainBCFlags",
     "TrainBCOptions",
+    "TrainOptions",
 ]
 
 DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
@@ -273,6 +274,29 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
     ]
 
 
+class TrainOptions(TrainBCOptions, total=False):
+    """Keywords of `train`."""
+
+    algorithm: Annotated[
+        str | None,
+        Option(
+            help="Learning algorithm (docs/algorithms.md); the help of a command line with it shows its options, for {set}.",
+            group=Group.LEARNING,
+            without="bc, or that of {config}",
+            metavar="NAME",
+        ),
+    ]
+    set: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            help="An option of the algorithm, as TOML has it: expectile=0.8.",
+            group=Group.LEARNING,
+            form=Form.SETTINGS,
+            metavar="KEY=VALUE",
+        ),
+    ]
+
+
 @reworded(out={"help": "Run folder to make: a path or a URL.", "metavar": "RUN"})
 class TrainBCFlags(Sources, Out, Caching, Showing, total=False):
-    """What the command line of `train-bc` takes besides."""
+    """What the command lines of `train` and `train-bc` take besides."""

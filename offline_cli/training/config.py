@@ -1,7 +1,6 @@
 """The configuration of a run, resolved from defaults < stored run < --config file < options, with all mistakes at once.
 
-The schema says what a key may be. A mistake names a key that was given as an option as on the command line, any other as in the
-file.
+The schema says what a key may be.
 
 The tables `[algorithm]` and `[network]` name code, ours or another package's, whose options and defaults they hold. The options
 of the network "mlp" are keys of the file itself as well, `hidden` and `activation`, and are kept there.
@@ -9,46 +8,36 @@ of the network "mlp" are keys of the file itself as well, `hidden` and `activati
 
 from __future__ import annotations
 
-import json
-import math
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.local_files import not_found
-from offline_cli.json_documents import load_schema, mistakes_by
-from offline_cli.modules.network import MLP, network_kind
+from offline_cli.modules.network import MLP
 from offline_cli.options.option import declared_in
-from offline_cli.options.training import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys, MlpKeys
-from offline_cli.training.algorithms.algorithm import algorithm_kind
+from offline_cli.options.training import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
+from offline_cli.training.config_mistakes import (
+    BOUNDS,
+    DEFAULTS,
+    KINDS,
+    MLP_KEYS,
+    TABLES,
+    as_set,
+    as_text,
+    config_mistakes,
+    option_contradictions,
+    spelled,
+    table_mistakes,
+)
 
-__all__ = ["SCHEMA", "TABLES", "BCConfig", "allowed", "differences", "filled", "read_config", "resolve_config", "stored_config"]
+__all__ = ["BCConfig", "differences", "filled", "read_config", "resolve_config", "stored_config"]
 
 _HELP, _PAGE = "`offline-cli train-bc --help` lists the options", "docs/config.md lists the keys of the file"
-
-SCHEMA = "config.v2.json"  # says what each key means
-BOUNDS = ("updates", "epochs")
-NEEDS = (
-    ("until_return", "env", "an environment to play in"),
-    ("env_kwargs", "env", "the environment that they make"),
-    ("wrappers", "env", "the environment that they go around"),
-    ("patience", "val_fraction", "episodes held out for validation"),
-)
-TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
-TYPES["object"] = "a table"
-LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-MAX_SHOWN = 80  # letters of one offending value
-
-KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
-TABLES: Final = tuple(KINDS)
-DEFAULTS: Final[dict[str, Mapping[str, Any]]] = {table: declared_in(ConfigKeys)[table].option.default for table in TABLES}
-MLP_KEYS: Final = tuple(declared_in(MlpKeys))
 
 
 def _default(name: str) -> Any:
@@ -125,9 +114,11 @@ def resolve_config(
     file: str | PathLike[str] | None = None,
     stored: Mapping[str, Any] | None = None,
     plugins: Collection[str] = (),
+    algorithm: Mapping[str, Any] | None = None,
 ) -> BCConfig:
     """The configuration; options that are None were not given. `stored` is that of the run to resume. `plugins`: packages whose
-    code may be imported because `stored` names it; what the file names is imported.
+    code may be imported because `stored` names it; what the file or `algorithm` names is imported. `algorithm`: the options of
+    the table that were given, and perhaps its name; they win.
 
     Raises BadConfig with every mistake in `details["problems"]`, UsageError where options that contradict each other are all
     of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
@@ -138,7 +129,9 @@ def resolve_config(
     twice: list[str] = []
     from_file = folded(read_config(file), twice) if file is not None else {}
     _check_one_size(given, from_file, file)
-    merged = {**(stored or {}), **from_file, **given, **merged_tables(stored or {}, from_file)}
+    asked = {"algorithm": algorithm} if algorithm else {}
+    _check_one_algorithm(asked, from_file, file)
+    merged = {**(stored or {}), **from_file, **given, **merged_tables(stored or {}, from_file, asked)}
     if stored and "network" in from_file and merged["network"] != stored.get("network"):
         merged = {name: value for name, value in merged.items() if name not in MLP_KEYS or name in from_file}
     bounds = [source.keys() & set(BOUNDS) for source in (given, from_file, stored or {})]
@@ -146,9 +139,10 @@ def resolve_config(
     merged = {name: value for name, value in merged.items() if name not in BOUNDS or name in bound}
     problems = twice + config_mistakes(merged, given)
     if isinstance(merged.get("env_kwargs"), Mapping) and _has_null(merged["env_kwargs"]):
-        name = _spelled("env_kwargs", "env_kwargs" in given)
+        name = spelled("env_kwargs", "env_kwargs" in given)
         problems.append(f"{name}: null cannot be kept in config.toml; a function may set it: --env python:module:make_env")
-    problems += table_mistakes(merged, own=[table for table in TABLES if table in from_file], packages=plugins)
+    own = [table for table in TABLES if table in from_file or "name" in asked.get(table, {})]
+    problems += [as_set(text, algorithm or {}) for text in table_mistakes(merged, own=own, packages=plugins)]
     if problems:
         kind = UsageError if set(problems) <= set(option_contradictions(merged, given)) else BadConfig
         raise kind.of(problems, where=_sources(file, given, stored), fix=_HELP if file is None else f"{_HELP}; {_PAGE}")
@@ -165,8 +159,16 @@ def _check_one_size(given: Mapping[str, Any], from_file: Mapping[str, Any], file
     """Raise UsageError where option and file name two sizes of the network: a checkpoint's weights have one."""
     asked, said = given.get("hidden"), from_file.get("hidden")
     if asked is not None and said is not None and asked != said:
-        what = f"--hidden says {','.join(map(str, asked))}, and the file says {_as_text(said)}"
+        what = f"--hidden says {','.join(map(str, asked))}, and the file says {as_text(said)}"
         raise UsageError(what, where=f"--hidden and {file}", fix="give the widths in one of the two")
+
+
+def _check_one_algorithm(asked: Mapping[str, Any], from_file: Mapping[str, Any], file: str | PathLike[str] | None) -> None:
+    """Raise UsageError where option and file name two algorithms: the options in the file are those of one."""
+    names = [table.get("name") for source in (asked, from_file) if isinstance(table := source.get("algorithm"), Mapping)]
+    if len(names) == 2 and None not in names and names[0] != names[1]:
+        what = f"--algorithm says {names[0]}, and the file's [algorithm] {names[1]}"
+        raise UsageError(what, where=f"--algorithm and {file}", fix="name the algorithm in one of the two")
 
 
 def stored_config(stored: Mapping[str, Any]) -> BCConfig:
@@ -224,79 +226,6 @@ def read_config(file: str | PathLike[str]) -> dict[str, Any]:
         raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
 
 
-def config_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
-    """Every mistake of `config`, whose keys in `options` were given as options; empty when there is none."""
-    return key_mistakes(config, load_schema(SCHEMA), options) + list(_contradictions(config, options))
-
-
-def option_contradictions(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
-    """Those of `config_mistakes` that are between options alone: no file can resolve them."""
-    return [text for text, asked in _contradictions(config, options).items() if asked]
-
-
-def key_mistakes(
-    config: Mapping[str, Any], schema: Mapping[str, Any], options: Collection[str] = (), *, before: str = ""
-) -> list[str]:
-    """Every key of `config` that `schema` does not know, or that has a value which it does not allow. `before`: the table's
-    name and a dot; an option of a table may be NaN or infinite where its schema does not limit it.
-    """
-    keys = schema.get("properties", {})
-    found = [_unknown(name, keys, before) for name in config if name not in keys]
-    for name, value in config.items():
-        if name not in keys:
-            continue
-        no_number = isinstance(value, float) and not math.isfinite(value)  # which a schema lets pass whatever its limits are
-        if mistakes_by(value, keys[name]) or (no_number and (not before or not LIMITS.keys().isdisjoint(keys[name]))):
-            may_be = allowed(keys[name])
-            may_be = may_be.replace("a number", "a finite number", 1) if no_number else may_be
-            found.append(f"{before}{_spelled(name, name in options)}: must be {may_be}, not {_as_text(value)}")
-    return found
-
-
-def allowed(key: Mapping[str, Any]) -> str:
-    """What a key may be, by its part of the schema: `a number above 0 and below 1`."""
-    if "enum" in key:
-        return "one of " + ", ".join(f'"{value}"' for value in key["enum"])
-    limits = " and ".join(f"{words} {key[limit]}" for limit, words in LIMITS.items() if limit in key)
-    kind = TYPES.get(key["type"]) if isinstance(key.get("type"), str) else None
-    if kind is None:
-        return f"as its schema says: {json.dumps(dict(key))}"
-    text = f"{kind} {limits}".rstrip()
-    if "required" in key:
-        return f"{text} with {' and '.join(key['required'])}"
-    return f"{text}, each item {allowed(key['items'])}" if "items" in key else text
-
-
-def _unknown(name: str, keys: Collection[str], before: str) -> str:
-    near = get_close_matches(name.replace("-", "_"), keys, n=1)
-    return f"unknown key '{before}{name}'" + (f", did you mean '{before}{near[0]}'?" if near else "")
-
-
-def _spelled(name: str, as_option: bool) -> str:
-    if not as_option:
-        return name
-    return declared_in(ConfigKeys)[name].flag if name in declared_in(ConfigKeys) else f"--{name.replace('_', '-')}"
-
-
-def _as_text(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict[str, bool]:
-    """Each as text, and whether options alone are at fault."""
-    found = {}
-    if config.keys() >= set(BOUNDS):
-        asked = set(BOUNDS) <= set(options)  # of two sources, the one above the other has replaced what that says
-        updates, epochs = (_spelled(name, asked) for name in BOUNDS)
-        found[f"{updates} and {epochs}: give one of the two"] = asked
-    for name, needed, what in NEEDS:
-        if name in config and needed not in config:
-            asked = name in options
-            found[f"{_spelled(name, asked)}: needs {_spelled(needed, asked)}, {what}"] = asked
-    return found
-
-
 def folded(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """A user's file with the options of `[network] name = "mlp"` as keys of its own; what is said twice goes to `problems`."""
     table = document.get("network")
@@ -307,66 +236,22 @@ def folded(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     return {**document, "network": rest} | {name: table[name] for name in MLP_KEYS if name in table}
 
 
-def merged_tables(stored: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables: the file's options over the stored ones, where they are those of one algorithm, or network."""
-    found: dict[str, Any] = {}
-    for name in TABLES:
-        old, new = stored.get(name), file.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("name") == new.get("name"):
-            found[name] = {**old, **new}
-        elif new is not None or old is not None:
-            found[name] = old if new is None else new
-    return found
+def merged_tables(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Both tables: options of each source over those of the one before it, where they are those of one algorithm, or network.
 
-
-def table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages: Collection[str]) -> list[str]:
-    """Every mistake of both tables. `own`: those that the user has written; what another one names is imported where it is
-    ours, or of `packages`.
-
-    Raises BadConfig for code that the user has not named, MissingPackage for a plug-in that cannot be imported.
+    The last source may leave out the name.
     """
-    problems = []
+    found: dict[str, Any] = {}
     for table in TABLES:
-        given = config.get(table, DEFAULTS[table])
-        if not (isinstance(given, Mapping) and isinstance(given.get("name"), str)):
-            continue  # the schema of the whole file has said so
-        named = None if table in own else packages
-        try:
-            kind = KINDS[table](given["name"], named=named)
-        except BadConfig as err:
-            if err.where != f"{table}.name":
-                raise
-            problems.append(f"{table}.name: {err.what} ({err.fix})")
-            continue
-        options = {name: value for name, value in given.items() if name != "name"}
-        wrong = key_mistakes(options, kind.schema, before=f"{table}.")
-        bad = tuple(text.partition(":")[0] for text in wrong)
-        problems += wrong + _no_json(table, {name: value for name, value in options.items() if f"{table}.{name}" not in bad})
-        problems += [f"{table}.{text}" for text in _of_all_together(options, kind.schema)]
-    network = config.get("network", {})
-    if isinstance(network, Mapping) and network.get("name", MLP) != MLP:
-        taken = [name for name in MLP_KEYS if name in config]
-        problems += [f"{name}: an option of the network {MLP!r}; others have theirs in [network]" for name in taken]
-    return problems
-
-
-def _no_json(table: str, options: Mapping[str, Any]) -> list[str]:
-    """Options that a run folder could not keep as JSON."""
-    found = []
-    for name, value in options.items():
-        try:
-            json.dumps(value, allow_nan=table != "network")  # networks alone are in policy.json
-        except TypeError:
-            found.append(f"{table}.{name}: give dates and times as text")
-        except ValueError:
-            found.append(f"{table}.{name}: must be finite")
+        for source in sources:
+            old, new = found.get(table), source.get(table)
+            if source is sources[-1] and isinstance(new, Mapping):
+                new = {"name": (old if isinstance(old, Mapping) else DEFAULTS[table]).get("name"), **new}
+            if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("name") == new.get("name"):
+                found[table] = {**old, **new}
+            elif new is not None:
+                found[table] = new
     return found
-
-
-def _of_all_together(options: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """Mistakes that belong to no single key: a missing required one, for instance."""
-    whole = {name: value for name, value in schema.items() if name not in ("properties", "additionalProperties")}
-    return [text.removeprefix("the document: ") for text in mistakes_by(options, whole)]
 
 
 def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:

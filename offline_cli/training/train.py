@@ -20,7 +20,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer, exit_code_of
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
-from offline_cli.errors import BadConfig, Interrupted, TargetNotMet
+from offline_cli.errors import BadConfig, Interrupted, TargetNotMet, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests, refused
@@ -29,7 +29,7 @@ from offline_cli.modules.devices import choose_device, choose_threads, use_threa
 from offline_cli.modules.encoders import flattened_images
 from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.option import declared_in
-from offline_cli.options.training import ConfigKeys, TrainBCOptions
+from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
 from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins
 from offline_cli.policies.run_files import CONFIG
@@ -45,7 +45,7 @@ from offline_cli.training.session import Session, check_same_run
 from offline_cli.training.stop_signals import StopRequested, StopSignals
 from offline_cli.training.training_data import TrainingData, load_data
 
-__all__ = ["train_bc"]
+__all__ = ["train", "train_bc"]
 
 CHANCE = 16  # sets the seed of losses that draw random numbers apart from others drawn from the same run seed
 
@@ -80,17 +80,20 @@ def fit(session: Session, stop: StopSignals) -> None:
         session.advance()
 
 
-@takes(TrainBCOptions)
-def train_bc(
+@takes(TrainOptions)
+def train(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
     env_to_module: Given = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[TrainBCOptions],
+    **options: Unpack[TrainOptions],
 ) -> TrainResult:
-    """Fit a policy to the actions in `sources` by maximum likelihood and keep it in the run folder `out`, a path or a URL.
+    """Learn a policy from `sources` and keep it in the run folder `out`, a path or a URL.
+
+    `algorithm` names the way of learning and `set` has options of it, as `[algorithm]` of the file `config`; see
+    docs/algorithms.md.
 
     An option that is None takes its value from the TOML file `config`, else its default; so do algorithm and network.
     `pipeline` may be a file, pieces, or what builds them, `lambda obs_space, act_space: pieces`. What its pieces learn, they
@@ -114,18 +117,56 @@ def train_bc(
     says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
     kept all the same).
     """
+    given: dict[str, Any] = dict(options)
+    asked: dict[str, Any] = {name: given.pop(name) for name in ("algorithm", "set")}
+    check_values(TrainOptions, asked, command="offline-cli train")
+    table = dict(asked["set"] or {})
+    if "name" in table:
+        raise UsageError("the name of the algorithm is not an option of it", where="--set name", fix="--algorithm NAME")
+    table |= {} if asked["algorithm"] is None else {"name": asked["algorithm"]}
+    return _learned(sources, out, given, table, env_to_module=env_to_module, on_progress=on_progress, command=command)
+
+
+@takes(TrainBCOptions)
+def train_bc(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    *,
+    env_to_module: Given = None,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+    **options: Unpack[TrainBCOptions],
+) -> TrainResult:
+    """Fit a policy to the actions in `sources` by maximum likelihood: `train` with the algorithm `bc`, or the one of `config`.
+
+    Options and what is raised: see `train`.
+    """
+    return _learned(sources, out, options, {}, env_to_module=env_to_module, on_progress=on_progress, command=command)
+
+
+def _learned(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    options: Mapping[str, Any],
+    algorithm: Mapping[str, Any],
+    *,
+    env_to_module: Given,
+    on_progress: OnProgress,
+    command: Sequence[str],
+) -> TrainResult:
+    """See `train`. `options`: those of `train_bc`. `algorithm`: what was asked for of its table."""
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     storage_options, resume = options["storage_options"], options["resume"]
     others = {name: value for name, value in options.items() if name not in asked_of_config}  # a schema checks those
-    check_values(TrainBCOptions, others, command="offline-cli train-bc")
+    check_values(TrainBCOptions, others, command="offline-cli train")
     asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     folder = RunFolder(open_location(out, storage_options, beside=asked))
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])
-    resolved = _resolve(asked_of_config, options["config"], folder, resume=resume, plugins=options["plugins"])
+    resolved = _resolve(asked_of_config, options["config"], folder, algorithm, resume=resume, plugins=options["plugins"])
     setup = _setup(resolved)
     target = choose_device(resolved.device)
     checkpoint = folder.load_checkpoint() if resume else None
@@ -261,14 +302,15 @@ def _resolve(
     options: Mapping[str, Any],
     file: str | os.PathLike[str] | None,
     folder: RunFolder,
+    algorithm: Mapping[str, Any],
     *,
     resume: bool,
     plugins: Sequence[str],
 ) -> BCConfig:
     """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes."""
     if not (resume and folder.is_run):
-        return resolve_config(options, file=file)
-    wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins)
+        return resolve_config(options, file=file, algorithm=algorithm)
+    wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins, algorithm=algorithm)
     said = {**({} if file is None else read_config(file)), **{name: one for name, one in options.items() if one is not None}}
     _check_named_again(wanted, said, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)
@@ -350,8 +392,8 @@ def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
 def _interrupted(session: Session, number: int) -> Interrupted:
     update, where = session.state.update, session.folder.url
     what = (
-        f"stopped by {signal.Signals(number).name} after {update} updates; all of them are saved, and the policy of this last "
+        f"stopped by {signal.Signals(number).name} after {update} updates; all of them are saved, and the policy of this last"
     )
-    what += "checkpoint can be played until the run is resumed"
+    what += " checkpoint can be played until the run is resumed"
     details = {"exit_code": exit_code_of(number), "updates": update, "policy_update": update, "run": where}
     return Interrupted(what, where=where, fix="the same command with --resume continues from there", details=details)

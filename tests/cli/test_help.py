@@ -29,6 +29,7 @@ COMMANDS = (
     "record",
     "convert",
     "apply",
+    "train",
     "train-bc",
     "evaluate",
     "inspect",

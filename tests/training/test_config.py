@@ -9,7 +9,8 @@ import pytest
 
 from offline_cli.errors import BadConfig, OfflineCliError, StorageNotFound, UsageError
 from offline_cli.json_documents import load_schema
-from offline_cli.training.config import SCHEMA, BCConfig, differences, resolve_config
+from offline_cli.training.config import BCConfig, differences, resolve_config
+from offline_cli.training.config_mistakes import SCHEMA
 
 
 def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
