@@ -240,8 +240,10 @@ def read_opened(
         first = episodes.first()
         mappings = _each_once([document for one in said for document in one.mappings])
         if env_spaces is not None:
-            _check_batch(first, env_spaces, (f"--env {env and env.id}",) * 2, episodes.place_of, ElementNames.of(mappings))
-        known = declared(opened, first, env and env.id, env_spaces, None if added_to is None else added_to.info)
+            _check_batch(
+                first, env_spaces, (f"--env {env.id if env else None}",) * 2, episodes.place_of, ElementNames.of(mappings)
+            )
+        known = declared(opened, first, env.id if env else None, env_spaces, None if added_to is None else added_to.info)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
