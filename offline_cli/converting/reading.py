@@ -68,7 +68,6 @@ class EpisodeStream:
     mapping_documents: Sequence[Mapping[str, Any]]  # whole ones, each once: those of datasets among the sources too
     tally: Tally
     rejects: Rejects
-    _said: Sequence[EnvironmentSpec | None]  # the environment of each source
     _waiting: WaitingRejects
     _extra_dtypes: Mapping[str, np.dtype[Any]]
     _episodes: WholeEpisodes
@@ -110,7 +109,7 @@ class EpisodeStream:
     @property
     def recorded_in(self) -> EnvironmentSpec | None:
         """The environment of all sources, made in one way; None: not known, or not one."""
-        first, *others = self._said
+        first, *others = [source.info.environment for source in self._episodes.sources]
         return first if all(one == first for one in others) else None
 
     @property
@@ -271,7 +270,6 @@ def read_opened(
             mapping_documents=mappings,
             tally=episodes.tally,
             rejects=episodes.rejects,
-            _said=[one.environment for one in said],
             _waiting=episodes.waiting,
             _extra_dtypes=episodes.extra_dtypes,
             _episodes=episodes,
