@@ -218,6 +218,7 @@ def read_opened(
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`."""
+    name = None if env is None else env.id
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))
@@ -239,10 +240,8 @@ def read_opened(
         first = episodes.first()
         mappings = _each_once([document for one in said for document in one.mappings])
         if env_spaces is not None:
-            _check_batch(
-                first, env_spaces, (f"--env {env.id if env else None}",) * 2, episodes.place_of, ElementNames.of(mappings)
-            )
-        known = declared(opened, first, env.id if env else None, env_spaces, None if added_to is None else added_to.info)
+            _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, ElementNames.of(mappings))
+        known = declared(opened, first, name, env_spaces, None if added_to is None else added_to.info)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:

@@ -211,13 +211,60 @@ class Hidden(TypedDict, total=False):
     hidden: Annotated[Sequence[int] | None, HIDDEN]
 
 
+class Optimizer(TypedDict, total=False):
+    """How the optimizer steps, whatever is learned."""
+
+    lr_schedule: Annotated[
+        Literal["constant", "linear", "cosine"] | None,
+        Option(
+            help="How the learning rate falls after {lr_warmup}: to 0 at the end of the run, or not at all.",
+            group=Group.LEARNING,
+            default="constant",
+            in_config=True,
+        ),
+    ]
+    lr_warmup: Annotated[
+        int | None,
+        Option(
+            help="Updates in which the learning rate rises from 0 to {lr}, linearly.",
+            group=Group.LEARNING,
+            default=0,
+            minimum=0,
+            in_config=True,
+            metavar="N",
+        ),
+    ]
+    weight_decay: Annotated[
+        float | None,
+        Option(
+            help="Share of each weight that a step at a learning rate of 1 would take away (AdamW).",
+            group=Group.LEARNING,
+            default=0.0,
+            minimum=0,
+            in_config=True,
+            metavar="F",
+        ),
+    ]
+    clip_norm: Annotated[
+        float | None,
+        Option(
+            help="Longest gradient of modules that are stepped together, by its Euclidean norm; longer ones are scaled down.",
+            group=Group.LEARNING,
+            without="none",
+            above=0,
+            in_config=True,
+            metavar="NORM",
+        ),
+    ]
+
+
 class MlpKeys(Hidden, total=False):
     """Options of the network mlp, which its table may hold as well."""
 
     activation: Annotated[Literal["relu", "tanh", "silu", "gelu", "linear"], ACTIVATION]
 
 
-class ConfigKeys(_Configured, MlpKeys, total=False):
+class ConfigKeys(_Configured, Optimizer, MlpKeys, total=False):
     """Keys of the configuration file."""
 
     algorithm: Annotated[Mapping[str, Any], ALGORITHM]
@@ -274,7 +321,7 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
     ]
 
 
-class TrainOptions(TrainBCOptions, total=False):
+class TrainOptions(TrainBCOptions, Optimizer, total=False):
     """Keywords of `train`."""
 
     algorithm: Annotated[

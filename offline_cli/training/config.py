@@ -58,6 +58,10 @@ class BCConfig:
     activation: str = _default("activation")
     batch_size: int = _default("batch_size")
     lr: float = _default("lr")
+    lr_schedule: str = _default("lr_schedule")
+    lr_warmup: int = _default("lr_warmup")
+    weight_decay: float = _default("weight_decay")
+    clip_norm: float | None = None
     updates: int | None = None
     epochs: int | None = None
     until_return: float | None = None
@@ -193,10 +197,12 @@ def _sources(file: str | PathLike[str] | None, given: Mapping[str, Any], stored:
 
 
 def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
-    """What distinguishes the two, as text, except their bounds, and a limit on memory where nothing streams: no update
-    depends on these.
+    """What distinguishes the two, as text, except their bounds where the learning rate is constant, and a limit on memory where
+    nothing streams: no update depends on these.
     """
-    free = BOUNDS if stored.streaming or wanted.streaming else (*BOUNDS, "memory_limit")
+    free = set[str]() if stored.streaming or wanted.streaming else {"memory_limit"}
+    if "constant" in (stored.lr_schedule, wanted.lr_schedule):  # else the rate of each update depends on the bound
+        free.update(BOUNDS)
     before, now = _flat(stored), _flat(wanted)
     names = [name for name in dict.fromkeys((*before, *now)) if name not in free]
     pairs = ((name, before.get(name), now.get(name)) for name in names)

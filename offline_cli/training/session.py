@@ -34,7 +34,7 @@ from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.stop_signals import StopSignals
 from offline_cli.training.training_data import TrainingData, data_difference
-from offline_cli.training.updates import Launch, Update, captured
+from offline_cli.training.updates import Launch, Update, captured, rate_factor
 
 __all__ = ["Session", "check_same_run"]
 
@@ -68,7 +68,14 @@ class Session:
             pieces=data.pieces,
             updates_per_epoch=self.loader.updates_per_epoch,
         )
-        self._update = Update(self.learner, self.loader.batch, lr=config.lr, precision=config.precision)
+        self._update = Update(
+            self.learner,
+            self.loader.batch,
+            lr=config.lr,
+            precision=config.precision,
+            weight_decay=config.weight_decay,
+            clip_norm=config.clip_norm,
+        )
         self._best: dict[str, Tensor] = {}  # the policy of the best check
         self._refreshed: dict[str, Tensor] = {}  # the modules that the columns were last computed with, where they change
         self._on_progress = on_progress
@@ -135,10 +142,16 @@ class Session:
             self._refreshed = {name: tensor.clone() for name, tensor in self.learner.state().items()}
             self._compute_columns()
         self.state.samples += self.loader.fill(self.state.update)
+        if self.config.lr_schedule != "constant" or self.config.lr_warmup:
+            self._update.scale_rates(self._rate_factor())
         self._launch(self.state.update)
         self.state.update += 1
         self.state.summed += 1
         self.state.train_seconds += time.perf_counter() - before
+
+    def _rate_factor(self) -> float:
+        config = self.config
+        return rate_factor(self.state.update, schedule=config.lr_schedule, warmup=config.lr_warmup, bound=self.checks.bound)
 
     def _compute_columns(self) -> None:
         """Have the learner pipeline recompute all columns with the current modules."""

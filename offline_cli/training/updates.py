@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from offline_cli.modules.network import checking_features
 from offline_cli.training.algorithms.algorithm import Group
 from offline_cli.training.learner import Learner, check_losses, differentiating, misnamed
 
-__all__ = ["FlatAdam", "Gather", "HostFeed", "Stepped", "Update", "captured", "unchanged"]
+__all__ = ["FlatAdam", "Gather", "HostFeed", "Stepped", "Update", "captured", "rate_factor", "unchanged"]
 
 Gather = Callable[[int, Sequence[Tensor]], None]
 """Puts the batch of a number into tensors on the host, one for each target."""
@@ -96,9 +97,12 @@ class FlatAdam:
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
     ) -> None:
-        """`parameters`: of a module, with or without their names, which errors then name. Raises BadConfig for parameters of
-        several dtypes or devices: one tensor would change the dtype of some.
+        """`parameters`: of a module, with or without their names, which errors then name. `weight_decay`: as AdamW has it
+        (Loshchilov and Hutter 2019, Algorithm 2). `clip_norm`: the longest gradient, of all parameters as one vector. Raises
+        BadConfig for parameters of several dtypes or devices: one tensor would change the dtype of some.
         """
         named = [part if isinstance(part, tuple) else (str(number), part) for number, part in enumerate(parameters)]
         _check_alike(named)
@@ -109,6 +113,7 @@ class FlatAdam:
         self.step_number = torch.zeros((), dtype=torch.float64, device=self.weights.device)  # 1 - beta^t needs the digits
         self.lr = torch.tensor(float(lr), device=self.weights.device)  # so that a captured graph reads it anew; too high: inf
         self._beta1, self._beta2, self._eps = *betas, eps
+        self._weight_decay, self._clip_norm = weight_decay, clip_norm
         self._decay = torch.tensor(betas, dtype=torch.float64, device=self.weights.device)
         self._scratch = torch.empty_like(self.weights)
         first = 0
@@ -124,6 +129,10 @@ class FlatAdam:
     @torch.no_grad()
     def step(self) -> None:
         """One update from the gradients."""
+        if self._clip_norm is not None:
+            self.gradients.mul_((self._clip_norm / (torch.linalg.vector_norm(self.gradients) + 1e-6)).clamp(max=1.0))
+        if self._weight_decay:
+            self.weights.mul_(1 - self.lr * self._weight_decay)
         self.step_number += 1
         correction1, correction2 = (1 - self._decay**self.step_number).unbind()
         self.mean.lerp_(self.gradients, 1 - self._beta1)
@@ -154,10 +163,14 @@ class Stepped:
     group's; `sums` add up its losses, () each, on the device.
     """
 
-    def __init__(self, group: Group, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str) -> None:
+    def __init__(
+        self, group: Group, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str, **stepping: Any
+    ) -> None:
+        """`stepping`: further options of FlatAdam."""
         parameters = learner.parameters_of(group)
         self.group, self.batch = group, batch
-        self.adam = FlatAdam(parameters, lr=lr if group.lr is None else group.lr)
+        self.lr = lr if group.lr is None else group.lr
+        self.adam = FlatAdam(parameters, lr=self.lr, **stepping)
         self.sums = {name: torch.zeros((), device=self.adam.weights.device) for name in group.losses}
         self._precision, self._kind = precision, type(learner.algorithm).__name__
         alone = len(learner.modules) == 1
@@ -199,9 +212,12 @@ def _sum(losses: Mapping[str, Tensor]) -> Tensor:
 class Update:
     """Calling it fits the learner's modules once to what `batch` holds then."""
 
-    def __init__(self, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str = "fp32") -> None:
+    def __init__(
+        self, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str = "fp32", **stepping: Any
+    ) -> None:
+        """`stepping`: further options of FlatAdam."""
         self.learner = learner
-        self.steps = [Stepped(group, learner, batch, lr=lr, precision=precision) for group in learner.groups]
+        self.steps = [Stepped(group, learner, batch, lr=lr, precision=precision, **stepping) for group in learner.groups]
         self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
         self.device = self.steps[0].adam.weights.device
 
@@ -213,6 +229,11 @@ class Update:
         with unchanged([*self.learner.others().values()]), checking_features(self.learner.whole):
             for step in self.steps:
                 step.check()
+
+    def scale_rates(self, factor: float) -> None:
+        """Have the steps to come take their learning rates times `factor`; captured graphs as well."""
+        for step in self.steps:
+            step.adam.lr.fill_(step.lr * factor)
 
     def __call__(self, number: int = 0) -> None:
         """The update of that number, counted from 0: every group that is due takes a step."""
@@ -256,6 +277,15 @@ class Update:
     def is_finite(self) -> bool:
         """Whether all weights are numbers; waits for the device."""
         return all(bool(torch.isfinite(step.adam.weights).all()) for step in self.steps)
+
+
+def rate_factor(number: int, *, schedule: str, warmup: int, bound: int) -> float:
+    """What the learning rate is multiplied with in update `number`, counted from 0, of `bound`: warm-up times `schedule`."""
+    rising = min(1.0, (number + 1) / warmup) if warmup else 1.0
+    passed = min(1.0, max(0, number - warmup) / max(1, bound - warmup))
+    if schedule == "linear":
+        return rising * (1.0 - passed)
+    return rising * (0.5 + 0.5 * math.cos(math.pi * passed)) if schedule == "cosine" else rising
 
 
 def is_due(number: int, every: int) -> bool:

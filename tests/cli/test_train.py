@@ -107,3 +107,38 @@ def test_the_function_takes_what_the_command_takes(recording: Path, tmp_path: Pa
     assert offline_cli.train(recording, run, algorithm="bc", set={}, updates=2, batch_size=8).updates == 2
     with pytest.raises(offline_cli.OfflineCliError, match="--algorithm must be text"):
         offline_cli.train(recording, run, algorithm=5)  # type: ignore[arg-type]
+
+
+def test_a_run_with_a_falling_rate_resumes_to_the_same_bytes_and_with_its_bound_alone(
+    call_json: Call, recording: Path, tmp_path: Path
+) -> None:
+    options = (
+        "--lr-schedule",
+        "cosine",
+        "--lr-warmup",
+        "2",
+        "--weight-decay",
+        "0.1",
+        "--clip-norm",
+        "0.5",
+        "--batch-size",
+        "8",
+    )
+    (tmp_path / "mine.toml").write_text("checkpoint_every = 3\n", encoding="utf-8")
+    config = ("--config", tmp_path / "mine.toml")
+    whole = ("train", recording, "--out", tmp_path / "whole", *options, *config, "--updates", "6")
+    assert call_json(*whole)[0] == 0
+    parts = ("train", recording, "--out", tmp_path / "parts", "--updates", "6", *config)
+    assert call_json(*parts, *options)[0] == 0
+    code, told = call_json("train", recording, "--out", tmp_path / "parts", "--resume", "--updates", "9")
+    assert (code, "updates: the run has 6, this call asks for 9" in told["error"]["what"]) == (4, True)
+    policies = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert policies[0] == policies[1]
+
+
+def test_a_schedule_changes_what_is_learned_and_train_bc_has_none(call_json: Call, recording: Path, tmp_path: Path) -> None:
+    for name, options in {"plain": (), "falling": ("--lr-schedule", "linear")}.items():
+        assert call_json("train", recording, "--out", tmp_path / name, *FEW, *options)[0] == 0
+    policies = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("plain", "falling")]
+    assert policies[0] != policies[1]
+    assert call_json("train-bc", recording, "--out", tmp_path / "run", "--lr-schedule", "linear")[0] == 2

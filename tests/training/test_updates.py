@@ -16,7 +16,7 @@ from offline_cli.training.algorithms.bc import bc_loss
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import WEIGHTS, StepLoader
 from offline_cli.training.memory_store import MemoryStore
-from offline_cli.training.updates import FlatAdam, Update, captured, unchanged
+from offline_cli.training.updates import FlatAdam, Update, captured, rate_factor, unchanged
 
 BOX = spaces.Box(-9, 9, (3,))
 
@@ -183,3 +183,43 @@ def trained(device: torch.device, *, capture: bool) -> dict[str, torch.Tensor]:
         loader.fill(number)
         launch(number)
     return {"weights": weights_of(update), **update.optimizer_tensors()}
+
+
+def test_weight_decay_and_clipping_are_those_of_torch() -> None:
+    (ours, batch), (theirs, _) = make(), make()
+    flat = FlatAdam(ours.parameters(), lr=3e-3, weight_decay=0.3, clip_norm=0.05)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.3)
+    for _ in range(50):
+        flat.zero_grad()
+        bc_loss(ours, batch).backward()
+        flat.step()
+        reference.zero_grad()
+        bc_loss(theirs, batch).backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
+        reference.step()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_learning_rate_follows_torchs_schedules(schedule: str) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    after = {
+        "constant": torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
+        "linear": torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 20),
+        "cosine": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+    }[schedule]
+    found = [rate_factor(number, schedule=schedule, warmup=5, bound=25) for number in range(25)]
+    assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    for factor in found[5:]:
+        assert factor == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        after.step()
+
+
+def test_rates_are_scaled_for_groups_with_rates_of_their_own_too() -> None:
+    module, batch = make()
+    update = Update(cloning_learner(module), batch, lr=0.5)
+    update.scale_rates(0.25)
+    assert [step.adam.lr.item() for step in update.steps] == [0.125]
