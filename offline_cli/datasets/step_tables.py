@@ -37,6 +37,7 @@ __all__ = [
     "FLAT_SCHEMA",
     "INFO_COLUMNS",
     "NO_EXTRA",
+    "OF_AGENTS",
     "extra_fields",
     "from_table",
     "info_from_text",
@@ -61,6 +62,7 @@ FLAT_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns from which an episode's length, return and flags follow."""
+OF_AGENTS: Final = (Columns.AGENT_ID, Columns.MODULE_ID)
 
 
 def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
@@ -245,7 +247,7 @@ def run_starts(table: Any) -> NDArray[np.int64]:
 def plain_table(table: Any, schema: Any, where: str) -> Any:
     """Plain columns, a row an episode, of a pa.Table of FLAT_SCHEMA with whole episodes, in the given pa.Schema.
 
-    Returns are null where rewards are not in it. Raises BadData for nulls in rewards and flags, and flags before an end.
+    Returns, and ids of agents and modules, are null where the columns of these are not in it. Raises BadData for nulls in rewards and flags, and flags before an end.
     """
     rows, starts = _Rows(table, where), run_starts(table)
     first, last = starts[:-1], starts[1:] - 1
@@ -253,14 +255,16 @@ def plain_table(table: Any, schema: Any, where: str) -> Any:
     returns: Any = pa.nulls(len(first), pa.float64())
     if Columns.REWARDS in table.column_names:
         returns = EpisodeBatch(("",) * len(first), starts, {}, {}, rows.tree(Columns.REWARDS), *flags).returns
-    texts = [rows.raw(name).take(pa.array(first)) for name in (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)]
+    names = (Columns.EPS_ID, *OF_AGENTS)
+    nobody = pa.nulls(len(first), pa.string())
+    texts = [rows.raw(name).take(pa.array(first)) if name in table.column_names else nobody for name in names]
     made = dict(
         zip(
             (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED),
             (np.diff(starts), returns, *flags),
             strict=True,
         )
-    ) | dict(zip((Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID), texts, strict=True))
+    ) | dict(zip(names, texts, strict=True))
     return pa.table([made[name] for name in schema.names], schema=schema)
 
 
