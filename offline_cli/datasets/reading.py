@@ -121,8 +121,8 @@ class ShardReader:
         tables = read_row_groups(file, location, columns=wanted, trust=trust, repeating=REPEATING)
         if self.format == "columns":
             return (
-                step_tables.plain_table(table, episode_tables.PLAIN_SCHEMA, location.url)
-                for table in _whole_episodes(tables, 1)
+                step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)
+                for table, starts in step_tables.whole_episodes(tables, 1, look_ahead=True)
             )
         return (episode_tables.with_agents(table) for table in tables)
 
@@ -134,23 +134,24 @@ class ShardReader:
 
     def _steps(self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None) -> Iterator[EpisodeBatch]:
         episode = 0
-        for table in _whole_episodes(tables, self.target_steps):
+        for table, starts in step_tables.whole_episodes(tables, self.target_steps, look_ahead=self.ahead):
             if chosen is not None:
-                starts = step_tables.run_starts(table)
                 wanted = chosen[episode : episode + len(starts) - 1]
                 episode += len(starts) - 1
                 if not wanted.any():
                     continue
                 if not wanted.all():
-                    table = table.filter(pa.array(np.repeat(wanted, np.diff(starts))))
-            batch = self._stepped(table, location)
+                    lengths = np.diff(starts)
+                    table = table.filter(pa.array(np.repeat(wanted, lengths)))
+                    starts = np.concatenate([[0], np.cumsum(lengths[wanted])])
+            batch = self._stepped(table, location, starts)
             if self.kept is not None:
                 self.kept.keep(batch, table, batch.starts)
             yield batch
 
-    def _stepped(self, table: Any, location: Location) -> EpisodeBatch:
+    def _stepped(self, table: Any, location: Location, starts: NDArray[np.int64] | None = None) -> EpisodeBatch:
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
-        return step_tables.from_table(table, **spaces, where=location.url, keep=self.keep)
+        return step_tables.from_table(table, **spaces, where=location.url, keep=self.keep, starts=starts)
 
     def blocks(self, file: OpenShard, location: Location, trust: Trust) -> Blocks:
         """Where the opened shard holds which episodes. Of `columns`, the ids of all steps are read. Raises as `read` does."""
@@ -274,38 +275,6 @@ class BlockCache:
 def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:
     extra = {name: tree for name, tree in batch.extra.items() if name in keep}
     return replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in keep else None)
-
-
-def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:
-    """The rows of `tables` again, cut where an episode ends, each table of `target_steps` rows or more but for the last."""
-    pending: list[Any] = []
-    rows = cut = 0  # rows pending, and those of them before the episode that may continue
-    last_id: Any = None
-    for table in tables:
-        if not table.num_rows:
-            continue
-        ids = table.column(Columns.EPS_ID).combine_chunks()
-        start = _last_start(ids, last_id)
-        cut = rows + start if start is not None else cut
-        last_id = ids[-1]
-        pending.append(table)
-        rows += table.num_rows
-        if rows >= target_steps and cut:
-            joined = pa.concat_tables(pending)
-            yield joined.slice(0, cut)
-            pending, rows, cut = [joined.slice(cut)], rows - cut, 0
-    if pending:
-        yield pa.concat_tables(pending)
-
-
-def _last_start(ids: Any, before: Any) -> int | None:
-    """The last row at which an id begins that is not that of the row before; None: all continue `before`."""
-    if isinstance(ids, pa.ChunkedArray):
-        ids = ids.chunk(0)
-    changes = np.flatnonzero(pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False))
-    if len(changes):
-        return int(changes[-1]) + 1
-    return None if before is not None and before.equals(ids[0]) else 0
 
 
 # ---- ahead of their turn ----

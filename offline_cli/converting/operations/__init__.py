@@ -48,7 +48,7 @@ from offline_cli.tally import OnError
 
 __all__ = ["Copied", "Operation", "OperationResult", "Share"]
 
-AHEAD: Final = 2 * READING * MAX_BYTES  # of memory, for two row groups of unknown texts
+AHEAD: Final = 3 * READING * MAX_BYTES  # of memory, from which on three row groups within the bound may be held at once
 Share = Callable[[EpisodeBatch], NDArray[np.int64]]
 """(E,) the number of the target that each episode of a batch goes to; -1: none."""
 
