@@ -248,8 +248,8 @@ def whole_episodes(
 ) -> Iterator[tuple[Any, NDArray[np.int64]]]:
     """The rows of pa.Tables again, cut where an episode ends, each table of `target_steps` rows or more but for the last.
 
-    With each (E+1,): its rows of episode e are starts[e]:starts[e+1]. `look_ahead`: a table that ends with an episode is not cut,
-    so that nothing has to be copied; the next one tells.
+    With each (E+1,): its rows of episode e are starts[e]:starts[e+1]. `look_ahead`: a table that ends with an episode is not
+    cut, so that nothing has to be copied; the next one tells.
     """
     pending: list[Any] = []
     starts, rows, last_id = np.zeros(0, np.int64), 0, None  # of what is pending
