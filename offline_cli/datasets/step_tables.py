@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.steps import plain_mapping
-from offline_cli.errors import BadData, BadEpisode
+from offline_cli.errors import BadData, BadEpisode, OfflineCliError
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field
 from offline_cli.parquet.safety import WIDTHS
@@ -261,20 +261,25 @@ def whole_episodes(
         pending, starts, rows = [joined.slice(end)] if end < rows else [], starts[starts >= end] - end, rows - end
         return joined.slice(0, end), before
 
-    for table in tables:
-        if not table.num_rows:
-            continue
-        ids = table.column(Columns.EPS_ID).combine_chunks()
-        ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
-        begins = last_id is None or not last_id.equals(ids[0])
-        if look_ahead and rows >= target_steps and (begins or starts[-1]):
-            yield cut(rows if begins else int(starts[-1]))
-        found = _run_starts(ids)
-        starts, last_id = np.append(starts, rows + found[0 if begins else 1 :]), ids[-1]
-        pending.append(table)
-        rows += table.num_rows
-        if rows >= target_steps and starts[-1] and not look_ahead:
+    try:
+        for table in tables:
+            if not table.num_rows:
+                continue
+            ids = table.column(Columns.EPS_ID).combine_chunks()
+            ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
+            begins = last_id is None or not last_id.equals(ids[0])
+            if look_ahead and rows >= target_steps and (begins or starts[-1]):
+                yield cut(rows if begins else int(starts[-1]))
+            found = _run_starts(ids)
+            starts, last_id = np.append(starts, rows + found[0 if begins else 1 :]), ids[-1]
+            pending.append(table)
+            rows += table.num_rows
+            if rows >= target_steps and starts[-1] and not look_ahead:
+                yield cut(int(starts[-1]))
+    except OfflineCliError:  # comes after what is whole before it
+        if look_ahead and rows >= target_steps and starts[-1]:
             yield cut(int(starts[-1]))
+        raise
     if pending:
         yield cut(rows)
 
