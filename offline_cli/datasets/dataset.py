@@ -151,8 +151,8 @@ class Dataset:
         found = self.manifest
         spaces = found.observation_space, found.action_space
         kept = self.kept if columns is None else None
-        options = {"declared": not found.spaces_inferred, "kept": kept, "ahead": self.ahead}
-        return ShardReader(found.format, *spaces, columns, target_steps, **options)
+        declared = not found.spaces_inferred
+        return ShardReader(found.format, *spaces, columns, target_steps, declared=declared, kept=kept, ahead=self.ahead)
 
     # ---- as a sequence ----
 
