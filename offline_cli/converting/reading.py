@@ -214,10 +214,14 @@ def read_opened(
     episode_limit: EpisodeLimit | None = None,
     extras: Extras = None,
     added_to: AddedTo | None = None,
+    distinct: bool = False,
     temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
-    """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`."""
+    """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`.
+
+    `distinct`: it is known that no two episodes have one id; iterating raises BadData where two have after all.
+    """
     name = None if env is None else env.id
     with Scope() as scope:
         for source in opened:
@@ -235,6 +239,7 @@ def read_opened(
             temp_dir=temp_dir,
             extras=None if extras is None else extras(opened),
             added_to=added_to,
+            distinct=distinct,
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()

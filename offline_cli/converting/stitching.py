@@ -48,7 +48,7 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 
-__all__ = ["Stitcher"]
+__all__ = ["Stitcher", "changed"]
 
 NO_NEXT_OBS = "missing-final-observation"
 SEARCHES = 100  # for the place of an earlier episode: each takes time linear in the number of episodes
@@ -62,6 +62,7 @@ class Stitcher:
     rejects: Rejects
     limit: EpisodeLimit | None = None  # on the size of one episode
     earlier: EarlierEpisodes | None = None  # of a dataset that the episodes are added to
+    distinct: bool = False  # the sources were looked through, and no id is twice in them: none needs a fingerprint
     _open: dict[str, OpenEpisode] = field(default_factory=dict)
     _passed: KnownIds = field(default_factory=KnownIds)  # of every episode passed on, in their order
     _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order; no `earlier` ones
@@ -74,12 +75,15 @@ class Stitcher:
             self._passed.add(self.earlier.ids)
             self._passed_from.append((len(self.earlier.ids), None, self.earlier.location))
 
-    def _is_repeated(self, batch: EpisodeBatch, entry: int, fingerprint: int) -> bool:
-        """Whether an episode, whose id was passed on, is the one passed on."""
+    def _is_repeated(self, batch: EpisodeBatch, entry: int, fingerprint: int | None = None) -> bool:
+        """Whether an episode, whose id was passed on, is the one passed on. Raises BadData where all were known to differ."""
+        if self.distinct:
+            raise changed(f"two episodes have the id {batch.ids[entry]}, and had not when the sources were looked through")
         number = self._passed.number(batch.ids[entry])
         before = 0 if self.earlier is None else len(self.earlier.ids)
         if self.earlier is None or number >= before:
-            return self._prints[number - before] == fingerprint
+            own = int(fingerprints(batch.select([entry]))[0]) if fingerprint is None else fingerprint
+            return self._prints[number - before] == own
         return self.earlier.is_same(number, batch.select([entry]))
 
     def _repeats_earlier(self, name: str, episode: OpenEpisode) -> bool:
@@ -100,7 +104,7 @@ class Stitcher:
         entries = np.flatnonzero(plain)
         if len(entries):
             chosen = batch if len(entries) == len(batch) else batch.select(entries)
-            yield self._pass(chosen, fingerprints(chosen).tolist(), entries, places, location)
+            yield self._pass(chosen, entries, places, location)
         if len(entries) < len(batch):
             yield from _gather(self._others(batch, plain, whole, places, location))
 
@@ -117,7 +121,8 @@ class Stitcher:
             if entry in repeated.prints and not self._is_under_way(name):
                 if name not in self._passed:
                     repeated.passed.append(entry)
-                    self._note([name], [repeated.prints[entry]], np.zeros(1, np.int64), None, place)
+                    self._note([name], np.zeros(1, np.int64), None, place)
+                    self._prints.append(repeated.prints[entry])
                     self._count_final(batch, entry, place)
                     continue
                 if self._is_repeated(batch, entry, repeated.prints[entry]):
@@ -181,19 +186,16 @@ class Stitcher:
             return np.ones(len(batch), np.bool_)
         return np.fromiter((name not in met for name in batch.ids), np.bool_, len(batch))
 
-    def _pass(
-        self, batch: EpisodeBatch, prints: list[int], entries: NDArray[np.int64], places: Origins | None, location: str
-    ) -> EpisodeBatch:
-        self._note(batch.ids, prints, entries, places, location)
+    def _pass(self, batch: EpisodeBatch, entries: NDArray[np.int64], places: Origins | None, location: str) -> EpisodeBatch:
+        self._note(batch.ids, entries, places, location)
+        if not self.distinct:
+            self._prints.frombytes(fingerprints(batch).tobytes())
         self._count_finals(batch, entries, places, location)
         return _as_whole(batch)
 
-    def _note(
-        self, names: Sequence[str], prints: list[int], entries: NDArray[np.int64], places: Origins | None, location: str
-    ) -> None:
-        """Record the ids and fingerprints of episodes that are passed on."""
+    def _note(self, names: Sequence[str], entries: NDArray[np.int64], places: Origins | None, location: str) -> None:
+        """Record the ids and places of episodes that are passed on; their fingerprints are the caller's."""
         self._passed.add(names)
-        self._prints.extend(prints)
         self._passed_from.append((len(names), None if places is None else places.taken(entries).compact(), location))
 
     def place_of(self, name: str) -> str:
@@ -271,7 +273,7 @@ class Stitcher:
         if name not in self._passed:
             return [self._close(name)]
         whole = episode.joined()
-        if not self._is_repeated(whole, 0, int(fingerprints(whole)[0])):
+        if not self._is_repeated(whole, 0):
             self._refuse(episode, self._two_episodes(name, episode.place))
         else:
             self._count_joints(episode)
@@ -286,7 +288,7 @@ class Stitcher:
         whole = episode.joined()
         if truncated:
             whole = replace(whole, truncated=np.ones(1, np.bool_))
-        return self._pass(whole, fingerprints(whole).tolist(), np.zeros(1, np.int64), None, episode.place)
+        return self._pass(whole, np.zeros(1, np.int64), None, episode.place)
 
     def _count_joints(self, episode: OpenEpisode) -> None:
         self.tally.fragments_stitched += len(episode.pieces) - 1
@@ -353,6 +355,12 @@ class _Repeated:
         chosen = self.batch.select(self.passed)
         self.passed.clear()
         return [_as_whole(chosen)]
+
+
+def changed(what: str) -> BadData:
+    """The error where sources are read again, and are not what they were when they were looked through."""
+    fix = "run the command again; if it ends in the same way, offline-cli validate names what is wrong with the source"
+    return BadData(what, where="the sources", fix=fix)
 
 
 def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:

@@ -144,6 +144,7 @@ class WholeEpisodes:
     episode_limit: EpisodeLimit | None = None  # None: episodes are of any size
     extras: ExtraOutputs | None = None  # None: all extra model outputs are kept
     added_to: AddedTo | None = None  # the dataset that the episodes are added to
+    distinct: bool = False  # see `Stitcher`
     temp_dir: str | None = None  # where rows that were set aside wait
     tally: Tally = field(default_factory=Tally)
     rejects: Rejects = field(default_factory=Rejects)
@@ -167,7 +168,7 @@ class WholeEpisodes:
         self.waiting.close()
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
         earlier = None if self.added_to is None else self.added_to.episodes
-        self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier)
+        self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier, self.distinct)
         self._rest = stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:

@@ -73,6 +73,7 @@ class Dataset:
     _cache: BlockCache = field(default_factory=BlockCache, repr=False, compare=False)
     chosen: tuple[NDArray[np.bool_], ...] | None = field(default=None, repr=False)  # (E,) of each: what is read; None: all
     kept: KeptRows | None = field(default=None, repr=False)  # gets the rows of what is read, where all columns are
+    ahead: bool = field(default=False, repr=False)  # one more row group of this machine may be in memory
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +151,8 @@ class Dataset:
         found = self.manifest
         spaces = found.observation_space, found.action_space
         kept = self.kept if columns is None else None
-        return ShardReader(found.format, *spaces, columns, target_steps, declared=not found.spaces_inferred, kept=kept)
+        declared = not found.spaces_inferred
+        return ShardReader(found.format, *spaces, columns, target_steps, declared=declared, kept=kept, ahead=self.ahead)
 
     # ---- as a sequence ----
 
@@ -278,23 +280,24 @@ class Dataset:
             return None
         return scope.enter(ShardsAhead([(self.location.join(shard.path), shard.bytes) for shard in shards], columns_of))
 
-    def plain(self, *, returns: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
+    def plain(self, *, returns: bool = True, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
         """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; None in place of one that lacks the plain columns.
 
-        `returns`: whether returns are wanted; else they may be null, which takes less time where they are sums over steps.
+        `returns`, `agents`: whether returns, and ids of agents and modules, are wanted; else they may be null, which takes less
+        time where they have to be found in the steps.
         Steps are not decoded. Raises as `batches` does, but that a changed shard may pass; use it in the same way.
         """
-        return Reading(lambda scope: self._plain(returns, memory_limit, scope))
+        return Reading(lambda scope: self._plain({"returns": returns, "agents": agents}, memory_limit, scope))
 
-    def _plain(self, returns: bool, memory_limit: int, scope: Scope) -> Iterator[Any]:
+    def _plain(self, wanted: Mapping[str, bool], memory_limit: int, scope: Scope) -> Iterator[Any]:
         shards, reader = self.shards, self._reader()
         with scope.part() as held:
-            coming = self._ahead(shards, lambda _: reader.plain_columns(returns), held)
+            coming = self._ahead(shards, lambda _: reader.plain_columns(**wanted), held)
             for shard in shards:
                 place = self.location.join(shard.path)
                 opening = opened(place, size=shard.bytes, moved=partial(replaced_place, self.location))
                 with coming.turn() if coming else opening as file:
-                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit), returns=returns)
+                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit), **wanted)
                     table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
                     if table is not None and table.num_rows != shard.episodes:
                         what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"

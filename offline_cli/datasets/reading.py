@@ -30,7 +30,7 @@ from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import fetch_end
-from offline_cli.files.timeouts import in_daemon_thread
+from offline_cli.files.timeouts import ReadingPool, in_daemon_thread
 from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Scope, part_of
@@ -40,6 +40,7 @@ from offline_cli.tally import Rejects, Tally
 __all__ = ["BlockCache", "Blocks", "ShardReader", "ShardsAhead"]
 
 AT_ONCE: Final = 8  # remote shards that are opened before their turn
+REPEATING: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)  # of steps
 KEPT: Final = 4  # blocks, of some 8 MiB or one episode each
 FIX = "write the dataset again from its source"
 
@@ -64,6 +65,7 @@ class ShardReader:
     declared: bool = False  # `episodes` only: the episodes may not state other spaces
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
     kept: KeptRows | None = None  # gets the rows of each batch
+    ahead: bool = False  # of this machine, a row group is read while the caller has the one before
 
     def read(
         self,
@@ -91,8 +93,10 @@ class ShardReader:
             self.check_columns(file, location)
             if trust is not None and whole:
                 held.enter(trust.beside(file.stream, location))
-            read = self._steps if self.format == "columns" else self._episodes
-            yield from read(file, location, trust, chosen)
+            ahead = self.ahead and location.is_local and file.num_row_groups > 1
+            tables = self._row_groups(file, location, trust, held.enter(ReadingPool(1)) if ahead else None)
+            read = self._steps if self.format == "columns" else self._decoded
+            yield from read(tables, location, chosen)
             if trust is not None and whole:
                 trust.check(location)
 
@@ -105,47 +109,49 @@ class ShardReader:
         check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
         check_further_columns(file.schema_arrow, location)
 
-    def plain(self, file: OpenShard, location: Location, trust: Trust | None, *, returns: bool) -> Iterator[Any] | None:
+    def plain(
+        self, file: OpenShard, location: Location, trust: Trust | None, *, returns: bool, agents: bool
+    ) -> Iterator[Any] | None:
         """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard; None where it lacks the columns."""
-        wanted = self.plain_columns(returns)
+        wanted = self.plain_columns(returns=returns, agents=agents)
         known = {field.name: field.type for field in file.schema_arrow}
         like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
-        tables = read_row_groups(file, location, columns=wanted, trust=trust)
+        tables = read_row_groups(file, location, columns=wanted, trust=trust, repeating=REPEATING)
         if self.format == "columns":
             return (
-                step_tables.plain_table(table, episode_tables.PLAIN_SCHEMA, location.url)
-                for table in _whole_episodes(tables, 1)
+                step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)
+                for table, starts in step_tables.whole_episodes(tables, 1, look_ahead=True)
             )
         return (episode_tables.with_agents(table) for table in tables)
 
-    def plain_columns(self, returns: bool) -> list[str]:
-        """The columns that `plain` reads; `returns`: those of returns too."""
+    def plain_columns(self, *, returns: bool, agents: bool) -> list[str]:
+        """The columns that `plain` reads; `returns`, `agents`: those of returns, of agents and modules too."""
         names = step_tables.FLAT_SCHEMA.names if self.format == "columns" else EPISODE_COLUMNS
-        return [name for name in names if name != Columns.ITEM and (returns or name != Columns.REWARDS)]
+        without = {Columns.ITEM, *(() if returns else [Columns.REWARDS]), *(() if agents else step_tables.OF_AGENTS)}
+        return [name for name in names if name not in without]
 
-    def _steps(
-        self, file: OpenShard, location: Location, trust: Trust | None, chosen: NDArray[np.bool_] | None
-    ) -> Iterator[EpisodeBatch]:
+    def _steps(self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None) -> Iterator[EpisodeBatch]:
         episode = 0
-        for table in _whole_episodes(self._row_groups(file, location, trust), self.target_steps):
+        for table, starts in step_tables.whole_episodes(tables, self.target_steps, look_ahead=self.ahead):
             if chosen is not None:
-                starts = step_tables.run_starts(table)
                 wanted = chosen[episode : episode + len(starts) - 1]
                 episode += len(starts) - 1
                 if not wanted.any():
                     continue
                 if not wanted.all():
-                    table = table.filter(pa.array(np.repeat(wanted, np.diff(starts))))
-            batch = self._stepped(table, location)
+                    lengths = np.diff(starts)
+                    table = table.filter(pa.array(np.repeat(wanted, lengths)))
+                    starts = np.concatenate([[0], np.cumsum(lengths[wanted])])
+            batch = self._stepped(table, location, starts)
             if self.kept is not None:
                 self.kept.keep(batch, table, batch.starts)
             yield batch
 
-    def _stepped(self, table: Any, location: Location) -> EpisodeBatch:
+    def _stepped(self, table: Any, location: Location, starts: NDArray[np.int64] | None = None) -> EpisodeBatch:
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
-        return step_tables.from_table(table, **spaces, where=location.url, keep=self.keep)
+        return step_tables.from_table(table, **spaces, where=location.url, keep=self.keep, starts=starts)
 
     def blocks(self, file: OpenShard, location: Location, trust: Trust) -> Blocks:
         """Where the opened shard holds which episodes. Of `columns`, the ids of all steps are read. Raises as `read` does."""
@@ -174,7 +180,7 @@ class ShardReader:
         groups = range(int(blocks.groups[number]), int(blocks.groups[number + 1]))
         tables = read_row_groups(file, location, columns=self.columns_of(file), trust=trust, groups=groups)
         if self.format != "columns":
-            return list(self._decoded(tables, location, int(blocks.episodes[number])))
+            return list(self._decoded(tables, location, first=int(blocks.episodes[number])))
         return [self._stepped(pa.concat_tables(list(tables)), location)]
 
     def columns_of(self, file: OpenShard) -> list[str]:
@@ -188,16 +194,12 @@ class ShardReader:
             return True
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
 
-    def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None) -> Iterator[Any]:
-        return read_row_groups(file, location, columns=self.columns_of(file), trust=trust)
-
-    def _episodes(
-        self, file: OpenShard, location: Location, trust: Trust | None, chosen: NDArray[np.bool_] | None
-    ) -> Iterator[EpisodeBatch]:
-        yield from self._decoded(self._row_groups(file, location, trust), location, 0, chosen)
+    def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None, pool: ReadingPool | None) -> Iterator[Any]:
+        repeating = REPEATING if self.format == "columns" else ()
+        return read_row_groups(file, location, columns=self.columns_of(file), trust=trust, repeating=repeating, pool=pool)
 
     def _decoded(
-        self, tables: Iterator[Any], location: Location, first: int, chosen: NDArray[np.bool_] | None = None
+        self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None = None, *, first: int = 0
     ) -> Iterator[EpisodeBatch]:
         """`first`: row of the first table in its file."""
         for table in tables:
@@ -273,38 +275,6 @@ class BlockCache:
 def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:
     extra = {name: tree for name, tree in batch.extra.items() if name in keep}
     return replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in keep else None)
-
-
-def _whole_episodes(tables: Iterator[Any], target_steps: int) -> Iterator[Any]:
-    """The rows of `tables` again, cut where an episode ends, each table of `target_steps` rows or more but for the last."""
-    pending: list[Any] = []
-    rows = cut = 0  # rows pending, and those of them before the episode that may continue
-    last_id: Any = None
-    for table in tables:
-        if not table.num_rows:
-            continue
-        ids = table.column(Columns.EPS_ID).combine_chunks()
-        start = _last_start(ids, last_id)
-        cut = rows + start if start is not None else cut
-        last_id = ids[-1]
-        pending.append(table)
-        rows += table.num_rows
-        if rows >= target_steps and cut:
-            joined = pa.concat_tables(pending)
-            yield joined.slice(0, cut)
-            pending, rows, cut = [joined.slice(cut)], rows - cut, 0
-    if pending:
-        yield pa.concat_tables(pending)
-
-
-def _last_start(ids: Any, before: Any) -> int | None:
-    """The last row at which an id begins that is not that of the row before; None: all continue `before`."""
-    if isinstance(ids, pa.ChunkedArray):
-        ids = ids.chunk(0)
-    changes = np.flatnonzero(pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False))
-    if len(changes):
-        return int(changes[-1]) + 1
-    return None if before is not None and before.equals(ids[0]) else 0
 
 
 # ---- ahead of their turn ----

@@ -306,7 +306,7 @@ class Base:
         with opened(place, size=shard.bytes) as file:
             if rows is not None:
                 rows.adopt(file.schema_arrow)
-            tables = self._reader.plain(file, place, Trust(shard.sha256), returns=rows is not None)
+            tables = self._reader.plain(file, place, Trust(shard.sha256), returns=rows is not None, agents=False)
             table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
         if table is not None and table.num_rows != shard.episodes:
             what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"

@@ -13,7 +13,7 @@ them: a null would lose them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.steps import plain_mapping
-from offline_cli.errors import BadData, BadEpisode
+from offline_cli.errors import BadData, BadEpisode, OfflineCliError
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field
 from offline_cli.parquet.safety import WIDTHS
@@ -37,14 +37,15 @@ __all__ = [
     "FLAT_SCHEMA",
     "INFO_COLUMNS",
     "NO_EXTRA",
+    "OF_AGENTS",
     "extra_fields",
     "from_table",
     "info_from_text",
     "info_to_text",
     "plain_table",
-    "run_starts",
     "step_schema",
     "to_table",
+    "whole_episodes",
     "with_empty_infos",
 ]
 
@@ -61,6 +62,7 @@ FLAT_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns from which an episode's length, return and flags follow."""
+OF_AGENTS: Final = (Columns.AGENT_ID, Columns.MODULE_ID)
 
 
 def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
@@ -196,9 +198,15 @@ def _info_place(batch: EpisodeBatch, row: int) -> str:
 
 
 def from_table(
-    table: Any, *, observation_space: Space | None, action_space: Space | None, where: str, keep: Sequence[str] | None = None
+    table: Any,
+    *,
+    observation_space: Space | None,
+    action_space: Space | None,
+    where: str,
+    keep: Sequence[str] | None = None,
+    starts: NDArray[np.int64] | None = None,
 ) -> EpisodeBatch:
-    """The batch of whole episodes that a pa.Table of step rows holds, in row order.
+    """The batch of whole episodes that a pa.Table of step rows holds, in row order. `starts`: see `whole_episodes`.
 
     `keep`: the extra model outputs to read, and `infos`; None: all there are. Raises BadData, naming the column, for nulls,
     for steps that are missing or out of order, and for infos that are no JSON.
@@ -207,7 +215,7 @@ def from_table(
     ids = columns.raw(Columns.EPS_ID)
     if ids.null_count:
         raise BadData(f"{ids.null_count} values of column {Columns.EPS_ID!r} are null", where=where, fix=FIX)
-    starts = np.append(_run_starts(ids), len(ids)).astype(np.int64)
+    starts = np.append(_run_starts(ids), len(ids)) if starts is None else starts
     t = columns.tree(Columns.T)
     _check_timesteps(t, starts, where)
     first, last = starts[:-1], starts[1:] - 1
@@ -235,32 +243,68 @@ def from_table(
     )
 
 
-def run_starts(table: Any) -> NDArray[np.int64]:
-    """(E+1,): the rows of episode e of a pa.Table of whole episodes are run_starts[e]:run_starts[e+1]."""
-    ids = table.column(Columns.EPS_ID).combine_chunks()
-    ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
-    return np.append(_run_starts(ids), len(ids)).astype(np.int64)
+def whole_episodes(
+    tables: Iterable[Any], target_steps: int, *, look_ahead: bool = False
+) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+    """The rows of pa.Tables again, cut where an episode ends, each table of `target_steps` rows or more but for the last.
 
-
-def plain_table(table: Any, schema: Any, where: str) -> Any:
-    """Plain columns, a row an episode, of a pa.Table of FLAT_SCHEMA with whole episodes, in the given pa.Schema.
-
-    Returns are null where rewards are not in it. Raises BadData for nulls in rewards and flags, and flags before an end.
+    With each (E+1,): its rows of episode e are starts[e]:starts[e+1]. `look_ahead`: a table that ends with an episode is not
+    cut, so that nothing has to be copied; the next one tells.
     """
-    rows, starts = _Rows(table, where), run_starts(table)
-    first, last = starts[:-1], starts[1:] - 1
+    pending: list[Any] = []
+    starts, rows, last_id = np.zeros(0, np.int64), 0, None  # of what is pending
+
+    def cut(end: int) -> tuple[Any, NDArray[np.int64]]:
+        nonlocal pending, starts, rows
+        joined = pa.concat_tables(pending)
+        before = np.append(starts[starts < end], end)
+        pending, starts, rows = [joined.slice(end)] if end < rows else [], starts[starts >= end] - end, rows - end
+        return joined.slice(0, end), before
+
+    try:
+        for table in tables:
+            if not table.num_rows:
+                continue
+            ids = table.column(Columns.EPS_ID).combine_chunks()
+            ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
+            begins = last_id is None or not last_id.equals(ids[0])
+            if look_ahead and rows >= target_steps and (begins or starts[-1]):
+                yield cut(rows if begins else int(starts[-1]))
+            found = _run_starts(ids)
+            starts, last_id = np.append(starts, rows + found[0 if begins else 1 :]), ids[-1]
+            pending.append(table)
+            rows += table.num_rows
+            if rows >= target_steps and starts[-1] and not look_ahead:
+                yield cut(int(starts[-1]))
+    except OfflineCliError:  # comes after what is whole before it
+        if look_ahead and rows >= target_steps and starts[-1]:
+            yield cut(int(starts[-1]))
+        raise
+    if pending:
+        yield cut(rows)
+
+
+def plain_table(table: Any, starts: NDArray[np.int64], schema: Any, where: str) -> Any:
+    """Plain columns, a row an episode, of a pa.Table of FLAT_SCHEMA, in the given pa.Schema; `starts`: of `whole_episodes`.
+
+    Returns, and ids of agents and modules, are null where their columns are not in it. Raises BadData for nulls in rewards and
+    flags, and for flags before an end.
+    """
+    rows, first, last = _Rows(table, where), starts[:-1], starts[1:] - 1
     flags = rows.flags(Columns.TERMINATEDS, last), rows.flags(Columns.TRUNCATEDS, last)
     returns: Any = pa.nulls(len(first), pa.float64())
     if Columns.REWARDS in table.column_names:
         returns = EpisodeBatch(("",) * len(first), starts, {}, {}, rows.tree(Columns.REWARDS), *flags).returns
-    texts = [rows.raw(name).take(pa.array(first)) for name in (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)]
+    names = (Columns.EPS_ID, *OF_AGENTS)
+    nobody = pa.nulls(len(first), pa.string())
+    texts = [rows.raw(name).take(pa.array(first)) if name in table.column_names else nobody for name in names]
     made = dict(
         zip(
             (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED),
             (np.diff(starts), returns, *flags),
             strict=True,
         )
-    ) | dict(zip((Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID), texts, strict=True))
+    ) | dict(zip(names, texts, strict=True))
     return pa.table([made[name] for name in schema.names], schema=schema)
 
 
@@ -331,7 +375,7 @@ def _run_starts(ids: Any) -> NDArray[np.int64]:
     """Rows at which another id begins."""
     if not len(ids):
         return np.zeros(0, np.int64)
-    changes = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    changes = pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
     return np.append(0, np.flatnonzero(changes) + 1).astype(np.int64)
 
 
@@ -346,7 +390,9 @@ def _check_timesteps(t: NDArray[np.int64], starts: NDArray[np.int64], where: str
 def _with_final(acted: NDArray[Any], led_to: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
     """Leaves (N+E, ...) from the observations acted on and led to, (N, ...) each."""
     episodes = np.arange(len(starts) - 1, dtype=np.int64)
-    whole = np.empty((len(acted) + len(episodes), *acted.shape[1:]), acted.dtype)
-    whole[np.arange(len(acted), dtype=np.int64) + np.repeat(episodes, np.diff(starts))] = acted
-    whole[starts[1:] + episodes] = led_to[starts[1:] - 1]
+    last = starts[1:] + episodes
+    rows = np.arange(len(acted) + len(episodes), dtype=np.int64) - np.repeat(episodes, np.diff(starts) + 1)
+    rows[last] = 0
+    whole = acted.take(rows, axis=0)  # many times faster than to scatter
+    whole[last] = led_to[starts[1:] - 1]
     return whole

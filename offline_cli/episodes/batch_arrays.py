@@ -121,7 +121,7 @@ class BatchArrays:
                 for episode, first in zip(episodes.tolist(), self.starts[episodes].tolist(), strict=True):
                     found[episode] = self.rewards[first : first + length].sum()
             else:
-                found[episodes] = self.rewards[self.starts[episodes][:, None] + np.arange(length)].sum(axis=1)
+                found[episodes] = self.rewards.take(self.starts[episodes][:, None] + np.arange(length)).sum(axis=1)
         return found
 
     @property

@@ -126,5 +126,9 @@ def from_arrow(array: Any, field: Any) -> Tree:
 def _numbers(array: Any, field: Any) -> NDArray[Any]:
     if array.null_count:
         raise ValueError(f"{array.null_count} elements in column {field.name!r} are null")
+    if pa.types.is_boolean(array.type) and len(array):  # Arrow makes bytes of bits one by one
+        bits = np.frombuffer(array.buffers()[1], np.uint8)[array.offset // 8 : (array.offset + len(array) + 7) // 8]
+        first = array.offset % 8
+        return np.unpackbits(bits, bitorder="little")[first : first + len(array)].view(np.bool_)
     numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return numbers

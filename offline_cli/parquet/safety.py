@@ -100,6 +100,7 @@ class Unfolded(NamedTuple):
 
     nbytes: int  # at least; texts that repeat are counted once, unless `apart`
     apart: bool  # whether row groups have to be held one at a time: the file is trusted, and beyond the bound
+    bounded: bool = False  # whether they are known to take `MAX_BYTES` at most
 
 
 def refuse_bomb(
@@ -120,7 +121,7 @@ def refuse_bomb(
     plain = sum(chunk.memory for chunk in chunks)
     most = _at_most(opening, metadata, plain, chunks)
     if most <= MAX_BYTES:
-        return Unfolded(plain, apart=False)
+        return Unfolded(plain, apart=False, bounded=True)
     limit = max(MAX_BYTES, MAX_RATIO * size())
     if most <= limit:
         return Unfolded(plain, apart=False)
@@ -207,12 +208,14 @@ def _at_most(opening: Opening, metadata: Any, plain: int, chunks: Collection[_Ch
     """Bytes in memory that the column chunks cannot exceed, by footer and dictionaries alone.
 
     Texts that mostly differ stand in a dictionary until it is full, and as they are after that. To add them up takes longer
-    than to read them, this next to nothing.
+    than to read them, this next to nothing. Mostly the dictionary of the largest chunk alone shows that all are within bounds.
     """
-    texts = [chunk for chunk in chunks if chunk.may_repeat]
+    texts = sorted((chunk for chunk in chunks if chunk.may_repeat), key=lambda chunk: chunk.worst, reverse=True)
     total = plain + sum(chunk.worst for chunk in texts)
-    for chunk in texts if total > MAX_BYTES else ():
-        if chunk.worst <= SMALL or chunk.has_prefixes:
+    for chunk in texts:
+        if total <= MAX_BYTES or chunk.worst <= SMALL:
+            break
+        if chunk.has_prefixes:
             continue
         told = chunk.told
         with opening() as stream:

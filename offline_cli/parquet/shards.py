@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any, BinaryIO, Final, TypeAlias, get_args
 
@@ -27,7 +28,7 @@ from offline_cli.files.locations import Location
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import expect, ready
 from offline_cli.files.staging import StagedFile
-from offline_cli.files.timeouts import ended_by
+from offline_cli.files.timeouts import ReadingPool, ended_by
 from offline_cli.options.shared import Compression
 from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
 from offline_cli.parquet.row_group_cuts import Held, parquet_options
@@ -63,6 +64,7 @@ FIX: Final = "restore the file from a copy, or write the dataset again from its 
 MISSING: Final = "the shard is missing"
 Moved: TypeAlias = Callable[[Location], Location | None]
 """Where a shard is that is no longer in its place; None: nowhere."""
+BUFFER: Final = 4 << 20  # bytes of a shard that are written at once: each page by itself would wait for Python's lock
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
 
 
@@ -125,7 +127,8 @@ class ShardWriter:
         self._behind = BackgroundWriter()
         try:
             options = parquet_options(schema, compression, is_plain=is_plain)
-            self._parquet = pq.ParquetWriter(self._file, schema, **options)
+            self._sink = pa.BufferedOutputStream(pa.PythonFile(self._file, mode="w"), BUFFER)
+            self._parquet = pq.ParquetWriter(self._sink, schema, **options)
         except BaseException:
             self._file.discard()
             raise
@@ -141,6 +144,7 @@ class ShardWriter:
         for count in rows:
             self._parquet.write_table(whole.slice(first, count), row_group_size=max(1, count))
             first += count
+        self._sink.flush()
 
     def held(self) -> Held:
         """What is in it, for `cuts_of`."""
@@ -158,6 +162,7 @@ class ShardWriter:
         """Publish the shard under its name, footer included; its bytes and sha256."""
         self._behind.finish()
         self._parquet.close()
+        self._sink.flush()
         self._file.commit()
         return self._file.bytes, self._file.sha256
 
@@ -180,8 +185,22 @@ class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         source = stream if source is None else source
         self.is_threaded = threads_may_read(source)
         super().__init__(source, page_checksum_verification=True, pre_buffer=self.is_threaded)
+        self._source, self._by_numbers = source, None
         self.stream = stream
         self.size = stream.seek(0, io.SEEK_END)  # bytes
+
+    def row_group(self, group: int, columns: Sequence[str] | None, repeating: Collection[str] = ()) -> Any:
+        """The pa.Table of a row group; each value in a run of the `repeating` columns is decoded once, if they are text."""
+        reader, names = self, [field.name for field in self.schema_arrow if pa.types.is_string(field.type)] if repeating else []
+        names = [name for name in names if name in repeating]
+        if names:
+            options = {"page_checksum_verification": True, "pre_buffer": self.is_threaded, "read_dictionary": names}
+            reader = self._by_numbers = self._by_numbers or pq.ParquetFile(self._source, metadata=self.metadata, **options)
+        table = reader.read_row_group(group, columns=columns, use_threads=self.is_threaded)
+        for place, field in enumerate(table.schema) if names else ():
+            if field.name in names and pa.types.is_dictionary(field.type):
+                table = table.set_column(place, field.with_type(pa.string()), table.column(place).cast(pa.string()))
+        return table
 
 
 class opened:  # noqa: N801  reads as what it gives, as in contextlib
@@ -275,19 +294,38 @@ def read_row_groups(
     columns: Sequence[str] | None = None,
     trust: Trust | None = None,
     groups: Sequence[int] | None = None,
+    repeating: Collection[str] = (),
+    pool: ReadingPool | None = None,
 ) -> Iterator[Any]:
     """The pa.Table of each row group of an opened shard, in order; None: of all. Raises BadData, StorageError, and as
     `check_bound` does.
+
+    `repeating`: columns of text that has long runs, of which each value is decoded once. `pool`: one of its threads reads the
+    next row group while the caller has the one before, where both are small.
     """
     expect_row_groups(file, location, columns, groups)
     opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
-    for group in range(file.num_row_groups) if groups is None else groups:
+
+    def read(group: int, *, in_turn: bool = True) -> Any:
+        """None of a row group that is not read before its turn."""
         with _parquet_failures(location):
-            check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
+            found = check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
+            if not (in_turn or found.bounded):
+                return None
             if location.is_in_bucket:
                 ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
-            table = file.read_row_group(group, columns=columns, use_threads=file.is_threaded)
-        yield without_objects(table)
+            table = file.row_group(group, columns, repeating if found.bounded else ())
+        return without_objects(table)
+
+    chosen, coming = list(range(file.num_row_groups) if groups is None else groups), None
+    for group, following in zip_longest(chosen, chosen[1:]):
+        table = None if coming is None else coming.result()
+        if table is None:
+            table = read(group)
+        if pool is not None and following is not None:
+            coming = pool.submit(partial(read, in_turn=False), following)
+        yield table
+        table = None  # the next one comes beside what the caller keeps
 
 
 def check_bound(

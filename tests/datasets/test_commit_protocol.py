@@ -18,6 +18,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
 from offline_cli.files.locations import Location, open_location
+from offline_cli.parquet import shards
 from offline_cli.tally import Reject
 
 Make = Callable[..., EpisodeBatch]
@@ -129,18 +130,23 @@ class TestEarlyEnds:
         with pytest.raises(Uncommitted):
             Dataset.open(place)
 
-    @pytest.mark.parametrize("nth", [0, 1, 2, 5, 9])
+    @pytest.mark.parametrize(
+        ("nth", "buffer"), [*((nth, 1) for nth in (0, 1, 2, 5, 9)), *((nth, shards.BUFFER) for nth in (0, 1))]
+    )
     def test_a_failure_in_any_write_to_a_shard_discards_that_shard(
         self,
         place: Location,
         format: str,
         nth: int,
+        buffer: int,
         make_batch: Make,
         writer_for: WriterFor,
         monkeypatch: pytest.MonkeyPatch,
         paths_of: Paths,
     ) -> None:
         from offline_cli.files import staging
+
+        monkeypatch.setattr(shards, "BUFFER", buffer)  # of 1 byte: each page by itself
 
         real, seen = staging.StagedFile.write, [0]
 

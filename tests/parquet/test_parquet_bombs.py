@@ -62,6 +62,37 @@ def test_small_files_are_told_by_their_footers(monkeypatch: pytest.MonkeyPatch) 
     check(pa.array([f"{row:0400}" for row in range(100)]))
 
 
+def two_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Checks a small column and a large one beside each other, both within bounds; the columns that were opened, in order."""
+    real, opened = safety._longest_entry, list[str]()
+
+    def noting(stream: Any, metadata: Any, group: int, path: str) -> int | None:
+        opened.append(path)
+        return real(stream, metadata, group, path)
+
+    monkeypatch.setattr(safety, "_longest_entry", noting)
+    small = pa.array(["the same in all rows"] * ROWS)
+    check(small, beside=pa.array([f"{row % 1000:0200}" for row in range(ROWS)]), compression="none")
+    return opened
+
+
+def test_smaller_texts_are_not_opened_once_the_largest_ones_dictionary_shows_that_all_is_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert two_texts(monkeypatch) == ["beside"]
+
+
+def test_smaller_texts_are_opened_while_the_bound_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safety, "MAX_BYTES", 5 << 20)  # the large one takes 4 MB
+    assert two_texts(monkeypatch) == ["beside", "item"]
+
+
+def test_a_bomb_in_the_second_largest_text_is_refused() -> None:
+    large = pa.array([f"{row % 2000:0400}" for row in range(ROWS)])
+    with pytest.raises(UnsafeData, match="unfold to at least"):
+        check(pa.array(["y", *[LONG] * (ROWS - 1)]), beside=large)
+
+
 def test_one_long_text_among_many_short_ones_is_no_bomb() -> None:
     check(pa.array([LONG * 50, *[str(row % 100) for row in range(ROWS)]]))
 

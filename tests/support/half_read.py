@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ def readers(folder: Path) -> dict[str, Callable[[], Iterator[Any]]]:
         "large files of Parquet": lambda: rows_of_files(1),
         "a dataset of episodes": lambda: open_dataset(str(folder / "episodes")).batches(),
         "a dataset of columns": lambda: open_dataset(str(folder / "columns")).batches(target_steps=1),
+        "a dataset of columns, read ahead": lambda: replace(open_dataset(str(folder / "columns")), ahead=True).batches(
+            target_steps=1
+        ),
         "episodes of a dataset": lambda: iter(open_dataset(str(folder / "episodes"))),
         "processes": lambda: mapped(tasks.squared, itertools.count(), workers=2),
     }

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,14 @@ from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.keywords import check_values
 from offline_cli.options.shared import COMPRESSION, ROW_FORMAT
+from offline_cli.parquet.safety import MAX_BYTES
+from offline_cli.parquet.shards import READING
 from offline_cli.progress import OnProgress
 from offline_cli.tally import OnError
 
 __all__ = ["Copied", "Operation", "OperationResult", "Share"]
 
+AHEAD: Final = 3 * READING * MAX_BYTES  # of memory, from which on three row groups within the bound may be held at once
 Share = Callable[[EpisodeBatch], NDArray[np.int64]]
 """(E,) the number of the target that each episode of a batch goes to; -1: none."""
 
@@ -157,11 +160,16 @@ class Operation:
     # ---- reading ----
 
     def stream(
-        self, sources: Sequence[Source] | None = None, *, only_looking: bool = False, extras: Extras = None
+        self,
+        sources: Sequence[Source] | None = None,
+        *,
+        only_looking: bool = False,
+        extras: Extras = None,
+        distinct: bool = False,
     ) -> EpisodeStream:
         """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does.
 
-        `only_looking`: no row that is set aside has to be kept. `extras`: as in `read_episodes`.
+        `only_looking`: no row that is set aside has to be kept. `extras`, `distinct`: as in `read_opened`.
         """
         options, env = self.options, AskedEnvironment.of(self.options)
         spec = None if env is None else env.among((source.info.location, source.info.environment) for source in self.sources)
@@ -177,15 +185,17 @@ class Operation:
             memory_limit=self.tables.memory_limit,
             episode_limit=EpisodeLimit.within(self.tables.memory_limit),
             extras=extras,
+            distinct=distinct,
             temp_dir=self.tables.temp_dir,
             on_progress=self.on_progress,
         )
 
     def _keeping(self, source: Source) -> Source:
-        """`source`, keeping the rows that it reads where they can be written as they are."""
-        if not isinstance(source, OwnSource) or source.info.format != self.format:
+        """`source`, read ahead where memory allows, keeping the rows that it reads where they can be written as they are."""
+        if not isinstance(source, OwnSource):
             return source
-        return replace(source, dataset=replace(source.dataset, kept=self.kept))
+        kept = self.kept if source.info.format == self.format else None
+        return replace(source, dataset=replace(source.dataset, kept=kept, ahead=self.tables.memory_limit >= AHEAD))
 
     # ---- writing ----
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.converting.operations import Operation, Share
 from offline_cli.converting.reading import EpisodeStream
+from offline_cli.converting.stitching import changed
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, UsageError
@@ -82,14 +83,15 @@ class Survey:
         if self.cuts is None:
             return self.operation.stream(), _Sharing(self.table, np.arange(len(self)), goes_to)
         order = np.flatnonzero(chosen)
-        return self.operation.stream(list(_of(self.operation.sources, self.cuts, chosen))), _Sharing(self.table, order, goes_to)
+        sources = list(_of(self.operation.sources, self.cuts, chosen))
+        return self.operation.stream(sources, distinct=True), _Sharing(self.table, order, goes_to)
 
 
 def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
     """The survey of the sources; `columns`: names of those that decide. Raises NoData, and what reading raises."""
     packed = any(manifest.format == "episodes" for manifest in operation.manifests)
     if operation.all_own and not (packed and OF_AGENTS.intersection(columns)):
-        found = _by_plain_columns(operation, returns=Columns.RETURN in columns)
+        found = _by_plain_columns(operation, columns)
         give_back()
         if found is not None:
             return found
@@ -98,14 +100,16 @@ def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
         return Survey(operation, pa.concat_tables(tables), None, stream.tally.duplicates_dropped)
 
 
-def _by_plain_columns(operation: Operation, *, returns: bool) -> Survey | None:
+def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey | None:
     """The survey by the plain columns of datasets; None where these do not tell what an episode is."""
+    returns, agents = Columns.RETURN in columns, not OF_AGENTS.isdisjoint(columns)
     unknown = OF_AGENTS if returns else {*OF_AGENTS, Columns.RETURN}
     tables, cuts = [PLAIN_SCHEMA.empty_table()], list[list[int]]()
     for source in operation.sources:
         assert isinstance(source, OwnSource)
         cuts.append([])
-        with source.dataset.plain(returns=returns, memory_limit=operation.tables.memory_limit) as shards:
+        limit = operation.tables.memory_limit
+        with source.dataset.plain(returns=returns, agents=agents, memory_limit=limit) as shards:
             for table in shards:
                 if table is None or any(table.column(name).null_count for name in PLAIN_SCHEMA.names if name not in unknown):
                     return None
@@ -169,7 +173,7 @@ class _Sharing:
             found = pc.index_in(pa.array(batch.ids, pa.string()), self._ids.take(pa.array(self.order[self._next :])))
             if found.null_count:
                 unknown = batch.ids[int(np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False))[0])]
-                raise _changed(f"episode {unknown} was not there when the sources were looked through")
+                raise changed(f"episode {unknown} was not there when the sources were looked through")
             rows = self.order[self._next + found.to_numpy()]
         self._next = int(np.searchsorted(self.order, rows[-1])) + 1
         self._check(batch, self.table.take(pa.array(rows)))
@@ -185,16 +189,12 @@ class _Sharing:
         if not said.column(Columns.RETURN).null_count:
             have[Columns.RETURN] = batch.returns
         for name, values in have.items():
-            same = np.isclose(values, said.column(name).to_numpy(), rtol=1e-9, equal_nan=True)
-            if not same.all():
+            told = said.column(name).to_numpy()
+            same = values == told
+            if not same.all() and not (same := np.isclose(values, told, rtol=1e-9, equal_nan=True)).all():
                 row = int(np.flatnonzero(~same)[0])
                 what = f"column {name!r} says {said.column(name)[row]} of episode {batch.ids[row]}, its steps {values[row]}"
-                raise _changed(what)
-
-
-def _changed(what: str) -> BadData:
-    fix = "run the command again; if it ends in the same way, offline-cli validate names what is wrong with the source"
-    return BadData(what, where="the sources", fix=fix)
+                raise changed(what)
 
 
 # ---- parts of a choice ----

@@ -1,0 +1,129 @@
+"""Operations read a row group while the one before is written: with the same results, and errors in the same order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from offline_cli import filter
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.files.locations import open_location
+from offline_cli.parquet import safety, shards
+
+LENGTHS = (3, 1, 5, 2, 4, 7, 1, 1, 6, 2)
+Make = Callable[..., EpisodeBatch]
+
+
+@pytest.fixture
+def written(tmp_path: Path, make_batch: Make, write_dataset: Any, format: str) -> Path:
+    """A dataset whose shard has a row group for every few rows; episodes of columns begin and end within them."""
+    write_dataset(open_location(tmp_path / "D"), make_batch(LENGTHS), format=format)
+    (shard,) = (tmp_path / "D" / "data").iterdir()
+    pq.write_table(pq.read_table(shard), shard, compression="zstd", row_group_size=3, write_page_checksum=True)
+    state(tmp_path / "D", shard)
+    return tmp_path / "D"
+
+
+def state(folder: Path, shard: Path) -> None:
+    """Have the manifest say what the shard is."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["shards"][0] |= {"bytes": shard.stat().st_size, "sha256": hashlib.sha256(shard.read_bytes()).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def ahead(folder: Path) -> Dataset:
+    return replace(Dataset.open(folder), ahead=True)
+
+
+@pytest.mark.parametrize("target_steps", [1, 4, 100])
+def test_the_episodes_are_the_same_whether_they_are_read_ahead_or_not(
+    target_steps: int, written: Path, assert_same_batch: Callable[[EpisodeBatch, EpisodeBatch], None]
+) -> None:
+    here, there = (list(one.batches(target_steps=target_steps)) for one in (Dataset.open(written), ahead(written)))
+    assert_same_batch(EpisodeBatch.concat(here), EpisodeBatch.concat(there))
+
+
+def test_only_some_episodes_are_read_ahead(written: Path, assert_same_batch: Any) -> None:
+    chosen = np.arange(len(LENGTHS)) % 3 == 0
+    found = list(replace(ahead(written), chosen=(chosen,)).batches(target_steps=1))
+    assert_same_batch(EpisodeBatch.concat(found), Dataset.open(written)[chosen])
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_the_first_broken_row_group_is_reported_after_what_is_before_it(
+    first: int, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shards.OpenShard.row_group
+
+    def failing(self: Any, group: int, *options: Any) -> Any:
+        if group >= first:
+            raise OSError(f"row group {group} is broken")
+        return real(self, group, *options)
+
+    monkeypatch.setattr(shards.OpenShard, "row_group", failing)
+    episodes = []
+    for dataset in (Dataset.open(written), ahead(written)):
+        batches, ids = dataset.batches(target_steps=1), list[str]()
+        with pytest.raises(BadData, match=f"row group {first} is broken"):
+            for batch in batches:
+                ids += batch.ids
+        episodes.append(ids)
+    assert episodes[0] == episodes[1]
+
+
+def test_what_is_left_half_read_is_closed(written: Path) -> None:
+    before, batches = len(os.listdir("/dev/fd")), ahead(written).batches(target_steps=1)
+    next(batches)
+    assert reading()
+    batches.close()
+    assert not reading()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def reading() -> list[str]:
+    """Names of the threads that pools have."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+
+def test_a_row_group_that_may_be_large_waits_for_its_turn(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, threads = shards.OpenShard.row_group, list[str]()
+
+    def noting(self: Any, *options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return real(self, *options)
+
+    monkeypatch.setattr(shards.OpenShard, "row_group", noting)
+    list(ahead(written).batches())
+    assert threads.count("MainThread") == 1
+    threads.clear()
+    monkeypatch.setattr(safety, "MAX_BYTES", 10)
+    list(ahead(written).batches())
+    assert set(threads) == {"MainThread"}
+
+
+@pytest.mark.parametrize(("memory_limit", "reads_ahead"), [("1GiB", True), ("256MiB", False)])
+def test_operations_read_ahead_where_the_memory_limit_has_room_for_it(
+    memory_limit: str, reads_ahead: bool, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[bool] = []
+    real = shards.read_row_groups
+
+    def noting(*arguments: Any, pool: Any = None, **options: Any) -> Any:
+        pools.append(pool is not None)
+        return real(*arguments, pool=pool, **options)
+
+    monkeypatch.setattr("offline_cli.datasets.reading.read_row_groups", noting)
+    filter(written, tmp_path / "F", where="length > 0", memory_limit=memory_limit)
+    assert any(pools) is reads_ahead
