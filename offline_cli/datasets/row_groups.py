@@ -323,6 +323,10 @@ class RowsInTurn:
             return None
         return pa.concat_tables(tables)
 
+    def let_go(self) -> None:
+        """Hold the rows that were pulled last no longer."""
+        self._pulled = []
+
     def take_back(self) -> None:
         """Have the episodes that were pulled last wait again."""
         self._waiting.extendleft(reversed(self._pulled))

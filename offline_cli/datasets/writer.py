@@ -262,6 +262,8 @@ class DatasetWriter:
                 self._ready.take_back()
                 continue
             shards.write(block.batch, table, cuts)
+            self._ready.let_go()
+            del table
             self._statistics.add(block.batch)
         if self._cutter.between_shards:
             shards.close()
