@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
-from offline_cli.modules.distributions import ActionHead, build_head
+from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
 from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, mlp
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
@@ -67,12 +67,20 @@ class Network(ABC):
         """A fresh module: see `Features`. `uint8_scaling`: see `ObservationEncoder`, which encodes any space."""
 
     def policy(
-        self, observation_space: Space, action_space: Space, *, action_scale: str, uint8_scaling: str = BY_BOUNDS
+        self,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        action_scale: str,
+        uint8_scaling: str = BY_BOUNDS,
+        gaussian: GaussianForm = CLONING,
     ) -> RLModule:
-        """A fresh policy over these spaces. Raises UnsupportedSpace; BadConfig for Box actions of unknown scale, and for
+        """A fresh policy over these spaces; `gaussian`: of Box actions.
+
+        Raises UnsupportedSpace; BadConfig for Box actions of unknown scale, and for
         `features` that are none.
         """
-        head = build_head(action_space, action_scale=action_scale)
+        head = build_head(action_space, action_scale=action_scale, form=gaussian)
         features = self._sized_features(observation_space, uint8_scaling)
         return FeaturePolicy(observation_space, action_space, head, features)
 
@@ -165,7 +173,13 @@ class Mlp(Network):
         return _Hidden(observation_space, self.options["hidden"], self.options["activation"], uint8_scaling)
 
     def policy(
-        self, observation_space: Space, action_space: Space, *, action_scale: str, uint8_scaling: str = BY_BOUNDS
+        self,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        action_scale: str,
+        uint8_scaling: str = BY_BOUNDS,
+        gaussian: GaussianForm = CLONING,
     ) -> RLModule:
         return build_module(
             observation_space,
@@ -174,6 +188,7 @@ class Mlp(Network):
             activation=self.options["activation"],
             action_scale=action_scale,
             uint8_scaling=uint8_scaling,
+            gaussian=gaussian,
             seed=None,
         )
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
-from offline_cli.modules.distributions import ActionHead, build_head
+from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
 from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, is_image, mlp
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.training import ACTIVATION, HIDDEN
@@ -81,6 +81,7 @@ def build_module(
     activation: str = ACTIVATION.default,
     action_scale: str = "unknown",
     uint8_scaling: str = BY_BOUNDS,
+    gaussian: GaussianForm = CLONING,
     seed: int | None = 0,
 ) -> RLModule:
     """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
@@ -96,7 +97,7 @@ def build_module(
         raise BadConfig(f"a network of {numbers} weights", where="observation space, hidden layers, action space", fix=fix)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")
-    head = build_head(action_space, action_scale=action_scale)
+    head = build_head(action_space, action_scale=action_scale, form=gaussian)
     form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:

@@ -4,7 +4,9 @@ The description is in JSON, weights in safetensors, what connector pieces learne
 
 Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
 has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
-network of another package, which is imported where the user names that package, and a pipeline or none.
+network of another package, which is imported where the user names that package, and a pipeline or none. Version 4 has
+`gaussian`: how Box actions follow from what the network puts out, where that is not as in behaviour cloning; with a network of
+another package or without, with a pipeline or without.
 
 Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
 to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
@@ -28,6 +30,7 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
+from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.encoders import BY_255, BY_BOUNDS
 from offline_cli.modules.network import MLP, OURS, Network, network_kind
 from offline_cli.modules.policy_modules import build_module, fewest_numbers
@@ -54,11 +57,13 @@ __all__ = [
     "ENVIRONMENTS",
     "FORMAT",
     "GIVEN_SPACE",
+    "OF_FORM",
     "OF_NETWORK",
     "UINT8_SCALING",
     "WITH_PIECES",
     "LoadedPolicy",
     "RunFiles",
+    "described_form",
     "load_policy",
     "policy_of",
     "read_run",
@@ -71,7 +76,8 @@ T = TypeVar("T")
 
 FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
-ALONE, WITH_PIECES, OF_NETWORK = 1, 2, 3  # versions
+ALONE, WITH_PIECES, OF_NETWORK, OF_FORM = 1, 2, 3, 4  # versions
+GAUSSIAN = "gaussian"
 UINT8_SCALING = "uint8_scaling"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
 GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
@@ -214,7 +220,7 @@ def _trained(
     description: Mapping[str, Any], learned: bytes | None, where: str, plugins: Collection[str]
 ) -> PipelineSpec | None:
     """What the description and `LEARNED` say of the pipeline. Raises ValueError, KeyError, BadData where they are broken."""
-    if description["version"] == ALONE or (description["version"] == OF_NETWORK and "pipeline" not in description):
+    if description["version"] == ALONE or (description["version"] != WITH_PIECES and "pipeline" not in description):
         return None
     told = description["pipeline"]
     check_learned(learned, told)
@@ -225,7 +231,7 @@ def _trained(
 
 def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> type[Network]:
     """Raises BadConfig, MissingPackage for code that is not named, or not there."""
-    if description.get("version") != OF_NETWORK:
+    if not _names_network(description):
         return network_kind(MLP)
     told = description.get("network")
     name = told.get("name") if isinstance(told, Mapping) else None
@@ -237,6 +243,30 @@ def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collec
         what = f"the network {name!r} of the run is not installed; the run says that the package {package!r} registers it"
         raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
     return network_kind(name, named=plugins)
+
+
+def _names_network(description: Mapping[str, Any]) -> bool:
+    """Whether the network is another package's."""
+    version = description.get("version")
+    return version == OF_NETWORK or (version == OF_FORM and "network" in description)
+
+
+def described_form(head: ActionHead) -> dict[str, Any]:
+    """How Box actions follow from the network's outputs, by its key; empty where that is as in behaviour cloning."""
+    forms = head.forms()
+    if not forms or forms[0] == CLONING:
+        return {}
+    assert all(form == forms[0] for form in forms), "a head is built with one form"
+    return {GAUSSIAN: {"mean": forms[0].mean, "log_std": list(forms[0].log_std)}}
+
+
+def _form_of(description: Mapping[str, Any]) -> GaussianForm:
+    """Raises KeyError, TypeError, ValueError where the description is broken."""
+    if description["version"] != OF_FORM:
+        return CLONING
+    told = description[GAUSSIAN]
+    low, high = (float(limit) for limit in told["log_std"])
+    return GaussianForm(told["mean"], (low, high))
 
 
 def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
@@ -253,14 +283,15 @@ def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
 
 def _built(description: Mapping[str, Any], size: int, kind: type[Network], where: str) -> RLModule:
     """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
-    if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES, OF_NETWORK):
+    if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES, OF_NETWORK, OF_FORM):
         raise ValueError(f"format {description['format']} version {description['version']}")
     if not isinstance(description["environment"], (str, type(None))):
         raise ValueError(f"its environment is {description['environment']!r}")
     known_environments(description)
     observation_space = space_from_json(description["observation_space"], where=where)
     action_space = space_from_json(description["action_space"], where=where)
-    if description["version"] == OF_NETWORK:
+    form = _form_of(description)
+    if _names_network(description):
         options = {name: value for name, value in description["network"].items() if name != "name"}
         wrong = mistakes_by(options, {**kind.schema, "type": "object", "additionalProperties": False})
         if wrong:
@@ -270,6 +301,7 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
             action_space,
             action_scale=description["action_scale"],
             uint8_scaling=scaling_of(description, where=where),
+            **({} if form == CLONING else {"gaussian": form}),
         )
     hidden = [int(width) for width in description["hidden"]]
     if min(hidden, default=1) < 1 or fewest_numbers(observation_space, action_space, hidden) * SMALLEST > size:
@@ -281,4 +313,5 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
         activation=description["activation"],
         action_scale=description["action_scale"],
         uint8_scaling=scaling_of(description, where=where),
+        gaussian=form,
     )

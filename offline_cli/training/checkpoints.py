@@ -36,7 +36,17 @@ from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
 from offline_cli.modules.network import MLP, network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.run_files import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
-from offline_cli.policies.run_policy import ALONE, ENVIRONMENTS, FORMAT, GIVEN_SPACE, OF_NETWORK, UINT8_SCALING, WITH_PIECES
+from offline_cli.policies.run_policy import (
+    ALONE,
+    ENVIRONMENTS,
+    FORMAT,
+    GIVEN_SPACE,
+    OF_FORM,
+    OF_NETWORK,
+    UINT8_SCALING,
+    WITH_PIECES,
+    described_form,
+)
 from offline_cli.spaces import space_to_json
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
@@ -131,13 +141,15 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
     name = config.network["name"]
     of_package = {"network": dict(config.network), "package": network_package(name)}
     network = {"hidden": list(config.hidden), "activation": config.activation} if name == MLP else of_package
+    form = described_form(data.learner.policy.action_head)
     told: dict[str, Any] = {
         "format": FORMAT,
-        "version": OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES,
+        "version": OF_FORM if form else OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES,
         "observation_space": space_to_json(data.observation_space),
         "action_space": space_to_json(data.action_space),
         "action_scale": data.action_scale,
         **network,
+        **form,
         "environment": config.env,
     }
     known = {one.id: one for one in (data.recorded_in, data.played_in) if one is not None}  # the latter in place of the former

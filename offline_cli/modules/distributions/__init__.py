@@ -12,22 +12,24 @@ Box actions are Gaussian with a standard deviation per dimension, in the units o
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Final, get_args
 
 import numpy as np
 from gymnasium import spaces
 
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions.discrete import ActionHead, Categorical, MultiBernoulli, MultiCategorical
-from offline_cli.modules.distributions.gaussian import LOG_STD_RANGE, DiagonalGaussian, Nested
+from offline_cli.modules.distributions.gaussian import LOG_STD_RANGE, DiagonalGaussian, GaussianForm, Nested
 from offline_cli.options.shared import Scale
 from offline_cli.spaces import Space, check_supported
 
 __all__ = [
+    "CLONING",
     "LOG_STD_RANGE",
     "ActionHead",
     "Categorical",
     "DiagonalGaussian",
+    "GaussianForm",
     "MultiBernoulli",
     "MultiCategorical",
     "Nested",
@@ -35,17 +37,20 @@ __all__ = [
     "check_scale",
 ]
 
+CLONING: Final = GaussianForm()
 
-def build_head(space: Space, *, action_scale: str) -> ActionHead:
-    """The head for `space`; `action_scale`, of the data that will be learned from, is `env` or `normalized`, for Box alone.
+
+def build_head(space: Space, *, action_scale: str, form: GaussianForm = CLONING) -> ActionHead:
+    """The head for `space`; `action_scale`, of the data that will be learned from, is `env` or `normalized`, for Box alone,
+    as is `form`.
 
     Raises UnsupportedSpace for spaces that cannot be stored, BadConfig for a Box of unknown scale.
     """
     check_supported(space, where="action space")
-    return _build(space, action_scale)
+    return _build(space, action_scale, form)
 
 
-def _build(space: Space, action_scale: str) -> ActionHead:
+def _build(space: Space, action_scale: str, form: GaussianForm) -> ActionHead:
     match space:
         case spaces.Discrete():
             return Categorical(space)
@@ -56,10 +61,10 @@ def _build(space: Space, action_scale: str) -> ActionHead:
         case spaces.Box():
             if np.dtype(space.dtype).kind == "f":
                 check_scale(action_scale, where="action space")
-            return DiagonalGaussian(space, normalized=action_scale == "normalized")
+            return DiagonalGaussian(space, normalized=action_scale == "normalized", form=form)
         case spaces.Dict() | spaces.Tuple():
             parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-            return Nested(space, [_build(part, action_scale) for part in parts])
+            return Nested(space, [_build(part, action_scale, form) for part in parts])
     raise AssertionError(space)  # check_supported refuses every other type
 
 

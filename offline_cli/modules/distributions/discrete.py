@@ -36,6 +36,11 @@ class ActionHead(nn.Module, ABC):
         """What a network puts out (B, ..., size) as inputs of the distribution that is learned, played and recorded."""
         return outputs if self.limits is None else torch.clamp(outputs, self.limits[0], self.limits[1])
 
+    def forms(self) -> list[Any]:
+        """The GaussianForm of each part that is one: where a network's outputs are read in more than one way."""
+        found: list[Any] = [part.form for part in self.modules() if hasattr(part, "form")]
+        return found
+
     @abstractmethod
     def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
         """(B,) log-likelihood of `actions` (B, ...) under `inputs` (B, size)."""

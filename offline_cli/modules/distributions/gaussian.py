@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -16,12 +17,25 @@ from offline_cli.modules.distributions.discrete import ACCURACY, MSE, ActionHead
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["LOG_STD_RANGE", "DiagonalGaussian", "Nested"]
+__all__ = ["LOG_STD_RANGE", "DiagonalGaussian", "GaussianForm", "Nested"]
 
 # Experts are exact, so that likelihood alone would narrow the Gaussian without end, and a few steps would drown all others.
 # A floor of 0.05 (the bounds are 2 apart) trains Pendulum's clone in 800 updates; with 0.007 it is not there after 1200.
 # docs/training.md states both limits.
 LOG_STD_RANGE: Final = (-3.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianForm:
+    """How a network's outputs become the mean and the log standard deviation of a Gaussian."""
+
+    mean: Literal["linear", "tanh"] = "linear"  # tanh: within the bounds, whatever the network puts out
+    log_std: tuple[float, float] = LOG_STD_RANGE  # clamped to
+
+    def __post_init__(self) -> None:
+        low, high = self.log_std
+        if self.mean not in ("linear", "tanh") or not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise ValueError(f"a Gaussian with mean {self.mean!r} and log_std in {self.log_std}")
 
 
 class DiagonalGaussian(ActionHead):
@@ -31,17 +45,25 @@ class DiagonalGaussian(ActionHead):
     what is learned from `normalized` data by those of the environment that is played in.
     """
 
-    def __init__(self, space: spaces.Box, *, normalized: bool) -> None:
+    def __init__(self, space: spaces.Box, *, normalized: bool, form: GaussianForm) -> None:
         super().__init__()
+        self.form = form
         self.shape = space.shape
         self.dimensions = math.prod(space.shape)
         self.size = 2 * self.dimensions
         unlimited = torch.tensor([[-math.inf], [math.inf]]).expand(2, self.dimensions)
-        log_std = torch.tensor(LOG_STD_RANGE)[:, None].expand(2, self.dimensions)
+        log_std = torch.tensor(form.log_std)[:, None].expand(2, self.dimensions)
         self.limits = torch.cat([unlimited, log_std], 1)
         self._by_environment = normalized and np.dtype(space.dtype).kind == "f"
         self._span = span_of(space)
         self._space = self._environment = space
+
+    def limited(self, outputs: Tensor) -> Tensor:
+        """See ActionHead."""
+        if self.form.mean == "tanh":
+            mean, log_std = torch.split(outputs, self.dimensions, -1)
+            outputs = torch.cat([torch.tanh(mean), log_std], -1)
+        return super().limited(outputs)
 
     def stretched_by(self, environment: Space) -> Space:
         """See ActionHead."""
@@ -100,6 +122,12 @@ class Nested(ActionHead):
         self.sizes = [part.size for part in parts]
         self.size = sum(self.sizes)
         self.limits = _joined_limits(parts)
+
+    def limited(self, outputs: Tensor) -> Tensor:
+        """See ActionHead."""
+        if all(form.mean == "linear" for form in self.forms()):
+            return super().limited(outputs)
+        return torch.cat([head.limited(part) for head, part in self._fed(outputs)], -1)
 
     def _fed(self, inputs: Tensor) -> list[tuple[ActionHead, Tensor]]:
         return list(zip(self.heads(), split(inputs, self.sizes), strict=True))

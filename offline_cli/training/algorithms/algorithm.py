@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.modules.distributions import CLONING, GaussianForm
 from offline_cli.modules.encoders import BY_BOUNDS
 from offline_cli.modules.network import Critic, Network
 from offline_cli.modules.rl_module import RLModule
@@ -79,11 +80,16 @@ class Task:
     made: RLModule | None = field(default=None, init=False)  # the policy, once it is there
     _critics: int = field(default=0, init=False)
 
-    def policy(self) -> RLModule:
-        """A policy over the spaces. Raises UnsupportedSpace, and BadConfig for Box actions of unknown scale."""
+    def policy(self, gaussian: GaussianForm = CLONING) -> RLModule:
+        """A policy over the spaces; `gaussian`: of Box actions. Raises UnsupportedSpace, and BadConfig for an unknown scale."""
+        form = {} if gaussian == CLONING else {"gaussian": gaussian}  # networks of packages need not know of others
         with _seeded(self.seed):
             self.made = self.network.policy(
-                self.observation_space, self.action_space, action_scale=self.action_scale, uint8_scaling=self.uint8_scaling
+                self.observation_space,
+                self.action_space,
+                action_scale=self.action_scale,
+                uint8_scaling=self.uint8_scaling,
+                **form,
             )
         return self.made
 
