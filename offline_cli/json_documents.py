@@ -253,7 +253,7 @@ class Expectations:
 
     def check(self, document: Mapping[str, Any], *, where: str) -> None:
         """Raise TargetNotMet, naming all values that differ; UsageError for nested names that are not there."""
-        wrong, unknown, differences = [], [], {}
+        wrong, unknown, differences, unmet = [], [], {}, []
         for name, order, want in self.each:
             try:
                 top, _, kind = name.partition(".")
@@ -262,13 +262,22 @@ class Expectations:
                 if not _holds(value, order, want):
                     wrong.append(f"{name} is {value}, expected {'' if order == '=' else f'{order} '}{want}")
                     differences[name if order == "=" else f"{name}{order}"] = {"is": value, "expected": want}
+                    unmet.append({"key": name, "is": value, "order": order, "value": _as_value(want)})
             except KeyError as error:
                 unknown.append(str(error.args[0]))
         if unknown:
             raise UsageError("; ".join(unknown), where=EXPECT, fix="--json shows all keys with their values")
         if wrong:
             fix = "check the data with inspect, or correct the expectation"
-            raise TargetNotMet("; ".join(wrong), where=where, fix=fix, details={"differences": differences})
+            raise TargetNotMet("; ".join(wrong), where=where, fix=fix, details={"differences": differences, "unmet": unmet})
+
+
+def _as_value(want: Any) -> Any:
+    """What a text on the command line says as JSON; other text itself."""
+    try:
+        return from_json(want) if isinstance(want, str) else want
+    except ValueError:
+        return want
 
 
 def _value_at(document: Mapping[str, Any], name: str) -> Any:

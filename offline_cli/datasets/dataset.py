@@ -232,9 +232,10 @@ class Dataset:
         """A row for each step, with the columns of the format `columns`; or a row for each episode: `eps_id`, `length`,
         `return`, `terminated`, `truncated`, `agent_id`, `module_id`.
 
-        `lazy`: a LazyFrame that reads when it is collected, batch by batch; `infos` and `reset_infos` are in it even if all are
-        empty. Episodes without a step have no row of steps. Raises BadData where the spaces are not known, BadEpisode where
-        extra model outputs change, UsageError for another `per`, and what `batches` raises.
+        Both have `multi_agent_id` where agents played together. `lazy`: a LazyFrame that reads when it is collected,
+        batch by batch; `infos`, `reset_infos` and `multi_agent_id` are in it even if all are empty. Episodes without a
+        step have no row of steps. Raises BadData where the spaces are not known, BadEpisode where extra model outputs
+        change, UsageError for another `per`, and what `batches` raises.
         """
         if per not in get_args(Per):
             raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix=" or ".join(map(repr, get_args(Per))))

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 FIX = "write the dataset again from its source"
+MULTI_AGENT_ID = "multi_agent_id"  # the column of data frames: of the episode in which an agent's was played
 
 
 class RowFormat:
@@ -200,7 +201,9 @@ def row_format(name: str, observation_space: Space | None, action_space: Space |
 
 
 class StepFrames:
-    """The steps of batches as pl.DataFrames with the columns of the format `columns`, `infos` and `reset_infos` included."""
+    """The steps of batches as pl.DataFrames with the columns of the format `columns`, `infos` and `reset_infos` included, and
+    the id of each agent's multi-agent episode.
+    """
 
     def __init__(self, observation_space: Space | None, action_space: Space | None, *, where: str) -> None:
         self._spaces, self._where = (observation_space, action_space), where
@@ -219,15 +222,23 @@ class StepFrames:
         rows.add_columns()
         for prepared in filter(len, map(rows.prepare, batches)):
             count += 1
-            yield _frame(rows.table(prepared, where=self._where))
+            yield self._with_multi_agent_ids(_frame(rows.table(prepared, where=self._where)), prepared)
         if not count:
-            yield _frame(step_tables.step_schema(observation_space, action_space, infos=True).empty_table())
+            frame = _frame(step_tables.step_schema(observation_space, action_space, infos=True).empty_table())
+            yield self._with_multi_agent_ids(frame, EpisodeBatch.from_episodes([]))
 
-    def joined(self, frames: Iterable[Any]) -> Any:
-        """One frame; without infos where all are empty."""
+    def _with_multi_agent_ids(self, frame: Any, batch: EpisodeBatch) -> Any:
         import polars as pl
 
-        whole = pl.concat(frames)
+        names = pl.Series(MULTI_AGENT_ID, batch.multi_agent_ids or (None,) * len(batch), dtype=pl.String)
+        steps = names.gather(np.repeat(np.arange(len(batch)), batch.lengths))
+        return frame.insert_column(frame.get_column_index(Columns.MODULE_ID) + 1, steps)
+
+    def joined(self, frames: Iterable[Any]) -> Any:
+        """One frame; without infos, and ids of multi-agent episodes, where all are empty."""
+        import polars as pl
+
+        whole = _without_nulls_alone(pl.concat(frames))
         empty = all(whole[name].null_count() == len(whole) for name in step_tables.INFO_COLUMNS)
         return whole.drop(step_tables.INFO_COLUMNS) if empty else whole
 
@@ -242,10 +253,10 @@ class EpisodeFrames:
         yield self._frame(EpisodeBatch.from_episodes([]))
 
     def joined(self, frames: Iterable[Any]) -> Any:
-        """One frame."""
+        """One frame; without ids of multi-agent episodes where there are none."""
         import polars as pl
 
-        return pl.concat(frames)
+        return _without_nulls_alone(pl.concat(frames))
 
     def _frame(self, batch: EpisodeBatch) -> Any:
         import polars as pl
@@ -257,8 +268,13 @@ class EpisodeFrames:
             Columns.TRUNCATED: batch.truncated,
         }
         texts = {Columns.EPS_ID: batch.ids, Columns.AGENT_ID: batch.agent_ids, Columns.MODULE_ID: batch.module_ids}
+        texts |= {MULTI_AGENT_ID: batch.multi_agent_ids}
         named = {name: pl.Series([None] * len(batch) if of is None else of, dtype=pl.String) for name, of in texts.items()}
         return pl.DataFrame({Columns.EPS_ID: named[Columns.EPS_ID], **numbers, **named})
+
+
+def _without_nulls_alone(frame: Any) -> Any:
+    return frame.drop(MULTI_AGENT_ID) if frame[MULTI_AGENT_ID].null_count() == len(frame) else frame
 
 
 Frames = StepFrames | EpisodeFrames

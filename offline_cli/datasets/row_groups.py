@@ -38,6 +38,7 @@ __all__ = [
     "KeptRows",
     "ReadyRows",
     "RowsInTurn",
+    "agents_of",
     "joined_batches",
     "raw_bytes",
     "same_content",
@@ -217,10 +218,7 @@ def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
     for one in episodes:
         if not isinstance(one, EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode):
             raise _no_episodes(one)
-        if isinstance(one, EpisodeBatch):
-            parts = []
-        else:
-            parts = [one] if isinstance(one, SingleAgentEpisode) else list(one.agent_episodes.values())
+        parts = [] if isinstance(one, EpisodeBatch) else agents_of(one)
         single += parts
         size += len(parts) + sum(map(len, parts))
         if single and (isinstance(one, EpisodeBatch) or size >= JOINED):
@@ -230,6 +228,11 @@ def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
             yield one
     if single:
         yield EpisodeBatch.from_episodes(single)
+
+
+def agents_of(episode: SingleAgentEpisode | MultiAgentEpisode) -> list[SingleAgentEpisode]:
+    """The episodes of its agents; of a single one itself."""
+    return [episode] if isinstance(episode, SingleAgentEpisode) else list(episode.agent_episodes.values())
 
 
 def _no_episodes(given: object) -> UsageError:
@@ -322,6 +325,10 @@ class RowsInTurn:
         if len(tables) < len(self._pulled) or any(not table.schema.equals(tables[0].schema) for table in tables):
             return None
         return pa.concat_tables(tables)
+
+    def let_go(self) -> None:
+        """Hold the rows that were pulled last no longer."""
+        self._pulled = []
 
     def take_back(self) -> None:
         """Have the episodes that were pulled last wait again."""

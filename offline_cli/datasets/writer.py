@@ -29,12 +29,13 @@ from offline_cli.datasets.manifest import WRAPPERS, Counts, Environment, Manifes
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
-from offline_cli.datasets.row_groups import Block, BlockCutter, ReadyRows, RowsInTurn, same_content
+from offline_cli.datasets.row_groups import Block, BlockCutter, ReadyRows, RowsInTurn, agents_of, same_content
 from offline_cli.datasets.shard_sequence import Base, ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds
+from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, StorageError
 from offline_cli.files.blanking import this_command
@@ -190,15 +191,16 @@ class DatasetWriter:
 
     # ---- writing ----
 
-    def write(self, batch: EpisodeBatch | SingleAgentEpisode, ready: ReadyRows | None = None) -> None:
-        """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards.
+    def write(self, batch: EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode, ready: ReadyRows | None = None) -> None:
+        """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards. Of an episode of
+        several agents each agent's is written.
 
         `ready`: their rows in this format, from `KeptRows`, which are written as they are where nothing has to be changed.
         Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
         where another writer has taken over.
         """
         self._target.check()
-        given = EpisodeBatch.from_episodes([batch]) if isinstance(batch, SingleAgentEpisode) else batch
+        given = batch if isinstance(batch, EpisodeBatch) else EpisodeBatch.from_episodes(agents_of(batch))
         batch = self._as_declared(self._rows.prepare(given))
         if not len(batch):
             return
@@ -262,6 +264,8 @@ class DatasetWriter:
                 self._ready.take_back()
                 continue
             shards.write(block.batch, table, cuts)
+            self._ready.let_go()
+            del table
             self._statistics.add(block.batch)
         if self._cutter.between_shards:
             shards.close()

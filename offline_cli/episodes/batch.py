@@ -170,12 +170,17 @@ def _one_space(whole: Sequence[SingleAgentEpisode], name: str) -> Space | None:
         if known is None:
             known = episode, space
         elif not same_space(space, known[1]):
-            what, fix = (
-                f"{name} {space}, in episode {known[0].id_} {known[1]}",
-                "put episodes of one environment into one batch",
-            )
-            raise BadEpisode(what, where=f"episode {episode.id_}", fix=fix)
+            what, fix = f"{name} {space}, in {_said(known[0])} {known[1]}", "put episodes of one environment into one batch"
+            if episode.agent_id is not None and episode.agent_id != known[0].agent_id:
+                fix = "agents with other spaces go into other datasets: write those of each kind by themselves, "
+                fix += "[episode.agent_episodes[agent] for episode in episodes for agent in agents_of_one_kind]"
+            raise BadEpisode(what, where=_said(episode), fix=fix)
     return None if known is None else known[1]
+
+
+def _said(episode: SingleAgentEpisode) -> str:
+    agent = "" if episode.agent_id is None else f", agent {episode.agent_id}"
+    return f"episode {episode.id_}{agent}"
 
 
 def _infos(whole: Sequence[SingleAgentEpisode]) -> list[Any] | None:

@@ -10,8 +10,11 @@ Parquet writer makes of that. An episode that is too long raises, by name, befor
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -22,11 +25,23 @@ from offline_cli.errors import MemoryLimitExceeded
 from offline_cli.parquet.safety import MEMORY_LIMIT
 from offline_cli.spaces import Space, leaf_spaces
 
-__all__ = ["MEMORY_LIMIT", "WRITTEN", "EpisodeLimit", "give_back", "room_for_data"]
+__all__ = [
+    "MEMORY_LIMIT",
+    "WRITTEN",
+    "EpisodeLimit",
+    "give_back",
+    "give_back_near",
+    "one_heap_near",
+    "resident",
+    "room_for_data",
+]
 
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
 WRITTEN: Final = 7  # times the bytes of an episode's arrays: these, the packed item, and what the Parquet writer makes of that
 REWARD: Final = 8  # bytes
+NEAR: Final = 0.7  # of a limit: what is free lies in pieces, and takes as much again between two batches
+TIGHT: Final = 512 << 20  # bytes of a limit that leaves little beside the program
+ARENAS: Final = -8  # glibc's M_ARENA_MAX
 HELD: Final = 5  # times the bytes of its arrays: 256 MB took 1.4 GB with the program, and 141 MB 0.8 GB
 
 
@@ -38,6 +53,29 @@ def room_for_data(memory_limit: int) -> int:
 def give_back() -> None:
     """Return free memory to the system now: a few milliseconds."""
     pa.system_memory_pool().release_unused()
+
+
+def give_back_near(memory_limit: int) -> None:
+    """Return free memory to the system where the process has taken most of its limit; where that is not known, never."""
+    taken = resident()
+    if taken is not None and taken > NEAR * memory_limit:
+        give_back()
+
+
+def one_heap_near(memory_limit: int) -> None:
+    """Under a tight limit have all threads share one heap from now on: one of its own keeps what is freed."""
+    if memory_limit < TIGHT and os.name == "posix":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:  # glibc's; others have none, or ignore it
+            mallopt(ARENAS, 1)
+
+
+def resident() -> int | None:
+    """Bytes of this process in memory; None where the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

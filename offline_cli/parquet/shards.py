@@ -136,11 +136,11 @@ class ShardWriter:
     def write(self, table: Any, *, rows: Sequence[int]) -> None:
         """Append a pa.Table in row groups of so many rows."""
         self._in_memory += in_memory_bytes(table)
-        self._behind.begin(self._write, table, rows)
         self.rows += table.num_rows
+        self._behind.begin(self._write, [table], rows)
 
-    def _write(self, table: Any, rows: Sequence[int]) -> None:
-        whole, first = table.combine_chunks(), 0  # one chunk: pages depend on chunks
+    def _write(self, tables: list[Any], rows: Sequence[int]) -> None:
+        whole, first = tables.pop().combine_chunks(), 0  # one chunk: pages depend on chunks; what it is a copy of is let go
         for count in rows:
             self._parquet.write_table(whole.slice(first, count), row_group_size=max(1, count))
             first += count

@@ -10,10 +10,8 @@ and an error that says how much is needed.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +22,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.files.prefetch import WINDOW
 from offline_cli.formats.memory_limits import give_back
+from offline_cli.formats.memory_limits import resident as _resident
 from offline_cli.formats.tables.source import LEAST_MEMORY
 from offline_cli.modules.devices import fits_on
 from offline_cli.modules.network import checking_features
@@ -154,14 +153,6 @@ class InMemory:
 
 def _bytes_of(leaf: Any) -> int:
     return math.prod(leaf.shape or ()) * int(np.dtype(leaf.dtype or np.int64).itemsize)
-
-
-def _resident() -> int | None:
-    """Bytes of this process in memory; None where the system does not report it."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def _mib(size: int) -> str:

@@ -246,6 +246,7 @@ def test_both_bounds_of_one_figure_may_be_given_and_all_that_are_not_met_are_nam
     assert code == 7
     assert told["error"]["what"].startswith("episodes is 8, expected <= 7; steps is 52, expected >= 53; format is ")
     assert told["error"]["differences"]["episodes<="] == {"is": 8, "expected": "7"}
+    assert {"key": "episodes", "is": 8, "order": "<=", "value": 7} in told["error"]["unmet"]
 
 
 def test_a_bound_of_what_is_not_known_is_not_met(dataset: Path, call_json: Call) -> None:

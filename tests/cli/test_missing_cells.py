@@ -131,6 +131,30 @@ def test_previous_never_takes_a_value_from_another_episode_or_over_a_gap(call_js
     assert "filled-previous:x" not in told["assumptions"]
 
 
+@pytest.mark.parametrize("names", [("A", "A-gap1"), ("B", "B-gap1"), ("A-gap1", "A")], ids=str)
+@pytest.mark.parametrize("files", [1, 2])
+def test_an_id_of_the_table_that_a_part_gets_too_is_refused_by_name(
+    call_json: Call, tmp_path: Path, names: tuple[str, str], files: int
+) -> None:
+    cells = {"t": 0, "x": 1.0, "y": 0.0, "a": 1, "r": 1.0}
+    rows = [{**cells, "e": name, "t": t, "a": None if t == 1 and "gap" not in name else 1} for name in names for t in range(4)]
+    rows += [{**cells, "e": "C", "t": t} for t in range(2)]
+    source = tmp_path / "logs"
+    source.mkdir()
+    for number in range(files):
+        write(source, rows[len(rows) * number // files : len(rows) * (number + 1) // files], name=f"log{number}")
+    part = max(names)
+    text = "split_at_gaps = true\n" + COLUMNS
+    told, _ = converted(call_json, tmp_path, source, text, code=3)
+    what = "two episodes are called {}-" + part + ": one of the table, and a part of {}-" + min(names) + ", split at a gap"
+    prefix = told["error"]["what"].removeprefix("two episodes are called ").partition("-")[0]
+    assert told["error"]["what"] == what.format(prefix, prefix)
+    assert "split_at_gaps" in told["error"]["fix"]
+    told, episodes = converted(call_json, tmp_path, source, text, "--on-error", "skip")
+    assert sorted(episodes) == sorted([min(names), part, "C"])
+    assert (told["episodes_lost"], told["assumptions"]["lost-episode-conflict"]) == (1, 1)
+
+
 def test_rows_in_file_order_without_ids_are_split_too(call_json: Call, tmp_path: Path) -> None:
     lines = ["x,a,done", "1,0,0", "2,,0", "3,1,0", "4,0,1", ",1,0", "6,0,1"]
     source = tmp_path / "log.csv"

@@ -31,7 +31,7 @@ from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location
-from offline_cli.formats.memory_limits import give_back
+from offline_cli.formats.memory_limits import give_back, one_heap_near
 from offline_cli.formats.opening import OwnSource
 from offline_cli.formats.source import Source
 
@@ -89,6 +89,7 @@ class Survey:
 
 def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
     """The survey of the sources; `columns`: names of those that decide. Raises NoData, and what reading raises."""
+    one_heap_near(operation.tables.memory_limit)
     packed = any(manifest.format == "episodes" for manifest in operation.manifests)
     if operation.all_own and not (packed and OF_AGENTS.intersection(columns)):
         found = _by_plain_columns(operation, columns)
@@ -115,7 +116,7 @@ def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey 
                     return None
                 tables.append(table)
                 cuts[-1].append(table.num_rows)
-    table = pa.concat_tables(tables)
+    table = pa.concat_tables(tables).combine_chunks()  # what is asked for as one array is not copied
     if not table.num_rows:
         fix = "check that the recording wrote any steps"
         raise NoData("no episode is in the source", where=operation.where, fix=fix)

@@ -6,9 +6,11 @@ counts steps is left open, equal rows for one `t` are one row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import compress
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +22,13 @@ from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import infos_of
 from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import Keys, StepRows, end_flags, fragments_of_rows
-from offline_cli.formats.tables.rows import Rows
+from offline_cli.formats.tables.rows import Rows, Whole
 from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 
 __all__ = ["EpisodeMaker", "Named", "runs_of"]
 
 UNFILLED = "fill it with zero, mean or a number; split_at_gaps = true; or --on-error skip to leave out the episode"
+PART: Final = re.compile(r"-gap[0-9]+$", re.ASCII)  # the end of the id of a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,12 @@ class Named:
         shared = None if self.shared is None else [None if n else self.shared[e] for e, n in parts]  # agents' gaps differ
         return Named(ids, every(self.theirs), every(self.agents), every(self.modules), shared)
 
+    def of(self, kept: NDArray[np.bool_]) -> Named:
+        """Those of some of the (E,) episodes."""
+        lists = (self.ids, self.theirs, self.agents, self.modules, self.shared)
+        ids, *others = (None if names is None else list(compress(names, kept.tolist())) for names in lists)
+        return Named(ids or [], *others)
+
 
 def runs_of(joined: NDArray[np.bool_], rows: int) -> NDArray[np.int64]:
     """(E,) first rows of the runs, where `joined` (N-1,) marks rows that continue the one before."""
@@ -63,6 +72,8 @@ class EpisodeMaker:
     tally: Tally
     rejects: Rejects
     _said: set[str] = field(default_factory=set)  # what is counted once for a source
+    _parts: set[str] = field(default_factory=set)  # ids of parts of episodes that were split at gaps
+    _like_parts: set[str] = field(default_factory=set)  # ids of the table that look like these
 
     def batch(self, rows: Rows, first: NDArray[np.int64], named: Named) -> Fragments | None:
         """The runs of rows that begin at `first`; each is an episode, or several where a flag is set within it, or a cell is
@@ -127,7 +138,37 @@ class EpisodeMaker:
                 self.rejects.lose(named.ids[e], place)
         self.rejects.lose_episodes(Lost.BAD_ROW, len(set(bad) - left))
         self.tally.assume("zero-length-episode", len(first) - len(left | set(bad)))
-        return whole.rows, whole.first, parts
+        return self._apart(whole, parts)
+
+    def _apart(self, whole: Whole, parts: Named) -> tuple[Rows, NDArray[np.int64], Named]:
+        """Without episodes whose id is that of a part of another one: the one that comes second is a bad one."""
+        rows, numbers = whole.rows, whole.number.tolist()
+        lengths = np.diff(whole.first, append=len(rows))
+        kept = np.ones(len(numbers), np.bool_)
+        for e, (name, number) in enumerate(zip(parts.ids, numbers, strict=True)):
+            if not number and not PART.search(name):
+                continue
+            own, others = (self._parts, self._like_parts) if number else (self._like_parts, self._parts)
+            own.add(name)
+            if name not in others:
+                continue
+            row, kept[e] = int(whole.first[e]), False
+            what = f"two episodes are called {name}: one of the table, and a part of {PART.sub('', name)}, split at a gap"
+            fix = "give the one of the table another id, or fill the missing cells, without split_at_gaps"
+            error = BadEpisode(
+                what,
+                where=f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}",
+                fix=fix,
+                details={PROBLEM: "conflicting-episode"},
+            )
+            raw = rows.quoted(row) if self.rejects.on_error is OnError.QUARANTINE else ""
+            self.rejects.add(error, raw=raw, rows=int(lengths[e]))
+            self.rejects.lose_episodes(Lost.CONFLICT)
+        if kept.all():
+            return rows, whole.first, parts
+        rows = rows.filtered(np.repeat(kept, lengths))
+        first = np.concatenate([[0], np.cumsum(lengths[kept])[:-1]]) if kept.any() else whole.first[:0]
+        return rows, first, parts.of(kept)
 
     def _rewards(self, rows: Rows) -> NDArray[np.float64]:
         rewards = rows.leaves.get(Columns.REWARDS)
