@@ -81,13 +81,13 @@ class TD3BC(Algorithm):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        self.columns = (*TD_COLUMNS, *((NEXT_ACTIONS, IS_FOLLOWED) if options["critic_bc"] else ()))
+        self.columns = (*TD_COLUMNS, NEXT_ACTIONS, IS_FOLLOWED) if options["critic_bc"] else TD_COLUMNS
 
     def check(self, observation_space: Space, action_space: Space) -> None:
         parts = leaf_spaces(action_space, "actions").items()
-        others = [pair for pair in parts if not isinstance(pair[1], spaces.Box) or span_of(pair[1]) is None]
+        others = {path: leaf for path, leaf in parts if not isinstance(leaf, spaces.Box) or span_of(leaf) is None}
         if others:
-            named = ", ".join(f"{path} are {describe(leaf)}" for path, leaf in others)
+            named = ", ".join(f"{path} are {describe(leaf)}" for path, leaf in others.items())
             fitting = ", ".join(name for name, (_, kind) in OURS.items() if kind != type(self).__name__)
             fix = f"an algorithm for every space: {fitting}"
             raise BadConfig(f"TD3+BC learns Box actions with bounds; {named}", where="algorithm td3-bc", fix=fix)
@@ -137,11 +137,9 @@ class TD3BC(Algorithm):
             move_towards(modules[TARGET_CRITICS], modules[CRITICS], self.options["tau"])
             move_towards(modules[TARGET_POLICY], modules[POLICY], self.options["tau"])
 
-        every, lr = self.options["policy_every"], self.options.get("actor_lr")
-        return [
-            Group((CRITICS,), (Q,), critic_loss, lr=self.options.get("critic_lr")),
-            Group((POLICY,), (POLICY, CLONING), policy_losses, every=every, lr=lr, then=follow),
-        ]
+        every, lr, critic_lr = (self.options.get(name) for name in ("policy_every", "actor_lr", "critic_lr"))
+        last = Group((POLICY,), (POLICY, CLONING), policy_losses, every=every, lr=lr, then=follow)
+        return [Group((CRITICS,), (Q,), critic_loss, lr=critic_lr), last]
 
 
 def acted(policy: nn.Module, observations: Tree) -> Tree:
